@@ -1,0 +1,264 @@
+"""Request, response and language codes. Made from codes.toml by ``python -m protocol.generate_codes``."""
+
+from enum import IntEnum
+from typing import Final
+
+VERSION: Final = 479
+"""Version ordinal in our frames (V5_3_3): Java refuses SQL92 pulls on brokers below 232."""
+
+
+class LanguageCode(IntEnum):
+    """Language of a client, as in the header's ``language``."""
+
+    JAVA = 0
+    CPP = 1
+    DOTNET = 2
+    PYTHON = 3
+    DELPHI = 4
+    ERLANG = 5
+    RUBY = 6
+    OTHER = 7
+    HTTP = 8
+    GO = 9
+    PHP = 10
+    OMS = 11
+    RUST = 12
+    NODE_JS = 13
+
+
+class RequestCode(IntEnum):
+    """What a request asks for (RocketMQ's RequestCode)."""
+
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_MESSAGE = 12
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    UPDATE_AND_CREATE_TOPIC = 17
+    UPDATE_AND_CREATE_TOPIC_LIST = 18
+    GET_ALL_TOPIC_CONFIG = 21
+    UPDATE_BROKER_CONFIG = 25
+    GET_BROKER_CONFIG = 26
+    GET_TIMER_CHECK_POINT = 27
+    GET_BROKER_RUNTIME_INFO = 28
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    GET_EARLIEST_MSG_STORETIME = 32
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
+    GET_ALL_CONSUMER_OFFSET = 43
+    GET_ALL_DELAY_OFFSET = 45
+    CHECK_CLIENT_CONFIG = 46
+    GET_TIMER_METRICS = 60
+    GET_ALL_MESSAGE_REQUEST_MODE_OLD = 61
+    PUT_KV_CONFIG = 100
+    GET_KV_CONFIG = 101
+    DELETE_KV_CONFIG = 102
+    REGISTER_BROKER = 103
+    UNREGISTER_BROKER = 104
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = 200
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
+    GET_TOPIC_STATS_INFO = 202
+    GET_CONSUMER_CONNECTION_LIST = 203
+    GET_PRODUCER_CONNECTION_LIST = 204
+    WIPE_WRITE_PERM_OF_BROKER = 205
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    DELETE_SUBSCRIPTIONGROUP = 207
+    GET_CONSUME_STATS = 208
+    DELETE_TOPIC_IN_BROKER = 215
+    DELETE_TOPIC_IN_NAMESRV = 216
+    REGISTER_TOPIC_IN_NAMESRV = 217
+    GET_KVLIST_BY_NAMESPACE = 219
+    RESET_CONSUMER_CLIENT_OFFSET = 220
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    INVOKE_BROKER_TO_RESET_OFFSET = 222
+    INVOKE_BROKER_TO_GET_CONSUMER_STATUS = 223
+    GET_TOPICS_BY_CLUSTER = 224
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST = 225
+    QUERY_TOPIC_CONSUME_BY_WHO = 300
+    QUERY_CONSUME_TIME_SPAN = 303
+    GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
+    GET_SYSTEM_TOPIC_LIST_FROM_BROKER = 305
+    CLEAN_EXPIRED_CONSUMEQUEUE = 306
+    GET_CONSUMER_RUNNING_INFO = 307
+    QUERY_CORRECTION_OFFSET = 308
+    CONSUME_MESSAGE_DIRECTLY = 309
+    SEND_MESSAGE_V2 = 310
+    GET_UNIT_TOPIC_LIST = 311
+    GET_HAS_UNIT_SUB_TOPIC_LIST = 312
+    GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST = 313
+    CLONE_GROUP_OFFSET = 314
+    VIEW_BROKER_STATS_DATA = 315
+    CLEAN_UNUSED_TOPIC = 316
+    GET_BROKER_CONSUME_STATS = 317
+    UPDATE_NAMESRV_CONFIG = 318
+    GET_NAMESRV_CONFIG = 319
+    SEND_BATCH_MESSAGE = 320
+    QUERY_CONSUME_QUEUE = 321
+    QUERY_DATA_VERSION = 322
+    RESUME_CHECK_HALF_MESSAGE = 323
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    ADD_WRITE_PERM_OF_BROKER = 327
+    GET_ALL_PRODUCER_INFO = 328
+    DELETE_EXPIRED_COMMITLOG = 329
+    QUERY_TOPICS_BY_CONSUMER = 343
+    QUERY_SUBSCRIPTION_BY_CONSUMER = 345
+    GET_TOPIC_CONFIG = 351
+    GET_SUBSCRIPTIONGROUP_CONFIG = 352
+    UPDATE_AND_GET_GROUP_FORBIDDEN = 353
+    LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
+    QUERY_ASSIGNMENT = 400
+    SET_MESSAGE_REQUEST_MODE = 401
+    GET_ALL_MESSAGE_REQUEST_MODE = 402
+    GET_BROKER_MEMBER_GROUP = 901
+    BROKER_HEARTBEAT = 904
+    GET_BROKER_HA_STATUS = 907
+    POP_MESSAGE = 200050
+    ACK_MESSAGE = 200051
+    PEEK_MESSAGE = 200052
+    CHANGE_MESSAGE_INVISIBLETIME = 200053
+    NOTIFICATION = 200054
+    POLLING_INFO = 200055
+    BATCH_ACK_MESSAGE = 200151
+
+
+class ResponseCode(IntEnum):
+    """How a request ended (RocketMQ's ResponseCode and RemotingSysResponseCode)."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    TRANSACTION_FAILED = 4
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    VERSION_NOT_SUPPORTED = 15
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    TOPIC_EXIST_ALREADY = 18
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_PARSE_FAILED = 23
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_NOT_LATEST = 25
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    FILTER_DATA_NOT_EXIST = 27
+    FILTER_DATA_NOT_LATEST = 28
+    INVALID_PARAMETER = 29
+    TRANSACTION_SHOULD_COMMIT = 200
+    TRANSACTION_SHOULD_ROLLBACK = 201
+    TRANSACTION_STATE_UNKNOW = 202
+    TRANSACTION_STATE_GROUP_WRONG = 203
+    NO_BUYER_ID = 204
+    NOT_IN_CURRENT_UNIT = 205
+    CONSUMER_NOT_ONLINE = 206
+    CONSUME_MSG_TIMEOUT = 207
+    NO_MESSAGE = 208
+    POLLING_FULL = 209
+    POLLING_TIMEOUT = 210
+    BROKER_NOT_EXIST = 211
+    BROKER_DISPATCH_NOT_COMPLETE = 212
+    BROADCAST_CONSUMPTION = 213
+    FLOW_CONTROL = 215
+    NOT_LEADER_FOR_QUEUE = 501
+    ILLEGAL_OPERATION = 604
+    GO_AWAY = 1500
+    USER_NOT_EXIST = 3001
+    POLICY_NOT_EXIST = 3002
+
+
+HELP: Final[dict[int, str]] = {
+    0: ("Done."),
+    1: (
+        "The server failed while it handled the request, or the request was not acceptable in its present state. The remark says which."
+    ),
+    2: (
+        "Too much work is waiting on this server. Nothing was stored. Try again later or on another broker."
+    ),
+    3: (
+        "This server does not know the request code. Check that the client talks to the right kind of server (name server or broker) and docs/codes.md for what is supported."
+    ),
+    4: ("The transaction could not be ended."),
+    10: (
+        "The message is stored, but the disk did not confirm it within syncFlushTimeout. It may be lost in a power cut. Look at the disk's latency."
+    ),
+    11: ("The message is stored on the master; no slave was there to take a copy."),
+    12: (
+        "The message is stored on the master; the slave did not confirm its copy in time."
+    ),
+    13: (
+        "The message breaks a limit (body or properties too large, empty body, a kind of message that is not supported). It was not stored. Retrying cannot help; the remark names the limit."
+    ),
+    14: (
+        "The store does not take messages now: its disk is over a limit, a sync failed, or it is shutting down. Nothing was stored. The remark says which."
+    ),
+    15: ("The client's version is not supported for this request."),
+    16: (
+        "The topic, group or broker does not permit this operation (permission bits, a reserved topic, or a feature that is switched off)."
+    ),
+    17: (
+        "The topic does not exist here. Create it (mqadmin updateTopic), or set autoCreateTopicEnable=true; then check that clients ask the name server this broker registers with."
+    ),
+    18: ("The topic exists already."),
+    19: ("No new message at this offset."),
+    20: (
+        "No message matched between the requested offset and nextBeginOffset. Pull again from there."
+    ),
+    21: ("The requested offset is outside the queue. Go on from nextBeginOffset."),
+    22: ("Nothing found for this query."),
+    23: (
+        "The subscription expression cannot be parsed. Tags are written as 'a || b', everything as '*'."
+    ),
+    24: (
+        "The broker does not know this group's subscription to the topic yet. It comes with the consumer's next heartbeat."
+    ),
+    25: (
+        "The broker has an older version of the subscription. It comes with the consumer's next heartbeat."
+    ),
+    26: (
+        "The consumer group does not exist. Create it (mqadmin updateSubGroup) or set autoCreateSubscriptionGroup=true."
+    ),
+    27: ("The broker has no filter data for this group and topic yet."),
+    28: ("The broker has older filter data for this group and topic."),
+    29: ("A parameter is outside its range. The remark names it."),
+    200: ("The transaction should be committed."),
+    201: ("The transaction should be rolled back."),
+    202: ("The state of the transaction is not known."),
+    203: ("The transaction belongs to another producer group."),
+    204: ("The message has no buyer id."),
+    205: ("The message belongs to another unit."),
+    206: ("No consumer of this group is connected."),
+    207: ("The consumer did not answer in time."),
+    208: ("There is no message at this offset."),
+    209: ("Too many requests are waiting for messages."),
+    210: ("No message came within the polling time."),
+    211: ("The broker is not known."),
+    212: ("The broker has not dispatched all its messages yet."),
+    213: ("The group consumes by broadcasting; this needs clustering."),
+    215: ("The server limits this client's rate. Slow down and try again."),
+    501: ("Another broker leads this queue."),
+    604: ("The operation is not allowed in the present state."),
+    1500: ("The server is shutting down. Use another broker."),
+    3001: ("The user does not exist."),
+    3002: ("The policy does not exist."),
+}
+"""Response code to what it means and what to do about it."""

@@ -1,0 +1,243 @@
+"""RemotingCommand: one request or reply, whatever encoding its header travelled in.
+
+A header arrives with its ext fields still raw. ``header(T)`` turns them into the typed struct of the request's code
+in one pass; what the fast pass refuses (numbers for text, nulls, blanks: some clients send such) takes a slower,
+tolerant pass that ends in the same struct.
+"""
+
+import json
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct, field, inspect
+
+from protocol.codes import VERSION, ResponseCode
+from protocol.errors import RemotingError
+
+REPLY_FLAG: Final = 1
+ONEWAY_FLAG: Final = 2
+LANGUAGE: Final = "PYTHON"
+
+T = TypeVar("T", bound=Struct)
+
+
+class Encoding(IntEnum):
+    """Header serialization, the top byte of a frame's header word (RocketMQ's SerializeType; MSGPACK is our own)."""
+
+    JSON = 0
+    ROCKETMQ = 1
+    MSGPACK = 2
+
+
+class RemotingCommand(Struct, gc=False):
+    """A request or a reply (RocketMQ's RemotingCommand).
+
+    ``body`` may be a view into a receive buffer: it is valid only while the handler that got it runs synchronously.
+    Exactly one of ``ext_raw`` (JSON text as it arrived) and ``ext`` (text to text) holds the ext fields.
+    The names with a tilde are never taken from a JSON header: decoding sets those fields afterwards.
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    version: int = 0
+    language: Any = None
+    remark: str | None = None
+    ext_raw: Raw = field(name="extFields", default=Raw())
+    ext: dict[str, Any] | None = field(name="~ext", default=None)
+    body: Any = field(name="~body", default=b"")
+    encoding: Any = field(name="~encoding", default=Encoding.JSON)
+
+    @classmethod
+    def request(
+        cls,
+        code: int,
+        header: Struct | dict[str, str] | None = None,
+        body: bytes | memoryview = b"",
+        *,
+        oneway: bool = False,
+        encoding: Encoding = Encoding.JSON,
+    ) -> "RemotingCommand":
+        """A request of ours; the sender numbers it (``opaque``)."""
+        return cls(
+            int(code),
+            flag=ONEWAY_FLAG if oneway else 0,
+            version=VERSION,
+            language=LANGUAGE,
+            ext=_ext_dict(header),
+            body=body,
+            encoding=encoding,
+        )
+
+    @property
+    def is_reply(self) -> bool:
+        """True for a reply, by bit 0 of ``flag`` alone: both sides number their requests from the same space."""
+        return bool(self.flag & REPLY_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        """True where the sender does not want an answer."""
+        return bool(self.flag & ONEWAY_FLAG)
+
+    def reply(
+        self,
+        code: int = ResponseCode.SUCCESS,
+        remark: str | None = None,
+        header: Struct | dict[str, str] | None = None,
+        body: bytes | memoryview = b"",
+    ) -> "RemotingCommand":
+        """The reply to this request: same opaque, same encoding."""
+        return RemotingCommand(
+            int(code),
+            self.opaque,
+            REPLY_FLAG,
+            VERSION,
+            LANGUAGE,
+            remark,
+            ext=_ext_dict(header),
+            body=body,
+            encoding=self.encoding,
+        )
+
+    def ext_fields(self) -> dict[str, str]:
+        """All ext fields as text; nulls are left out, numbers and booleans are written out.
+
+        Raises RemotingError(SYSTEM_ERROR) where the ext fields are not an object.
+        """
+        if self.ext is not None:
+            return {
+                str(key): _text(value)
+                for key, value in self.ext.items()
+                if value is not None
+            }
+        raw = bytes(self.ext_raw)
+        if not raw or raw == b"null":
+            return {}
+        try:
+            fields = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR, f"the ext fields are not JSON: {error}"
+            ) from None
+        if not isinstance(fields, dict):
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR, "the ext fields are not an object"
+            )
+        return {key: _text(value) for key, value in fields.items() if value is not None}
+
+    def header(self, kind: type[T]) -> T:
+        """The ext fields as ``kind``.
+
+        Raises RemotingError(SYSTEM_ERROR), naming the field, where a mandatory one is missing or a value does not fit.
+        """
+        if self.ext is None:
+            try:
+                return _decoder(kind).decode(self.ext_raw)  # type: ignore[no-any-return]
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                pass
+        return _tolerant(kind, self.ext_fields())
+
+
+def to_ext(header: Struct) -> dict[str, str]:
+    """A typed header as ext fields: None is left out, booleans are ``true``/``false``, numbers decimal text."""
+    fields = {}
+    for python_name, wire_name in _wire_names(type(header)):
+        value = getattr(header, python_name)
+        if value is not None:
+            fields[wire_name] = _text(value)
+    return fields
+
+
+_DECODERS: dict[type, Any] = {}
+_NAMES: dict[type, list[tuple[str, str]]] = {}
+_KINDS: dict[type, list[tuple[str, bool, type]]] = {}
+
+
+def _decoder(kind: type) -> Any:
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.json.Decoder(kind, strict=False)
+    return decoder
+
+
+def _wire_names(kind: type[Struct]) -> list[tuple[str, str]]:
+    names = _NAMES.get(kind)
+    if names is None:
+        names = _NAMES[kind] = [
+            (f.name, f.encode_name) for f in msgspec.structs.fields(kind)
+        ]
+    return names
+
+
+def _ext_dict(header: Struct | dict[str, str] | None) -> dict[str, str] | None:
+    return to_ext(header) if isinstance(header, Struct) else header
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is True or value is False:
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, separators=(",", ":"))
+    return str(int(value)) if isinstance(value, (int, IntEnum)) else str(value)
+
+
+def _field_kinds(kind: type) -> list[tuple[str, bool, type]]:
+    """For each field: name on the wire, whether it is mandatory, and the plain type behind it."""
+    known = _KINDS.get(kind)
+    if known is None:
+        info = inspect.type_info(kind)
+        assert isinstance(info, inspect.StructType)
+        known = _KINDS[kind] = [
+            (f.encode_name, f.required, _plain(f.type)) for f in info.fields
+        ]
+    return known
+
+
+def _plain(info: inspect.Type) -> type:
+    members = info.types if isinstance(info, inspect.UnionType) else (info,)
+    for member in members:
+        if isinstance(member, inspect.BoolType):
+            return bool
+        if isinstance(member, inspect.IntType):
+            return int
+    return str
+
+
+def _tolerant(kind: type[T], fields: dict[str, str]) -> T:
+    values: dict[str, Any] = {}
+    for name, mandatory, plain in _field_kinds(kind):
+        text = fields.get(name)
+        if text is not None and plain is not str:
+            text = text.strip() or None
+        if text is None:
+            if mandatory:
+                raise RemotingError(
+                    ResponseCode.SYSTEM_ERROR, f"the header field {name} is missing"
+                )
+            continue
+        values[name] = _value(name, text, plain)
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise RemotingError(
+            ResponseCode.SYSTEM_ERROR, f"the header does not fit: {error}"
+        ) from None
+
+
+def _value(name: str, text: str, plain: type) -> Any:
+    if plain is bool:
+        return text.lower() in ("true", "1")
+    if plain is int:
+        digits = text[1:] if text[0] in "+-" else text
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 20:
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the header field {name} is not a whole number: {text[:64]!r}",
+            )
+        return int(text)
+    return text

@@ -1,0 +1,279 @@
+"""Frames: how a RemotingCommand lies on the wire.
+
+Layout (big-endian): total length (4, bytes that follow), header word (4: encoding in the top byte, header length H in
+the other three), header (H), body (the rest). Three encodings of the header are told apart by that byte: JSON,
+RocketMQ's binary form, and msgpack for our own SDK. Source: RocketMQ's RemotingCommand and RocketMQSerializable.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import msgpack
+import msgspec
+
+from protocol.codes import LanguageCode, RequestCode
+from protocol.command import LANGUAGE, Encoding, RemotingCommand
+from protocol.errors import FrameError
+
+MAX_FRAME: Final = 16_777_216
+"""Largest frame in bytes, its length word included."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_WORDS = struct.Struct(">II")
+_WORD = struct.Struct(">I")
+_BINARY_FIXED = struct.Struct(">hBhii")
+_SHORT = struct.Struct(">H")
+
+_json_decoder = msgspec.json.Decoder(RemotingCommand, strict=False)
+
+_FULL_CODES: Final = {code & 0xFFFF: int(code) for code in RequestCode if code > 0x7FFF}
+"""The binary form keeps 16 bits of a code: which full code each of those that do not fit means."""
+
+
+class _JsonHeader(msgspec.Struct, omit_defaults=True, gc=False):
+    code: int
+    extFields: dict[str, str] | None = None  # noqa: N815 - the wire's own key
+    flag: int = 0
+    language: str | None = None
+    opaque: int | None = None
+    remark: str | None = None
+    serializeTypeCurrentRPC: str | None = None  # noqa: N815 - the wire's own key
+    version: int | None = None
+
+
+def decode(frame: memoryview) -> RemotingCommand:
+    """One command from the bytes after the length word; ``body`` is a view into ``frame``.
+
+    Raises FrameError where the header is longer than the frame, of an unknown encoding, or cannot be decoded.
+    """
+    if len(frame) < 4:
+        raise FrameError(f"a frame of {len(frame)} bytes has no header word")
+    word = _WORD.unpack_from(frame)[0]
+    end = (word & 0xFFFFFF) + 4
+    if end > len(frame):
+        raise FrameError(f"header of {end - 4} bytes in a frame of {len(frame)}")
+    kind = word >> 24
+    if kind == 0:
+        try:
+            command: RemotingCommand = _json_decoder.decode(frame[4:end])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"undecodable JSON header: {error}") from None
+        command.ext = None
+        command.encoding = Encoding.JSON
+    elif kind == 1:
+        command = _decode_binary(bytes(frame[4:end]))
+    elif kind == 2:
+        command = _decode_msgpack(bytes(frame[4:end]))
+    else:
+        raise FrameError(f"unknown header encoding {kind}")
+    command.body = frame[end:]
+    return command
+
+
+def encode(command: RemotingCommand) -> bytes:
+    """The whole frame, length word included, in the command's own encoding.
+
+    Raises FrameError where the frame would be longer than MAX_FRAME.
+    """
+    head = encode_head(command, len(command.body))
+    return b"".join((head, command.body)) if len(command.body) else head
+
+
+def encode_head(command: RemotingCommand, body_length: int) -> bytes:
+    """Length word, header word and header of a frame whose body of ``body_length`` bytes is sent separately."""
+    encoding = command.encoding
+    if encoding == Encoding.JSON:
+        header = _encode_json(command)
+    elif encoding == Encoding.ROCKETMQ:
+        header = _encode_binary(command)
+    else:
+        header = _encode_msgpack(command)
+    total = 4 + len(header) + body_length
+    if total + 4 > MAX_FRAME or len(header) > 0xFFFFFF:
+        raise FrameError(
+            f"a frame of {total + 4} bytes is over the limit of {MAX_FRAME}"
+        )
+    return _WORDS.pack(total, encoding << 24 | len(header)) + header
+
+
+class FrameDecoder:
+    """Splits a byte stream into commands. Work is linear in the bytes fed, whatever their split."""
+
+    def __init__(self, max_frame: int = MAX_FRAME) -> None:
+        self._buffer = bytearray()
+        self._max_frame = max_frame
+
+    def feed(self, data: Buffer) -> list[RemotingCommand]:
+        """Every command completed by ``data``; bodies are bytes of their own.
+
+        Raises FrameError; the stream is unusable afterwards.
+        """
+        self._buffer += data
+        commands = []
+        at = 0
+        for start, end in self._frames():
+            commands.append(
+                decode(memoryview(bytes(memoryview(self._buffer)[start:end])))
+            )
+            at = end
+        if at:
+            del self._buffer[:at]
+        return commands
+
+    @property
+    def pending(self) -> int:
+        """Bytes held of a frame that is not complete yet."""
+        return len(self._buffer)
+
+    def _frames(self) -> Iterator[tuple[int, int]]:
+        at = 0
+        while len(self._buffer) - at >= 4:
+            total = _WORD.unpack_from(self._buffer, at)[0]
+            check_length(total, self._max_frame)
+            if len(self._buffer) - at < 4 + total:
+                return
+            yield at + 4, at + 4 + total
+            at += 4 + total
+
+
+def check_length(total: int, max_frame: int = MAX_FRAME) -> None:
+    """Raises FrameError unless ``total``, a length word, is one that a frame can have."""
+    if total < 4 or total + 4 > max_frame:
+        raise FrameError(f"length word {total} is outside 4 to {max_frame - 4}")
+
+
+def _encode_json(command: RemotingCommand) -> bytes:
+    ext = command.ext_fields()
+    return msgspec.json.encode(
+        _JsonHeader(
+            command.code,
+            ext or None,
+            command.flag,
+            command.language if isinstance(command.language, str) else LANGUAGE,
+            command.opaque,
+            command.remark,
+            "JSON",
+            command.version,
+        )
+    )
+
+
+def _decode_binary(header: bytes) -> RemotingCommand:
+    try:
+        code, language, version, opaque, flag = _BINARY_FIXED.unpack_from(header)
+        at = _BINARY_FIXED.size
+        remark, at = _long_text(header, at)
+        ext_end = at + 4 + _WORD.unpack_from(header, at)[0]
+        at += 4
+        if ext_end > len(header):
+            raise FrameError("ext fields longer than the header")
+        ext: dict[str, Any] = {}
+        while at < ext_end:
+            key_end = at + 2 + _SHORT.unpack_from(header, at)[0]
+            key = header[at + 2 : key_end].decode()
+            ext[key], at = _long_text(header, key_end)
+        if at != ext_end:
+            raise FrameError("an ext field runs over the end of the ext fields")
+    except (struct.error, UnicodeDecodeError) as error:
+        raise FrameError(f"undecodable binary header: {error}") from None
+    return RemotingCommand(
+        _FULL_CODES.get(code & 0xFFFF, code),
+        opaque,
+        flag,
+        version,
+        _language_name(language),
+        remark or None,
+        ext=ext,
+        encoding=Encoding.ROCKETMQ,
+    )
+
+
+def _long_text(data: bytes, at: int) -> tuple[str, int]:
+    end = at + 4 + _WORD.unpack_from(data, at)[0]
+    if end > len(data):
+        raise FrameError("a text runs over the end of the header")
+    return data[at + 4 : end].decode(), end
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    remark = (command.remark or "").encode()
+    parts = []
+    for key, value in command.ext_fields().items():
+        name, text = key.encode(), value.encode()
+        parts += [_SHORT.pack(len(name)), name, _WORD.pack(len(text)), text]
+    ext = b"".join(parts)
+    code = command.code & 0xFFFF
+    fixed = _BINARY_FIXED.pack(
+        code - 0x10000 if code > 0x7FFF else code,
+        _language_value(command.language),
+        command.version,
+        command.opaque,
+        command.flag,
+    )
+    return b"".join((fixed, _WORD.pack(len(remark)), remark, _WORD.pack(len(ext)), ext))
+
+
+def _decode_msgpack(header: bytes) -> RemotingCommand:
+    try:
+        fields = msgpack.unpackb(header)
+        command = msgspec.convert(fields, RemotingCommandFields)
+    except (
+        ValueError,
+        TypeError,
+        msgpack.UnpackException,
+        msgspec.ValidationError,
+        RecursionError,
+    ) as error:
+        raise FrameError(f"undecodable msgpack header: {error}") from None
+    return RemotingCommand(
+        command.code,
+        command.opaque,
+        command.flag,
+        command.version,
+        command.language,
+        command.remark,
+        ext=command.ext,
+        encoding=Encoding.MSGPACK,
+    )
+
+
+class RemotingCommandFields(msgspec.Struct):
+    """A msgpack header: a map of these names; ext values are text, whole numbers or booleans."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    version: int = 0
+    language: str | int | None = None
+    remark: str | None = None
+    ext: dict[str, str | int | bool | None] = {}
+
+
+def _encode_msgpack(command: RemotingCommand) -> bytes:
+    fields: dict[str, Any] = {
+        "code": command.code,
+        "opaque": command.opaque,
+        "flag": command.flag,
+        "version": command.version,
+    }
+    if command.remark is not None:
+        fields["remark"] = command.remark
+    ext = command.ext if command.ext is not None else command.ext_fields()
+    if ext:
+        fields["ext"] = ext
+    packed: bytes = msgpack.packb(fields)
+    return packed
+
+
+def _language_name(value: int) -> str:
+    try:
+        return LanguageCode(value).name
+    except ValueError:
+        return str(value)
+
+
+def _language_value(language: object) -> int:
+    member = LanguageCode.__members__.get(str(language))
+    return int(member) if member is not None else int(LanguageCode.OTHER)

@@ -1,0 +1,108 @@
+"""Makes protocol/codes.py and docs/codes.md from protocol/codes.toml.
+
+``python -m protocol.generate_codes`` writes both; with ``--check`` it only says whether they are current.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+CODES_PY = HERE / "codes.py"
+CODES_MD = HERE.parent / "docs" / "codes.md"
+
+
+def render_python(data: dict[str, Any]) -> str:
+    """The text of protocol/codes.py."""
+    lines = [
+        '"""Request, response and language codes. Made from codes.toml by ``python -m protocol.generate_codes``."""',
+        "",
+        "from enum import IntEnum",
+        "from typing import Final",
+        "",
+        "VERSION: Final = 479",
+        '"""Version ordinal in our frames (V5_3_3): Java refuses SQL92 pulls on brokers below 232."""',
+        "",
+        "",
+    ]
+    for name, doc, members in (
+        (
+            "LanguageCode",
+            "Language of a client, as in the header's ``language``.",
+            data["language"],
+        ),
+        (
+            "RequestCode",
+            "What a request asks for (RocketMQ's RequestCode).",
+            data["request"],
+        ),
+        (
+            "ResponseCode",
+            "How a request ended (RocketMQ's ResponseCode and RemotingSysResponseCode).",
+            {key: entry["value"] for key, entry in data["response"].items()},
+        ),
+    ):
+        lines += [f"class {name}(IntEnum):", f'    """{doc}"""', ""]
+        lines += [f"    {key} = {value}" for key, value in members.items()]
+        lines += ["", ""]
+    lines.append("HELP: Final[dict[int, str]] = {")
+    for entry in data["response"].values():
+        lines += [
+            f"    {entry['value']}: (",
+            f"        {_quoted(entry['help'])}",
+            "    ),",
+        ]
+    lines += ["}", '"""Response code to what it means and what to do about it."""', ""]
+    return "\n".join(lines)
+
+
+def render_markdown(data: dict[str, Any]) -> str:
+    """The text of docs/codes.md."""
+    lines = [
+        "# Codes",
+        "",
+        "Made from `protocol/codes.toml`; do not edit.",
+        "",
+        "## Responses",
+        "",
+        "| code | name | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {entry['value']} | {key} | {entry['help']} |"
+        for key, entry in data["response"].items()
+    ]
+    lines += ["", "## Requests", "", "| code | name |", "|---|---|"]
+    lines += [f"| {value} | {key} |" for key, value in data["request"].items()]
+    return "\n".join([*lines, ""])
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def main(arguments: list[str]) -> int:
+    """Writes or checks the two files; the exit code is 1 when one is not current."""
+    data = tomllib.loads((HERE / "codes.toml").read_text(encoding="utf-8"))
+    wanted = {CODES_PY: render_python(data), CODES_MD: render_markdown(data)}
+    if "--check" in arguments:
+        stale = [
+            path.name
+            for path, text in wanted.items()
+            if not path.exists() or path.read_text(encoding="utf-8") != text
+        ]
+        if stale:
+            print(
+                f"not current: {', '.join(stale)}; run python -m protocol.generate_codes",
+                file=sys.stderr,
+            )
+        return 1 if stale else 0
+    for path, text in wanted.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""Hashes and checksums. Each is one small function, so that a native version can take its place.
+
+The record checksum is CRC-32 as in Ethernet and zip, cut to 31 bits. crcmod holds its definition; what runs is zlib's
+(or isal's where it is installed), and a test holds them together.
+"""
+
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+_crc32: Callable[[Any], int]
+try:
+    from isal import isal_zlib
+
+    _crc32 = isal_zlib.crc32
+except ImportError:  # isal is optional: equal results, about a quarter of the time
+    _crc32 = zlib.crc32
+
+CRC32_POLYNOMIAL: Final = 0x104C11DB7
+CRC32_INITIAL: Final = 0
+CRC32_XOR_OUT: Final = 0xFFFFFFFF
+
+
+def string_hash(text: str) -> int:
+    """Java's String.hashCode: h = 31 h + c over UTF-16 code units, as a signed 32-bit number."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    else:
+        raw = text.encode("utf-16-be", "surrogatepass")
+        for at in range(0, len(raw), 2):
+            value = (31 * value + (raw[at] << 8 | raw[at + 1])) & 0xFFFFFFFF
+    return value - 0x100000000 if value & 0x80000000 else value
+
+
+@lru_cache(maxsize=8192)
+def tags_code(tags: str) -> int:
+    """The consume queue's code of a tag: its hash; 0 for no tag."""
+    return string_hash(tags) if tags else 0
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The index's hash of ``topic#key``: absolute value, 0 where that does not fit (IndexFile.indexKeyHashMethod)."""
+    value = abs(string_hash(f"{topic}#{key}"))
+    return value if value <= 0x7FFFFFFF else 0
+
+
+def crc32(data: Any) -> int:
+    """Checksum of a body as records carry it: CRC-32 of the stored bytes, lower 31 bits; 0 for no bytes."""
+    return _crc32(data) & 0x7FFFFFFF
+
+
+def reference_crc32() -> Callable[[bytes], int]:
+    """The same checksum by its definition in crcmod: what ``crc32`` is held against."""
+    import crcmod  # type: ignore[import-untyped]  # noqa: PLC0415 - only a test asks for the definition
+
+    function: Callable[[bytes], int] = crcmod.mkCrcFun(
+        CRC32_POLYNOMIAL, initCrc=CRC32_INITIAL, xorOut=CRC32_XOR_OUT
+    )
+    return lambda data: function(data) & 0x7FFFFFFF
