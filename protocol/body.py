@@ -1,0 +1,217 @@
+"""JSON bodies: what requests and replies carry behind their header.
+
+Structs ignore unknown fields and have RocketMQ's defaults for missing ones. Lists and maps that a reader of ours
+iterates are never null. ``encode_json`` is compact, as Go's hand-written route parser needs it.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from protocol import lenient_json
+from protocol.codes import ResponseCode
+from protocol.errors import RemotingError
+
+T = TypeVar("T")
+
+PERM_PRIORITY = 8
+PERM_READ = 4
+PERM_WRITE = 2
+PERM_INHERIT = 1
+
+
+class Body(Struct, rename="camel", kw_only=True):
+    """Base of the JSON bodies."""
+
+
+class DataVersion(Body):
+    """Which state of a table this is: it differs when any of the three numbers does."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+
+    def next(self, wall_ms: int) -> "DataVersion":
+        """The version after a change made at ``wall_ms``."""
+        return DataVersion(
+            counter=self.counter + 1,
+            state_version=self.state_version,
+            timestamp=wall_ms,
+        )
+
+
+class TopicConfig(Body):
+    """One topic on one broker. ``perm``: PERM_* bits."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = PERM_READ | PERM_WRITE
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = {}
+
+
+class SubscriptionGroupConfig(Body):
+    """One consumer group on one broker."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    group_retry_policy: dict[str, Any] = field(
+        default_factory=lambda: {"type": "CUSTOMIZED"}
+    )
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    attributes: dict[str, str] = {}
+
+
+class SubscriptionData(Body):
+    """What a group wants of a topic. ``code_set``: hashes of the tags in ``tags_set``; both empty for everything."""
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: list[str] = []
+    code_set: list[int] = []
+    sub_version: int = 0
+    expression_type: str | None = "TAG"
+    class_filter_mode: bool = False
+
+
+class ConsumerData(Body):
+    """A consumer group in a heartbeat."""
+
+    group_name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscription_data_set: list[SubscriptionData] = []
+    unit_mode: bool = False
+
+
+class ProducerData(Body):
+    """A producer group in a heartbeat."""
+
+    group_name: str
+
+
+class HeartbeatData(Body):
+    """Body of HEART_BEAT (34)."""
+
+    client_id: str = field(name="clientID")
+    producer_data_set: list[ProducerData] = []
+    consumer_data_set: list[ConsumerData] = []
+    heartbeat_fingerprint: int = 0
+    without_sub: bool = field(name="withoutSub", default=False)
+
+
+class MessageQueue(Body, frozen=True, order=True):
+    """A queue of a topic on a broker."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class LockBatchBody(Body):
+    """Body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
+
+    consumer_group: str
+    client_id: str
+    only_this_broker: bool = False
+    mq_set: list[MessageQueue] = []
+
+
+class BrokerData(Body):
+    """The members of one broker name: broker id to address."""
+
+    cluster: str = ""
+    broker_name: str = ""
+    broker_addrs: dict[str, str] = {}
+    enable_acting_master: bool = False
+
+
+class QueueData(Body):
+    """A topic's queues on one broker name."""
+
+    broker_name: str
+    read_queue_nums: int = 0
+    write_queue_nums: int = 0
+    perm: int = PERM_READ | PERM_WRITE
+    topic_sys_flag: int = 0
+
+
+class TopicRouteData(Body):
+    """Body of the reply to GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    broker_datas: list[BrokerData] = []
+    filter_server_table: dict[str, list[str]] = {}
+    queue_datas: list[QueueData] = []
+    order_topic_conf: str | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class ClusterInfo(Body):
+    """Body of the reply to GET_BROKER_CLUSTER_INFO (106)."""
+
+    broker_addr_table: dict[str, BrokerData] = {}
+    cluster_addr_table: dict[str, list[str]] = {}
+
+
+class TopicConfigSerializeWrapper(Body):
+    """A broker's topics with their version; in REGISTER_BROKER and in topics.json."""
+
+    data_version: DataVersion = field(default_factory=DataVersion)
+    topic_config_table: dict[str, TopicConfig] = {}
+    mapping_data_version: DataVersion | None = None
+
+
+class RegisterBrokerBody(Body):
+    """Body of REGISTER_BROKER (103) in its plain form."""
+
+    topic_config_serialize_wrapper: TopicConfigSerializeWrapper = field(
+        default_factory=TopicConfigSerializeWrapper
+    )
+    filter_server_list: list[str] = []
+
+
+def encode_json(value: Any) -> bytes:
+    """Compact JSON; struct fields under their wire names."""
+    return msgspec.json.encode(value)
+
+
+def decode_json(data: bytes | memoryview, kind: type[T]) -> T:
+    """A body as ``kind``: strictly first, then tolerantly (bare keys, nulls for defaults, numbers as text).
+
+    Raises RemotingError(SYSTEM_ERROR) where the body is not JSON or does not fit.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        return msgspec.convert(
+            _without_nulls(lenient_json.loads(bytes(data))), kind, strict=False
+        )
+    except (ValueError, msgspec.ValidationError, RecursionError) as error:
+        raise RemotingError(
+            ResponseCode.SYSTEM_ERROR, f"the body does not fit {kind.__name__}: {error}"
+        ) from None
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_nulls(item) for key, item in value.items() if item is not None
+        }
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value

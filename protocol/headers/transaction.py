@@ -1,0 +1,27 @@
+"""Headers of transactions: 37, 39."""
+
+from protocol.headers.base import I32, I64, Header
+
+
+class EndTransactionRequestHeader(Header):
+    """END_TRANSACTION (37). ``tran_state_table_offset`` is the half message's queue offset."""
+
+    producer_group: str
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    commit_or_rollback: I32
+    msg_id: str
+    topic: str | None = None
+    from_transaction_check: bool | None = None
+    transaction_id: str | None = None
+
+
+class CheckTransactionStateRequestHeader(Header):
+    """CHECK_TRANSACTION_STATE (39), broker to producer."""
+
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    topic: str | None = None
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
