@@ -114,7 +114,7 @@ class HeartbeatData(Body):
     without_sub: bool = field(name="withoutSub", default=False)
 
 
-class MessageQueue(Body, frozen=True, order=True):
+class MessageQueue(Struct, rename="camel", frozen=True, order=True, kw_only=True):
     """A queue of a topic on a broker."""
 
     topic: str

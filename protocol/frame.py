@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from protocol.codes import LanguageCode, RequestCode
