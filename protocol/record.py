@@ -212,9 +212,7 @@ def decode_head(view: Any, at: int = 0) -> RecordHead:
         raise RecordError(
             f"only {len(view) - at} bytes where a record should be"
         ) from None
-    return RecordHead(
-        *fields, body_at, body_end, topic_at, topic_end, properties_at, end
-    )
+    return RecordHead._make((*fields, body_at, body_end, topic_at, topic_end, properties_at, end))
 
 
 def check_record(
