@@ -257,6 +257,7 @@ def _encode_msgpack(command: RemotingCommand) -> bytes:
         "opaque": command.opaque,
         "flag": command.flag,
         "version": command.version,
+        "language": command.language,
     }
     if command.remark is not None:
         fields["remark"] = command.remark

@@ -1,0 +1,244 @@
+"""Frames: three encodings, any split of the stream, and what a hostile peer may send."""
+
+import json
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.codes import VERSION, RequestCode
+from protocol.command import Encoding, RemotingCommand
+from protocol.errors import FrameError, RemotingError
+from protocol.frame import MAX_FRAME, FrameDecoder, decode, encode
+from protocol.headers.pull import PullMessageRequestHeader
+from protocol.headers.send import SendMessageRequestHeaderV2
+
+TEXT = st.text(max_size=20)
+EXT = st.dictionaries(st.text(min_size=1, max_size=8), TEXT.filter(bool), max_size=6)
+
+
+def frame(header: bytes, body: bytes = b"", encoding: int = 0) -> bytes:
+    return (
+        struct.pack(">II", 4 + len(header) + len(body), encoding << 24 | len(header))
+        + header
+        + body
+    )
+
+
+@given(
+    code=st.sampled_from(RequestCode),
+    opaque=st.integers(-(2**31), 2**31 - 1),
+    ext=EXT,
+    body=st.binary(max_size=64),
+    remark=st.none() | TEXT.filter(bool),
+    encoding=st.sampled_from(Encoding),
+    oneway=st.booleans(),
+)
+def test_every_encoding_brings_back_what_went_in(
+    code: RequestCode,
+    opaque: int,
+    ext: dict[str, str],
+    body: bytes,
+    remark: str | None,
+    encoding: Encoding,
+    oneway: bool,
+) -> None:
+    command = RemotingCommand.request(code, ext, body, oneway=oneway, encoding=encoding)
+    command.opaque = opaque
+    command.remark = remark
+    read = decode(memoryview(encode(command))[4:])
+    assert (read.code, read.opaque, read.remark) == (code, opaque, remark)
+    assert (bytes(read.body), read.ext_fields(), read.is_oneway, read.encoding) == (
+        body,
+        ext,
+        oneway,
+        encoding,
+    )
+    assert read.version == VERSION
+    assert read.language == "PYTHON"
+
+
+@given(
+    bodies=st.lists(st.binary(max_size=50), min_size=1, max_size=5),
+    cuts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+)
+def test_any_split_of_the_stream_gives_the_same_commands(
+    bodies: list[bytes], cuts: list[int]
+) -> None:
+    stream = b"".join(
+        encode(RemotingCommand.request(10, {"a": "b"}, body)) for body in bodies
+    )
+    decoder = FrameDecoder()
+    commands = []
+    at = 0
+    for cut in cuts:
+        commands += decoder.feed(stream[at : at + cut])
+        at += cut
+    commands += decoder.feed(stream[at:])
+    assert [bytes(command.body) for command in commands] == bodies
+    assert decoder.pending == 0
+
+
+def test_a_reply_takes_opaque_and_encoding_of_its_request() -> None:
+    request = RemotingCommand.request(34, encoding=Encoding.ROCKETMQ)
+    request.opaque = 77
+    reply = decode(
+        memoryview(encode(request.reply(17, "no such topic", {"k": "v"}, b"x")))[4:]
+    )
+    assert reply.is_reply
+    assert (reply.opaque, reply.code, reply.remark, reply.encoding) == (
+        77,
+        17,
+        "no such topic",
+        Encoding.ROCKETMQ,
+    )
+
+
+def test_json_replies_have_only_text_in_their_ext_fields() -> None:
+    reply = RemotingCommand.request(11).reply(0, header={"offset": "5"})
+    header = json.loads(encode(reply)[8:])
+    assert header["extFields"] == {"offset": "5"}
+    assert list(header) == sorted(header)
+    assert "remark" not in header
+
+
+def test_pop_codes_survive_the_16_bits_of_the_binary_form() -> None:
+    command = RemotingCommand.request(
+        RequestCode.POP_MESSAGE, encoding=Encoding.ROCKETMQ
+    )
+    assert decode(memoryview(encode(command))[4:]).code == RequestCode.POP_MESSAGE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="no header word"),
+        pytest.param(struct.pack(">I", 50) + b"{}", id="header longer than the frame"),
+        pytest.param(frame(b"{")[4:], id="broken JSON"),
+        pytest.param(frame(b'{"code":"x"}')[4:], id="code is no number"),
+        pytest.param(frame(b"[" * 5000)[4:], id="deep JSON"),
+        pytest.param(frame(b'{"code":1,"remark":"\xff"}')[4:], id="not UTF-8"),
+        pytest.param(frame(b"\x00\x01", encoding=1)[4:], id="short binary header"),
+        pytest.param(
+            frame(bytes(13) + b"\x7f\xff\xff\xff" + bytes(4), encoding=1)[4:],
+            id="binary remark too long",
+        ),
+        pytest.param(frame(b"\xc1", encoding=2)[4:], id="broken msgpack"),
+        pytest.param(
+            frame(b"\x81\xa4code\xa1x", encoding=2)[4:], id="msgpack code is text"
+        ),
+        pytest.param(frame(b"{}", encoding=9)[4:], id="unknown encoding"),
+    ],
+)
+def test_a_malformed_frame_is_a_frame_error(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        decode(memoryview(data))
+
+
+@pytest.mark.parametrize("total", [0, 3, MAX_FRAME - 3, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_length_word_outside_its_range_is_a_frame_error(total: int) -> None:
+    with pytest.raises(FrameError):
+        FrameDecoder().feed(struct.pack(">I", total))
+
+
+@given(st.binary(max_size=200), st.integers(0, 3))
+def test_no_bytes_do_anything_but_decode_or_raise_frame_error(
+    header: bytes, encoding: int
+) -> None:
+    try:
+        decode(memoryview(frame(header, encoding=encoding))[4:])
+    except FrameError:
+        pass
+
+
+SEND: dict[str, object] = {
+    "a": "g",
+    "b": "t",
+    "c": "TBW102",
+    "d": "4",
+    "e": "0",
+    "f": "0",
+    "g": "1700000000000",
+    "h": "0",
+}
+
+
+@given(
+    changes=st.dictionaries(
+        st.sampled_from("abcdefghijklmn"),
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(-(2**40), 2**40),
+            st.sampled_from(
+                [
+                    "",
+                    " ",
+                    "true",
+                    "TRUE",
+                    "false",
+                    "False",
+                    "1",
+                    "0",
+                    "abc",
+                    "-5",
+                    " 7",
+                    "2147483648",
+                ]
+            ),
+        ),
+    )
+)
+def test_the_fast_and_the_tolerant_pass_agree(changes: dict[str, object]) -> None:
+    fields = SEND | changes
+    command = decode(
+        memoryview(frame(json.dumps({"code": 310, "extFields": fields}).encode()))[4:]
+    )
+    tolerant = RemotingCommand(310, ext=command.ext_fields())
+    outcomes = []
+    for request in (command, tolerant):
+        try:
+            outcomes.append(
+                msgspec.structs.asdict(request.header(SendMessageRequestHeaderV2))
+            )
+        except RemotingError as error:
+            outcomes.append({"error": error.code})
+    assert outcomes[0] == outcomes[1]
+
+
+def test_numbers_booleans_and_nulls_of_node_are_read_as_text_and_numbers() -> None:
+    fields = {
+        "consumerGroup": "g",
+        "topic": 12,
+        "queueId": 3,
+        "queueOffset": 0,
+        "maxMsgNums": 32,
+        "sysFlag": 6,
+    } | {
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 15000,
+        "subVersion": 1700000000000,
+        "subscription": None,
+        "unknown": {"x": 1},
+    }
+    command = decode(
+        memoryview(frame(json.dumps({"code": 11, "extFields": fields}).encode()))[4:]
+    )
+    header = command.header(PullMessageRequestHeader)
+    assert (
+        header.topic,
+        header.queue_id,
+        header.subscription,
+        header.suspend_timeout_millis,
+    ) == ("12", 3, None, 15000)
+    assert command.ext_fields()["sysFlag"] == "6"
+
+
+def test_a_missing_mandatory_field_is_named() -> None:
+    command = RemotingCommand.request(
+        310, {key: str(value) for key, value in SEND.items() if key != "e"}
+    )
+    with pytest.raises(RemotingError, match="field e is missing"):
+        command.header(SendMessageRequestHeaderV2)
