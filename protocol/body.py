@@ -157,6 +157,9 @@ class TopicRouteData(Body):
     filter_server_table: dict[str, list[str]] = {}
     queue_datas: list[QueueData] = []
     order_topic_conf: str | None | msgspec.UnsetType = msgspec.UNSET
+    topic_queue_mapping_by_broker: (
+        dict[str, TopicQueueMappingInfo] | msgspec.UnsetType
+    ) = msgspec.UNSET
 
 
 class ClusterInfo(Body):
@@ -174,13 +177,58 @@ class TopicConfigSerializeWrapper(Body):
     mapping_data_version: DataVersion | None = None
 
 
-class RegisterBrokerBody(Body):
-    """Body of REGISTER_BROKER (103) in its plain form."""
+class TopicQueueMappingInfo(Body):
+    """A static topic's share on one broker name; ``curr_id_map``: logical queue id to the broker's own."""
 
-    topic_config_serialize_wrapper: TopicConfigSerializeWrapper = field(
-        default_factory=TopicConfigSerializeWrapper
+    topic: str = ""
+    total_queues: int = 0
+    bname: str = ""
+    epoch: int = 0
+    dirty: bool = False
+    scope: str | None = None
+    curr_id_map: dict[str, int] = {}
+
+
+class TopicConfigAndMappingSerializeWrapper(TopicConfigSerializeWrapper):
+    """What REGISTER_BROKER carries beyond topics.json: where static topics have their queues."""
+
+    topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
+
+
+class RegisterBrokerBody(Body):
+    """Body of REGISTER_BROKER (103) in its plain form; register_broker_body has the compressed one."""
+
+    topic_config_serialize_wrapper: TopicConfigAndMappingSerializeWrapper = field(
+        default_factory=TopicConfigAndMappingSerializeWrapper
     )
     filter_server_list: list[str] = []
+
+
+class TopicList(Body, omit_defaults=True):
+    """Body of the replies that list topics; ``broker_addr`` only in the list of system topics."""
+
+    broker_addr: str | None = None
+    topic_list: list[str] = field(default_factory=list)
+
+
+class BrokerMemberGroup(Body):
+    """Who stands behind one broker name: broker id to address."""
+
+    broker_addrs: dict[str, str] = {}
+    broker_name: str = ""
+    cluster: str = ""
+
+
+class GetBrokerMemberGroupResponseBody(Body):
+    """Body of the reply to GET_BROKER_MEMBER_GROUP (901)."""
+
+    broker_member_group: BrokerMemberGroup
+
+
+class KVTable(Body):
+    """Body of the reply to GET_KVLIST_BY_NAMESPACE (219), and of REGISTER_BROKER's where there are ordered topics."""
+
+    table: dict[str, str] = {}
 
 
 def encode_json(value: Any) -> bytes:

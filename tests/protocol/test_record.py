@@ -185,7 +185,7 @@ def test_the_fast_checksum_is_the_one_crcmod_defines(data: bytes) -> None:
 
 
 PROPERTY_TEXT = st.text(
-    st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)),
+    st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]),
     min_size=1,
     max_size=12,
 )
