@@ -1,15 +1,24 @@
 """The checkpoint file: 4,096 bytes, six 8-byte numbers at its head (RocketMQ's StoreCheckpoint).
 
 Times are ms of store timestamps, offsets are commit-log offsets. Too small a value only costs time at the next start.
+
+RocketMQ writes the six numbers and never touches the rest of its 4,096 bytes. From byte 512 on, this broker keeps its
+own mark: up to which offset log, queues and index are on disk together. The mark has a checksum over itself and the six
+numbers, so it counts only while nobody else has moved them since.
 """
 
 import struct
+import zlib
 from typing import Final
 
 from msgspec import Struct
 
 SIZE: Final = 4096
 FIELDS = struct.Struct(">qqqqqq")
+MARK_AT: Final = 512
+MARK = struct.Struct(">8sqqqqqqqi")
+MARK_MAGIC: Final = b"TRIMQ\0\0\1"
+_CRC = struct.Struct(">I")
 
 
 class CheckpointFields(Struct):
@@ -23,6 +32,26 @@ class CheckpointFields(Struct):
     logics_physical_offset: int = 0
 
 
+class CheckpointMark(Struct, frozen=True):
+    """What was durable together when the checkpoint was written.
+
+    ``position``: every record before this commit-log offset is synced, and so are its queue unit and index entries.
+    ``last_record`` and ``store_timestamp`` are the offset and time of the last record before it (-1 and 0 for none).
+    ``queues`` and ``units``: how many queues there were and the sum of their next offsets.
+    ``index_file`` and ``index_count``: name (as a number) and entry count of the newest index file, 0 and 0 for none.
+    ``clean``: written as the last act of an orderly stop.
+    """
+
+    position: int = 0
+    last_record: int = -1
+    store_timestamp: int = 0
+    queues: int = 0
+    units: int = 0
+    index_file: int = 0
+    index_count: int = 0
+    clean: bool = False
+
+
 def decode(data: bytes) -> CheckpointFields:
     """The fields at the head of a checkpoint file. Raises ValueError for a file too short to hold them."""
     if len(data) < FIELDS.size:
@@ -30,7 +59,18 @@ def decode(data: bytes) -> CheckpointFields:
     return CheckpointFields(*FIELDS.unpack_from(data))
 
 
-def encode(fields: CheckpointFields) -> bytes:
+def decode_mark(data: bytes) -> CheckpointMark | None:
+    """This broker's mark; None where there is none, or where another writer has changed the fields since."""
+    end = MARK_AT + MARK.size
+    if len(data) < end + _CRC.size or not data.startswith(MARK_MAGIC, MARK_AT):
+        return None
+    if _CRC.unpack_from(data, end)[0] != zlib.crc32(data[MARK_AT:end], zlib.crc32(data[: FIELDS.size])):
+        return None
+    _, *numbers, clean = MARK.unpack_from(data, MARK_AT)
+    return CheckpointMark(*numbers, clean=bool(clean))
+
+
+def encode(fields: CheckpointFields, mark: CheckpointMark | None = None) -> bytes:
     """The whole file."""
     packed = FIELDS.pack(
         fields.physic_msg_timestamp,
@@ -40,4 +80,18 @@ def encode(fields: CheckpointFields) -> bytes:
         fields.confirm_phy_offset,
         fields.logics_physical_offset,
     )
-    return packed.ljust(SIZE, b"\0")
+    if mark is None:
+        return packed.ljust(SIZE, b"\0")
+    own = MARK.pack(
+        MARK_MAGIC,
+        mark.position,
+        mark.last_record,
+        mark.store_timestamp,
+        mark.queues,
+        mark.units,
+        mark.index_file,
+        mark.index_count,
+        mark.clean,
+    )
+    crc = _CRC.pack(zlib.crc32(own, zlib.crc32(packed)))
+    return (packed.ljust(MARK_AT, b"\0") + own + crc).ljust(SIZE, b"\0")
