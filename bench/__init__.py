@@ -1,0 +1,1 @@
+"""Benchmarks: run with `make bench`; the last report lies beside them."""

@@ -1,0 +1,1 @@
+"""PySpark: topics as Spark sources and sinks, jobs over commit logs."""

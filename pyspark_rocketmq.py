@@ -1,0 +1,1 @@
+"""Spark finds the data source of the package ``pipeline`` under this name."""

@@ -1,0 +1,1 @@
+"""Transport: the server's reactor (trio) and client connections (anyio). Knows frames, not what they mean."""
