@@ -204,11 +204,11 @@ class RegisterBrokerBody(Body):
     filter_server_list: list[str] = []
 
 
-class TopicList(Body, omit_defaults=True):
+class TopicList(Body):
     """Body of the replies that list topics; ``broker_addr`` only in the list of system topics."""
 
-    broker_addr: str | None = None
-    topic_list: list[str] = field(default_factory=list)
+    broker_addr: str | None | msgspec.UnsetType = msgspec.UNSET
+    topic_list: list[str] = []
 
 
 class BrokerMemberGroup(Body):
