@@ -1,0 +1,97 @@
+# `make` tells what there is. Everything runs from .venv, which the first target that needs it creates.
+
+PYTHON ?= python3
+TRIMQ_HOME ?= $(CURDIR)/data
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+ROOMS := protocol remoting namesrv client broker pipeline
+SOURCES := $(ROOMS) pyspark_rocketmq.py bench tests
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-partners check check-format check-lint check-types check-layers check-generated \
+	format generate bench lock changelog clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# -- the environment ----------------------------------------------------------------------------------------------
+# One stamp a stage, so that a second `make test` starts at once. --require-hashes: only what the lock files name.
+
+$(VENV)/.venv-stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "TriMQ needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "no virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/.build-stamp: $(VENV)/.venv-stamp requirements/build.txt
+	@$(PIP) install --require-hashes -r requirements/build.txt
+	@touch $@
+
+$(VENV)/.run-stamp: $(VENV)/.build-stamp requirements/run.txt pyproject.toml
+	@echo "installing into $(VENV) ..."
+	@$(PIP) install --no-build-isolation --require-hashes -r requirements/run.txt
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements/dev.txt
+	@echo "installing the tools for tests and checks ..."
+	@$(PIP) install --no-build-isolation --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# -- using it -----------------------------------------------------------------------------------------------------
+
+run: $(VENV)/.run-stamp ## start a broker with its name server on 127.0.0.1; the store is in ./data or $(TRIMQ_HOME)
+	@mkdir -p "$(TRIMQ_HOME)"
+	@cd "$(TRIMQ_HOME)" && exec "$(CURDIR)/$(BIN)/mqbroker" -c "$(CURDIR)/conf/local.conf" $(ARGS)
+
+# -- working on it ------------------------------------------------------------------------------------------------
+
+# pytest's exit code 5 means that no test was run: say so, it is a failure like any other.
+pytest = $(BIN)/python -m pytest $(1) || { code=$$?; [ $$code -ne 5 ] || echo "$@: NO TEST WAS RUN" >&2; exit $$code; }
+
+test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
+	@$(call pytest,-m "not partners" $(ARGS))
+
+test-partners: $(VENV)/.dev-stamp ## run the tests against the official clients (JDK with Maven, Node.js)
+	@$(call pytest,-m partners $(ARGS))
+
+check: $(VENV)/.dev-stamp ## format, lint, types, layers, generated files; reports all of them, fails on any
+	@$(MAKE) --no-print-directory --keep-going check-format check-lint check-types check-layers check-generated
+
+check-format: $(VENV)/.dev-stamp
+	@$(BIN)/ruff format --check .
+
+check-lint: $(VENV)/.dev-stamp
+	@$(BIN)/ruff check .
+
+check-types: $(VENV)/.dev-stamp
+	@$(BIN)/mypy $(SOURCES)
+
+check-layers: $(VENV)/.dev-stamp
+	@$(BIN)/lint-imports
+
+check-generated: $(VENV)/.dev-stamp
+	@$(BIN)/python -m protocol.generate_codes --check && echo "generated files are current"
+
+format: $(VENV)/.dev-stamp ## format the code and mend what the linter can
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+generate: $(VENV)/.dev-stamp ## make the files that are made from others
+	@$(BIN)/python -m protocol.generate_codes
+
+bench: $(VENV)/.dev-stamp ## run the benchmarks
+	@$(BIN)/python -m bench $(ARGS)
+
+lock: $(VENV)/.venv-stamp ## resolve the lock files anew; UPGRADE=1 takes the newest versions
+	@requirements/lock
+
+changelog: $(VENV)/.dev-stamp ## put the fragments of changelog.d into CHANGELOG.md
+	@$(BIN)/towncrier build --yes --version "$$($(BIN)/python -c 'from importlib.metadata import version; print(version("trimq"))')"
+
+clean: ## remove the environment and the tools' caches (not ./data)
+	rm -rf $(VENV) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
