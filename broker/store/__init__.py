@@ -1,0 +1,1 @@
+"""The message store. MessageStore (message_store.py) is the only door into it."""

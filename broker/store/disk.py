@@ -1,0 +1,363 @@
+"""The disk: one small interface for all file work of the store.
+
+RealDisk is thin. A simulated disk (tests) stands in for it: it keeps apart what is durable and what is not, and fails where
+it is told to. Whoever writes store code calls nothing of ``os`` or ``mmap`` but through here.
+
+Every method but ``run`` is an ordinary call that may block in the kernel. Those that can block for long (reserve, data_sync,
+sync_directory, delete, pread of cold data, space) are called through ``await disk.run(method, ...)``: a thread in production,
+inline in a simulation. Such a call does one kernel call after the other and no Python work of its own.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
+
+import trio
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+UNRELIABLE_RESERVE: Final = frozenset(
+    {"btrfs", "zfs", "nfs", "nfs4", "fuse", "fuseblk", "overlay", "cifs", "smb3", "9p"}
+)
+"""File systems on which posix_fallocate does not promise that a later store into the range finds its block."""
+
+_TOUCH_STEP: Final = 1 << 20
+
+
+class FileInfo(NamedTuple):
+    """A directory entry: kind, length in bytes, time of the last change in ms since the epoch."""
+
+    is_directory: bool
+    size: int
+    modified_ms: int
+
+
+class DiskSpace(NamedTuple):
+    """Bytes of a file system: its size, and what an ordinary user may still write."""
+
+    total: int
+    free: int
+
+
+class FileSystem(NamedTuple):
+    """Where a path lies: mount point, type as in /proc/self/mountinfo ("ext4"), device or source."""
+
+    mount_point: str
+    kind: str
+    source: str
+
+
+class Mapping(Protocol):
+    """A file's bytes as writable memory. ``view`` covers the whole file; stores into it are the file's content at once."""
+
+    view: memoryview
+
+    def close(self) -> None:
+        """Give the memory back. Where somebody still has a view, the last of them to go does it."""
+        ...
+
+
+class Disk(Protocol):
+    """All that the store asks of a file system. Errors are OSError with their errno; paths are absolute text."""
+
+    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+        """Call ``fn`` where it may block: in a thread in production, inline in a simulation. Not cancellable half-way."""
+        ...
+
+    def create(self, path: str, size: int) -> int:
+        """A new file of ``size`` bytes without blocks, open for reading and writing; FileExistsError if there is one."""
+        ...
+
+    def open(self, path: str, *, writable: bool = True) -> int:
+        """A descriptor of an existing file; FileNotFoundError if there is none."""
+        ...
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        ...
+
+    def size(self, fd: int) -> int:
+        """Length of an open file."""
+        ...
+
+    def map(self, fd: int, size: int) -> Mapping:
+        """The first ``size`` bytes of a file as shared, writable memory."""
+        ...
+
+    def reserve(self, fd: int, offset: int, view: memoryview) -> None:
+        """Make ``view`` (the mapped bytes from ``offset`` on) safe and quick to store into: blocks, then pages.
+
+        What was there is zero afterwards. OSError ENOSPC where the file system is full; the mapping is untouched then.
+        """
+        ...
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write all of ``data`` at ``offset``; the file grows where needed."""
+        ...
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes, fewer only at the end of the file. May wait for the device."""
+        ...
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
+        """The same if all of it is in memory, else None: never waits for the device."""
+        ...
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Set a file's length; a part that is added reads as zeros."""
+        ...
+
+    def data_sync(self, fd: int) -> None:
+        """Return when the file's bytes (mapped stores too) and its length are on the device (fdatasync)."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Return when the names in a directory are on the device."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomically give a file another name, in place of whatever has it."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Remove a file's name. Open descriptors and mappings stay valid."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its missing parents; no error if it is there."""
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """Sorted names in a directory; empty if the directory does not exist."""
+        ...
+
+    def stat(self, path: str) -> FileInfo | None:
+        """What stands at ``path``; None if nothing does."""
+        ...
+
+    def space(self, path: str) -> DiskSpace:
+        """Size and free bytes of the file system that holds ``path``."""
+        ...
+
+    def file_system(self, path: str) -> FileSystem:
+        """Mount point, type and source of the file system that holds ``path``."""
+        ...
+
+    def identity(self, fd: int) -> tuple[int, int]:
+        """Device and inode of an open file."""
+        ...
+
+    def lock(self, fd: int) -> bool:
+        """Take the exclusive POSIX lock on byte 0; False if another process has it. It ends with any close of the file."""
+        ...
+
+
+class _RealMapping:
+    """A shared mmap of a whole file."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        if sys.version_info >= (3, 13):  # one descriptor fewer for each mapped file
+            self._map = mmap.mmap(fd, size, trackfd=False)
+        else:
+            self._map = mmap.mmap(fd, size)
+        self.view = memoryview(self._map)
+
+    def close(self) -> None:
+        self.view.release()
+        try:
+            self._map.close()
+        except BufferError:  # somebody reads: their views keep the map, the last one unmaps it
+            pass
+
+
+class RealDisk:
+    """The operating system's file system."""
+
+    def __init__(self, max_threads: int = 8) -> None:
+        self._max_threads = max_threads
+        self._limiter: trio.CapacityLimiter | None = None
+        self._zero = -1
+
+    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+        if self._limiter is None:
+            self._limiter = trio.CapacityLimiter(self._max_threads)
+        return await trio.to_thread.run_sync(fn, *args, limiter=self._limiter)
+
+    def create(self, path: str, size: int) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        if size:
+            os.ftruncate(fd, size)
+        return fd
+
+    def open(self, path: str, *, writable: bool = True) -> int:
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def map(self, fd: int, size: int) -> Mapping:
+        return _RealMapping(fd, size)
+
+    def reserve(self, fd: int, offset: int, view: memoryview) -> None:
+        length = len(view)
+        if not length:
+            return
+        os.posix_fallocate(fd, offset, length)
+        if self._zero < 0:
+            self._zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
+        # reading zeros touches each page inside one system call, without the interpreter's lock
+        at = 0
+        while at < length:
+            at += os.readv(self._zero, [view[at : at + _TOUCH_STEP]])
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+        done = os.pwrite(fd, data, offset)
+        if done < len(data):
+            rest = memoryview(data)
+            while done < len(rest):
+                done += os.pwrite(fd, rest[done:], offset + done)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        data = os.pread(fd, length, offset)
+        while len(data) < length:
+            more = os.pread(fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
+        data = bytearray(length)
+        try:
+            got = os.preadv(fd, [data], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS):
+                return None
+            raise
+        return bytes(data) if got == length else None
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def data_sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def delete(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def stat(self, path: str) -> FileInfo | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileInfo(os.path.stat.S_ISDIR(found.st_mode), found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def space(self, path: str) -> DiskSpace:
+        found = os.statvfs(path)
+        return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+    def file_system(self, path: str) -> FileSystem:
+        return _find_mount(os.path.realpath(path))
+
+    def identity(self, fd: int) -> tuple[int, int]:
+        found = os.fstat(fd)
+        return found.st_dev, found.st_ino
+
+    def lock(self, fd: int) -> bool:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+
+def _find_mount(path: str) -> FileSystem:
+    """The mount with the longest mount point above ``path``; of equal ones the last, which covers the others."""
+    best = FileSystem("/", "unknown", "unknown")
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                fields, _, rest = line.partition(" - ")
+                point = fields.split()[4].encode("latin-1", "replace").decode("unicode_escape")
+                kind, source = rest.split()[:2]
+                inside = path == point or path.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best.mount_point):
+                    best = FileSystem(point, kind, source)
+    except OSError:  # no /proc: not worth refusing to start for
+        pass
+    return best
+
+
+def write_durably(disk: Disk, path: str, data: bytes) -> None:
+    """Put ``data`` in place of a file so that a power cut leaves the old or the new content: temp, sync, rename, sync."""
+    directory = os.path.dirname(path)
+    temporary = path + ".tmp"
+    if disk.stat(temporary) is not None:
+        disk.delete(temporary)
+    fd = disk.create(temporary, 0)
+    try:
+        disk.pwrite(fd, data, 0)
+        disk.data_sync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(temporary, path)
+    disk.sync_directory(directory)
+
+
+def make_durable_directory(disk: Disk, path: str) -> None:
+    """A directory with its missing parents, each of them synced into its own parent."""
+    missing = []
+    while disk.stat(path) is None:
+        missing.append(path)
+        path = os.path.dirname(path)
+    for made in reversed(missing):
+        disk.make_directory(made)
+        disk.sync_directory(os.path.dirname(made))
+
+
+def read_whole(disk: Disk, path: str) -> bytes | None:
+    """All bytes of a file; None if there is none."""
+    try:
+        fd = disk.open(path, writable=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.pread(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)

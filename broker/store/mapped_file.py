@@ -1,0 +1,180 @@
+"""One file of the commit log: full size from the start, mapped, made ready for writing in steps.
+
+Positions are bytes from the file's beginning::
+
+    0 .. flushed .. wrote .. append_limit .. reserved .. size
+         durable    records  room for a record that leaves 8 bytes
+
+A page is only stored into below ``reserved``: there it has its block, and a full disk can no longer kill the process.
+Source: RocketMQ's DefaultMappedFile; never truncated and never written by write(2), unlike there.
+"""
+
+from typing import Final
+
+from broker.store.disk import Disk, Mapping
+
+BLANK_ROOM: Final = 8
+"""Bytes that stay free behind every record, for the filler that ends a file."""
+
+
+class MappedFile:
+    """A mapped file of the log. Not thread-safe: positions belong to the event loop.
+
+    Readers of long-lived views call ``hold`` and ``release``. ``destroy`` unlinks at once and unmaps when nobody holds it.
+    """
+
+    __slots__ = (
+        "_disk",
+        "_holders",
+        "_mapping",
+        "append_limit",
+        "destroyed",
+        "fd",
+        "flushed",
+        "hot_from",
+        "on_unmapped",
+        "path",
+        "reserved",
+        "size",
+        "start",
+        "view",
+        "wrote",
+    )
+
+    def __init__(self, disk: Disk, path: str, start: int, size: int, fd: int) -> None:
+        self._disk = disk
+        self._mapping: Mapping | None = disk.map(fd, size)
+        self._holders = 0
+        self.path = path
+        self.start = start
+        self.size = size
+        self.fd = fd
+        self.view = self._mapping.view
+        self.wrote = 0
+        self.flushed = 0
+        self.reserved = 0
+        self.append_limit = -1
+        self.hot_from = size
+        self.destroyed = False
+        self.on_unmapped: list[object] = []
+
+    @classmethod
+    def create(cls, disk: Disk, path: str, start: int, size: int, reserve: int) -> "MappedFile":
+        """A new file with its first ``reserve`` bytes ready; its name and length are durable when this returns.
+
+        Blocks: call it through ``disk.run``. OSError (ENOSPC above all) leaves nothing behind.
+        """
+        fd = disk.create(path, size)
+        try:
+            file = cls(disk, path, start, size, fd)
+            try:
+                file.hot_from = 0
+                reserve = min(reserve, size)
+                disk.reserve(fd, 0, file.view[:reserve])
+                disk.data_sync(fd)
+                disk.sync_directory(path.rpartition("/")[0])
+            except BaseException:
+                file._unmap()
+                raise
+        except BaseException:
+            disk.close(fd)
+            disk.delete(path)
+            raise
+        file.mark_reserved(reserve)
+        return file
+
+    @classmethod
+    def open(cls, disk: Disk, path: str, start: int, size: int) -> "MappedFile":
+        """An existing file; all positions stand at its end until recovery lowers them."""
+        fd = disk.open(path)
+        try:
+            file = cls(disk, path, start, size, fd)
+        except BaseException:
+            disk.close(fd)
+            raise
+        file.wrote = file.flushed = file.reserved = size
+        return file
+
+    @property
+    def end(self) -> int:
+        """Log offset behind the file's last byte."""
+        return self.start + self.size
+
+    @property
+    def is_full(self) -> bool:
+        """True once a BLANK has closed it (or it was loaded as one that has a successor)."""
+        return self.wrote == self.size
+
+    @property
+    def is_held(self) -> bool:
+        """True while a reader has views of it."""
+        return self._holders > 0
+
+    def set_position(self, position: int) -> None:
+        """Recovery's word: records end at ``position`` and are durable. Space behind it counts as not reserved."""
+        self.wrote = self.flushed = self.reserved = position
+        self.hot_from = position
+        self.append_limit = -1
+
+    def mark_reserved(self, position: int) -> None:
+        """Space up to ``position`` is ready (after ``reserve_range`` has returned)."""
+        self.reserved = position
+        self.append_limit = position - BLANK_ROOM
+
+    def reserve_range(self, begin: int, end: int) -> None:
+        """Make [begin, end) ready and zero; blocks, call it through ``disk.run``, then ``mark_reserved`` on the loop."""
+        self._disk.reserve(self.fd, begin, self.view[begin:end])
+
+    def sync(self) -> None:
+        """Data sync; blocks. The caller moves ``flushed``."""
+        self._disk.data_sync(self.fd)
+
+    def read(self, position: int, length: int) -> memoryview | bytes | None:
+        """Bytes that lie below ``wrote``, or None if they would have to come from the device: then ``read_cold``.
+
+        What was written lately is a view of the map (hold the file while you keep it), anything else a copy.
+        """
+        if position >= self.hot_from:
+            return self.view[position : position + length]
+        return self._disk.pread_cached(self.fd, length, position)
+
+    def read_cold(self, position: int, length: int) -> bytes:
+        """The same by a read that may wait: call it through ``disk.run`` with the file held."""
+        return self._disk.pread(self.fd, length, position)
+
+    def hold(self) -> None:
+        """Count a reader."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """Count a reader off; the last one of a destroyed file unmaps it."""
+        self._holders -= 1
+        if self.destroyed and not self._holders:
+            self._unmap()
+            self._disk.close(self.fd)
+
+    def destroy(self) -> None:
+        """Remove the name now, memory and descriptor when nobody holds the file. Blocks on large files.
+
+        OSError leaves the file as it was.
+        """
+        if self.destroyed:
+            return
+        self._disk.delete(self.path)
+        self._retire()
+
+    def close(self) -> None:
+        """Unmap and close; the file stays. With readers left, the last of them does it."""
+        if not self.destroyed:
+            self._retire()
+
+    def _retire(self) -> None:
+        self.destroyed = True
+        if not self._holders:
+            self._unmap()
+            self._disk.close(self.fd)
+
+    def _unmap(self) -> None:
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            mapping.close()

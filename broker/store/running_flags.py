@@ -1,0 +1,69 @@
+"""Why the store cannot be read or written at the moment (RocketMQ's RunningFlags), each reason with a text for humans."""
+
+from enum import IntFlag
+
+
+class Flag(IntFlag):
+    """The bits, as RocketMQ reports them in its running information."""
+
+    NOT_READABLE = 1
+    NOT_WRITEABLE = 2
+    WRITE_LOGICS_QUEUE_ERROR = 4
+    WRITE_INDEX_FILE_ERROR = 8
+    DISK_FULL = 16
+    FENCED = 32
+    LOGIC_DISK_FULL = 64
+
+
+_READ = Flag.NOT_READABLE
+
+
+class RunningFlags:
+    """``writable`` and ``readable`` are plain attributes: the hot path looks at nothing else.
+
+    A reason that was set ``forever`` (a failed sync) stays until the process ends.
+    """
+
+    def __init__(self) -> None:
+        self.readable = True
+        self.writable = True
+        self._reasons: dict[Flag, str] = {}
+        self._forever: set[Flag] = set()
+
+    @property
+    def bits(self) -> int:
+        """All reasons as one number."""
+        return sum(int(flag) for flag in self._reasons)
+
+    @property
+    def reason(self) -> str:
+        """Why puts are refused; empty where they are not."""
+        return "; ".join(text for flag, text in self._reasons.items() if flag is not _READ)
+
+    def has(self, flag: Flag) -> bool:
+        """True while this reason stands."""
+        return flag in self._reasons
+
+    def set(self, flag: Flag, reason: str, *, forever: bool = False) -> None:
+        """Let a reason stand, with its text. One that stands forever keeps its first text."""
+        if flag in self._forever:
+            return
+        if forever:
+            self._forever.add(flag)
+        self._reasons[flag] = reason
+        self._update()
+
+    def clear(self, flag: Flag) -> None:
+        """Take a reason back."""
+        if flag not in self._forever:
+            self._reasons.pop(flag, None)
+            self._update()
+
+    @property
+    def is_broken(self) -> bool:
+        """True after a fault that only a restart with recovery can mend: the exit must count as abnormal."""
+        return bool(self._forever)
+
+    def _update(self) -> None:
+        self.readable = _READ not in self._reasons
+        self.writable = all(flag is _READ for flag in self._reasons)
