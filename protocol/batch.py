@@ -37,15 +37,11 @@ def decode_batch(data: Any) -> list[BatchItem]:
             body_at = at + 20
             properties_at = body_at + body_length + 2
             if body_length < 0:
-                raise BatchError(
-                    f"message {len(items)} of the batch has a body length of {body_length}"
-                )
+                raise BatchError(f"message {len(items)} of the batch has a body length of {body_length}")
             properties_length = _SHORT.unpack_from(view, properties_at - 2)[0]
             following = properties_at + properties_length
             if properties_length < 0 or following != at + size or following > end:
-                raise BatchError(
-                    f"message {len(items)} of the batch says it has {size} bytes; its parts end elsewhere"
-                )
+                raise BatchError(f"message {len(items)} of the batch says it has {size} bytes; its parts end elsewhere")
             items.append(
                 BatchItem(
                     flag,
@@ -60,13 +56,11 @@ def decode_batch(data: Any) -> list[BatchItem]:
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
-    """A batch body from (flag, body, properties) of each message. Raises ValueError for properties over 32,767 bytes."""
+    """A batch body from (flag, body, properties) of each message. Raises ValueError for properties over 32,767."""
     parts = []
     for flag, body, properties in messages:
         if len(properties) > 32_767:
-            raise ValueError(
-                f"properties of {len(properties)} bytes, the limit is 32767"
-            )
+            raise ValueError(f"properties of {len(properties)} bytes, the limit is 32767")
         size = 22 + len(body) + len(properties)
         parts += [
             _HEAD.pack(size, 0, 0, flag, len(body)),

@@ -64,9 +64,7 @@ class SubscriptionGroupConfig(Body):
     consume_message_orderly: bool = False
     retry_queue_nums: int = 1
     retry_max_times: int = 16
-    group_retry_policy: dict[str, Any] = field(
-        default_factory=lambda: {"type": "CUSTOMIZED"}
-    )
+    group_retry_policy: dict[str, Any] = field(default_factory=lambda: {"type": "CUSTOMIZED"})
     broker_id: int = 0
     which_broker_when_consume_slowly: int = 1
     notify_consumer_ids_changed_enable: bool = True
@@ -157,9 +155,7 @@ class TopicRouteData(Body):
     filter_server_table: dict[str, list[str]] = {}
     queue_datas: list[QueueData] = []
     order_topic_conf: str | None | msgspec.UnsetType = msgspec.UNSET
-    topic_queue_mapping_by_broker: (
-        dict[str, TopicQueueMappingInfo] | msgspec.UnsetType
-    ) = msgspec.UNSET
+    topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ClusterInfo(Body):
@@ -246,20 +242,14 @@ def decode_json(data: bytes | memoryview, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
-        return msgspec.convert(
-            _without_nulls(lenient_json.loads(bytes(data))), kind, strict=False
-        )
+        return msgspec.convert(_without_nulls(lenient_json.loads(bytes(data))), kind, strict=False)
     except (ValueError, msgspec.ValidationError, RecursionError) as error:
-        raise RemotingError(
-            ResponseCode.SYSTEM_ERROR, f"the body does not fit {kind.__name__}: {error}"
-        ) from None
+        raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the body does not fit {kind.__name__}: {error}") from None
 
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            key: _without_nulls(item) for key, item in value.items() if item is not None
-        }
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value

@@ -106,24 +106,16 @@ class RemotingCommand(Struct, gc=False):
         Raises RemotingError(SYSTEM_ERROR) where the ext fields are not an object.
         """
         if self.ext is not None:
-            return {
-                str(key): _text(value)
-                for key, value in self.ext.items()
-                if value is not None
-            }
+            return {str(key): _text(value) for key, value in self.ext.items() if value is not None}
         raw = bytes(self.ext_raw)
         if not raw or raw == b"null":
             return {}
         try:
             fields = json.loads(raw)
         except (ValueError, RecursionError) as error:
-            raise RemotingError(
-                ResponseCode.SYSTEM_ERROR, f"the ext fields are not JSON: {error}"
-            ) from None
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the ext fields are not JSON: {error}") from None
         if not isinstance(fields, dict):
-            raise RemotingError(
-                ResponseCode.SYSTEM_ERROR, "the ext fields are not an object"
-            )
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, "the ext fields are not an object")
         return {key: _text(value) for key, value in fields.items() if value is not None}
 
     def header(self, kind: type[T]) -> T:
@@ -164,9 +156,7 @@ def _decoder(kind: type) -> Any:
 def _wire_names(kind: type[Struct]) -> list[tuple[str, str]]:
     names = _NAMES.get(kind)
     if names is None:
-        names = _NAMES[kind] = [
-            (f.name, f.encode_name) for f in msgspec.structs.fields(kind)
-        ]
+        names = _NAMES[kind] = [(f.name, f.encode_name) for f in msgspec.structs.fields(kind)]
     return names
 
 
@@ -192,9 +182,7 @@ def _field_kinds(kind: type) -> list[tuple[str, bool, type]]:
     if known is None:
         info = inspect.type_info(kind)
         assert isinstance(info, inspect.StructType)
-        known = _KINDS[kind] = [
-            (f.encode_name, f.required, _plain(f.type)) for f in info.fields
-        ]
+        known = _KINDS[kind] = [(f.encode_name, f.required, _plain(f.type)) for f in info.fields]
     return known
 
 
@@ -216,17 +204,13 @@ def _tolerant(kind: type[T], fields: dict[str, str]) -> T:
             text = text.strip() or None
         if text is None:
             if mandatory:
-                raise RemotingError(
-                    ResponseCode.SYSTEM_ERROR, f"the header field {name} is missing"
-                )
+                raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the header field {name} is missing")
             continue
         values[name] = _value(name, text, plain)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise RemotingError(
-            ResponseCode.SYSTEM_ERROR, f"the header does not fit: {error}"
-        ) from None
+        raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the header does not fit: {error}") from None
 
 
 def _value(name: str, text: str, plain: type) -> Any:

@@ -1,4 +1,4 @@
-"""Errors of the protocol. What a peer did wrong is told apart by what it costs: a frame its connection, a request its reply."""
+"""Errors of the protocol, told apart by what they cost: a broken frame its connection, a bad request an error reply."""
 
 from protocol.codes import HELP, ResponseCode
 

@@ -1,4 +1,4 @@
-"""Names of store files: a mapped file is named by the byte offset it begins at, 20 digits; an index file by its creation time."""
+"""Names of store files: a mapped file by the byte offset it begins at (20 digits), an index file by its creation time."""
 
 from datetime import datetime
 from typing import Final
@@ -13,19 +13,12 @@ def offset_name(offset: int) -> str:
 
 def parse_offset_name(name: str) -> int | None:
     """The offset that a file's name tells; None for a name of another form."""
-    return (
-        int(name)
-        if len(name) == OFFSET_DIGITS and name.isascii() and name.isdigit()
-        else None
-    )
+    return int(name) if len(name) == OFFSET_DIGITS and name.isascii() and name.isdigit() else None
 
 
 def index_name(wall_ms: int) -> str:
     """``yyyyMMddHHmmssSSS`` in local time."""
-    return (
-        datetime.fromtimestamp(wall_ms / 1000).strftime("%Y%m%d%H%M%S")
-        + f"{wall_ms % 1000:03d}"
-    )  # noqa: DTZ006
+    return datetime.fromtimestamp(wall_ms / 1000).strftime("%Y%m%d%H%M%S") + f"{wall_ms % 1000:03d}"  # noqa: DTZ006
 
 
 def is_index_name(name: str) -> bool:

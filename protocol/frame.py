@@ -92,9 +92,7 @@ def encode_head(command: RemotingCommand, body_length: int) -> bytes:
         header = _encode_msgpack(command)
     total = 4 + len(header) + body_length
     if total + 4 > MAX_FRAME or len(header) > 0xFFFFFF:
-        raise FrameError(
-            f"a frame of {total + 4} bytes is over the limit of {MAX_FRAME}"
-        )
+        raise FrameError(f"a frame of {total + 4} bytes is over the limit of {MAX_FRAME}")
     return _WORDS.pack(total, encoding << 24 | len(header)) + header
 
 
@@ -114,9 +112,7 @@ class FrameDecoder:
         commands = []
         at = 0
         for start, end in self._frames():
-            commands.append(
-                decode(memoryview(bytes(memoryview(self._buffer)[start:end])))
-            )
+            commands.append(decode(memoryview(bytes(memoryview(self._buffer)[start:end]))))
             at = end
         if at:
             del self._buffer[:at]

@@ -69,10 +69,7 @@ def render_markdown(data: dict[str, Any]) -> str:
         "| code | name | meaning |",
         "|---|---|---|",
     ]
-    lines += [
-        f"| {entry['value']} | {key} | {entry['help']} |"
-        for key, entry in data["response"].items()
-    ]
+    lines += [f"| {entry['value']} | {key} | {entry['help']} |" for key, entry in data["response"].items()]
     lines += ["", "## Requests", "", "| code | name |", "|---|---|"]
     lines += [f"| {value} | {key} |" for key, value in data["request"].items()]
     return "\n".join([*lines, ""])
@@ -88,9 +85,7 @@ def main(arguments: list[str]) -> int:
     wanted = {CODES_PY: render_python(data), CODES_MD: render_markdown(data)}
     if "--check" in arguments:
         stale = [
-            path.name
-            for path, text in wanted.items()
-            if not path.exists() or path.read_text(encoding="utf-8") != text
+            path.name for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
         ]
         if stale:
             print(

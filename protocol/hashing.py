@@ -56,7 +56,5 @@ def reference_crc32() -> Callable[[bytes], int]:
     """The same checksum by its definition in crcmod: what ``crc32`` is held against."""
     import crcmod  # type: ignore[import-untyped]  # noqa: PLC0415 - only a test asks for the definition
 
-    function: Callable[[bytes], int] = crcmod.mkCrcFun(
-        CRC32_POLYNOMIAL, initCrc=CRC32_INITIAL, xorOut=CRC32_XOR_OUT
-    )
+    function: Callable[[bytes], int] = crcmod.mkCrcFun(CRC32_POLYNOMIAL, initCrc=CRC32_INITIAL, xorOut=CRC32_XOR_OUT)
     return lambda data: function(data) & 0x7FFFFFFF

@@ -19,7 +19,7 @@ _scan_string = json.decoder.scanstring  # type: ignore[attr-defined]
 
 
 def loads(data: bytes | str) -> Any:
-    """The value in ``data``. Raises ValueError with the position where the text is neither JSON nor such an extension."""
+    """The value in ``data``. Raises ValueError, with the position, for text in neither form."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -35,12 +35,7 @@ def loads(data: bytes | str) -> Any:
 def dumps_object_keys(entries: Iterable[tuple[Any, Any]]) -> bytes:
     """A map whose keys are structs, in fastjson's form ``{{"brokerName":"b"}:1}``."""
     return (
-        b"{"
-        + b",".join(
-            msgspec.json.encode(key) + b":" + msgspec.json.encode(value)
-            for key, value in entries
-        )
-        + b"}"
+        b"{" + b",".join(msgspec.json.encode(key) + b":" + msgspec.json.encode(value) for key, value in entries) + b"}"
     )
 
 

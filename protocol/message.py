@@ -63,15 +63,8 @@ def encode_properties(properties: dict[str, str]) -> str:
     for name, value in properties.items():
         if not name:
             raise ValueError("a property has an empty name")
-        if (
-            NAME_END in name
-            or VALUE_END in name
-            or NAME_END in value
-            or VALUE_END in value
-        ):
-            raise ValueError(
-                f"the property {name[:64]!r} holds a separator (0x01 or 0x02) in its name or value"
-            )
+        if NAME_END in name or VALUE_END in name or NAME_END in value or VALUE_END in value:
+            raise ValueError(f"the property {name[:64]!r} holds a separator (0x01 or 0x02) in its name or value")
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 
@@ -117,9 +110,7 @@ class StoredMessage(Struct, kw_only=True, gc=False):
     @property
     def offset_message_id(self) -> str:
         """The id by which a broker finds the record: its address and commit-log offset."""
-        return encode_offset_id(
-            record.pack_host(*self.store_host), self.commit_log_offset
-        )
+        return encode_offset_id(record.pack_host(*self.store_host), self.commit_log_offset)
 
     @property
     def unique_id(self) -> str | None:
@@ -146,9 +137,7 @@ def decode_message(view: Any, at: int = 0) -> StoredMessage:
     """The record at ``at`` of a buffer, checked by its lengths and magic. Raises record.RecordError."""
     head = record.decode_head(view, at)
     buffer = memoryview(view)
-    properties = bytes(buffer[head.properties_at : head.properties_end]).decode(
-        "utf-8", "replace"
-    )
+    properties = bytes(buffer[head.properties_at : head.properties_end]).decode("utf-8", "replace")
     return StoredMessage(
         topic=bytes(buffer[head.topic_at : head.topic_end]).decode("utf-8", "replace"),
         body=bytes(buffer[head.body_at : head.body_end]),

@@ -9,16 +9,14 @@ _PORT_OFFSET = struct.Struct(">q")
 
 
 def encode_offset_id(host: bytes, physical_offset: int) -> str:
-    """Upper-case hex of the packed host (address 4 or 16, port 4) and the commit-log offset (8): 32 or 56 characters."""
+    """Upper-case hex of packed host (address 4 or 16, port 4) and commit-log offset (8): 32 or 56 characters."""
     return (host + _PORT_OFFSET.pack(physical_offset)).hex().upper()
 
 
 def decode_offset_id(text: str) -> tuple[bytes, int]:
     """The packed host and the commit-log offset. Raises ValueError for a text of another form."""
     if len(text) not in (32, 56):
-        raise ValueError(
-            f"an offset message id has 32 or 56 hex characters, this has {len(text)}: {text[:64]!r}"
-        )
+        raise ValueError(f"an offset message id has 32 or 56 hex characters, this has {len(text)}: {text[:64]!r}")
     data = bytes.fromhex(text)
     return data[:-8], _PORT_OFFSET.unpack(data[-8:])[0]
 
@@ -31,11 +29,7 @@ class UniqueIdGenerator:
 
     def __init__(self, address: bytes, pid: int | None = None) -> None:
         process = os.getpid() if pid is None else pid
-        self._fixed = (
-            (address + struct.pack(">H", process & 0xFFFF) + os.urandom(4))
-            .hex()
-            .upper()
-        )
+        self._fixed = (address + struct.pack(">H", process & 0xFFFF) + os.urandom(4)).hex().upper()
         self._counter = 0
         self._month_start_ms = 0
         self._next_month_ms = 0
@@ -46,15 +40,11 @@ class UniqueIdGenerator:
         if not self._month_start_ms <= now < self._next_month_ms:
             self._set_month(now)
         self._counter = counter = (self._counter + 1) & 0xFFFF
-        return (
-            f"{self._fixed}{(now - self._month_start_ms) & 0xFFFFFFFF:08X}{counter:04X}"
-        )
+        return f"{self._fixed}{(now - self._month_start_ms) & 0xFFFFFFFF:08X}{counter:04X}"
 
     def _set_month(self, now: int) -> None:
         moment = datetime.fromtimestamp(now / 1000, UTC)
         start = datetime(moment.year, moment.month, 1, tzinfo=UTC)
-        following = datetime(
-            moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC
-        )
+        following = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
         self._month_start_ms = int(start.timestamp() * 1000)
         self._next_month_ms = int(following.timestamp() * 1000)

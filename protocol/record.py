@@ -26,7 +26,7 @@ BLANK_SIZE: Final = 8
 """Bytes that stay free behind every record, so that a BLANK always fits."""
 MAX_PROPERTIES: Final = 32_767
 OVERHEAD_V1: Final = 91
-"""Bytes of a V1 record with two IPv4 hosts besides body, topic and properties; V2 has one more, an IPv6 host 12 more."""
+"""Bytes of a V1 record with IPv4 hosts besides body, topic and properties; V2 has one more, an IPv6 host 12 more."""
 
 AT_MAGIC: Final = 4
 AT_BODY_CRC: Final = 8
@@ -40,9 +40,7 @@ SIZE_MAGIC = struct.Struct(">II")
 _INT = struct.Struct(">i")
 _PORT = struct.Struct(">i")
 _LAYOUTS: Final = {
-    (born, store): struct.Struct(f">iIIiiqqiq{born}sq{store}siqi")
-    for born in (8, 20)
-    for store in (8, 20)
+    (born, store): struct.Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
 }
 
 
@@ -85,7 +83,7 @@ class RecordState(Enum):
 
 
 class RecordCheck(NamedTuple):
-    """Outcome of check_record: ``size`` is the record's or the BLANK's; ``why`` says what is wrong with a damaged one."""
+    """Outcome of check_record: ``size`` is the record's or the BLANK's; ``why`` says what is wrong if DAMAGED."""
 
     state: RecordState
     size: int
@@ -103,14 +101,7 @@ def layout(sys_flag: int) -> struct.Struct:
 
 def record_size(sys_flag: int, body: int, topic: int, properties: int) -> int:
     """Size in bytes of a record whose body, topic and properties have these lengths; V2 where the topic needs it."""
-    return (
-        layout(sys_flag).size
-        + body
-        + (1 if topic <= 127 else 2)
-        + topic
-        + 2
-        + properties
-    )
+    return layout(sys_flag).size + body + (1 if topic <= 127 else 2) + topic + 2 + properties
 
 
 def store_time_at(sys_flag: int) -> int:
@@ -118,7 +109,7 @@ def store_time_at(sys_flag: int) -> int:
     return 68 if sys_flag & sysflag.BORN_HOST_V6 else 56
 
 
-def encode_record(
+def encode_record(  # noqa: PLR0913 - a record has that many fields
     *,
     topic: bytes,
     body: Any,
@@ -176,22 +167,18 @@ def decode_head(view: Any, at: int = 0) -> RecordHead:
     """
     try:
         size, magic = SIZE_MAGIC.unpack_from(view, at)
-        if magic != MAGIC_V1 and magic != MAGIC_V2:
+        if magic not in (MAGIC_V1, MAGIC_V2):
             raise RecordError(f"magic {magic:#010x} is none of a record's")
         end = at + size
         if size < OVERHEAD_V1 or end > len(view):
-            raise RecordError(
-                f"size {size} does not fit the {len(view) - at} bytes there are"
-            )
+            raise RecordError(f"size {size} does not fit the {len(view) - at} bytes there are")
         sys_flag = _INT.unpack_from(view, at + AT_SYS_FLAG)[0]
         fixed = layout(sys_flag)
         *fields, body_length = fixed.unpack_from(view, at)
         body_at = at + fixed.size
         body_end = body_at + body_length
         if body_length < 0 or body_end >= end:
-            raise RecordError(
-                f"body length {body_length} does not fit a record of {size}"
-            )
+            raise RecordError(f"body length {body_length} does not fit a record of {size}")
         if magic == MAGIC_V1:
             topic_length, topic_at = view[body_end], body_end + 1
         else:
@@ -201,23 +188,14 @@ def decode_head(view: Any, at: int = 0) -> RecordHead:
             )
         topic_end = topic_at + topic_length
         properties_at = topic_end + 2
-        if (
-            properties_at > end
-            or properties_at + (view[topic_end] << 8 | view[topic_end + 1]) != end
-        ):
-            raise RecordError(
-                f"topic and properties do not end at the record's size of {size}"
-            )
+        if properties_at > end or properties_at + (view[topic_end] << 8 | view[topic_end + 1]) != end:
+            raise RecordError(f"topic and properties do not end at the record's size of {size}")
     except (struct.error, IndexError):
-        raise RecordError(
-            f"only {len(view) - at} bytes where a record should be"
-        ) from None
+        raise RecordError(f"only {len(view) - at} bytes where a record should be") from None
     return RecordHead._make((*fields, body_at, body_end, topic_at, topic_end, properties_at, end))
 
 
-def check_record(
-    view: Any, at: int, *, physical_offset: int | None = None, check_crc: bool = True
-) -> RecordCheck:
+def check_record(view: Any, at: int, *, physical_offset: int | None = None, check_crc: bool = True) -> RecordCheck:
     """What stands at ``at`` of a commit-log file's bytes.
 
     With ``physical_offset`` a record that says it lies elsewhere is damaged: a stale one that happens to line up.

@@ -1,4 +1,4 @@
-"""Names of topics and groups: which are legal, which are reserved (RocketMQ's TopicValidator, MixAll, NamespaceUtil)."""
+"""Names of topics and groups: which are legal, which are reserved (RocketMQ's TopicValidator, MixAll)."""
 
 import re
 from typing import Final
@@ -63,12 +63,8 @@ def topic_problem(topic: str) -> str | None:
     if not topic.strip():
         return "the topic is blank"
     if not _LEGAL.match(topic):
-        return (
-            f"the topic {topic[:200]!r} has characters other than % | a-z A-Z 0-9 _ -"
-        )
-    limit = (
-        MAX_RETRY_TOPIC_LENGTH if topic.startswith(RETRY_PREFIX) else MAX_TOPIC_LENGTH
-    )
+        return f"the topic {topic[:200]!r} has characters other than % | a-z A-Z 0-9 _ -"
+    limit = MAX_RETRY_TOPIC_LENGTH if topic.startswith(RETRY_PREFIX) else MAX_TOPIC_LENGTH
     if len(topic) > limit:
         return f"the topic is {len(topic)} characters long, the limit is {limit}"
     return None
@@ -81,9 +77,7 @@ def group_problem(group: str) -> str | None:
     if len(group) > MAX_GROUP_LENGTH:
         return f"the group is {len(group)} characters long, the limit is {MAX_GROUP_LENGTH}"
     if not _LEGAL.match(group):
-        return (
-            f"the group {group[:200]!r} has characters other than % | a-z A-Z 0-9 _ -"
-        )
+        return f"the group {group[:200]!r} has characters other than % | a-z A-Z 0-9 _ -"
     return None
 
 

@@ -8,9 +8,7 @@ from protocol.headers.base import I32, I64, Header
 class HeartbeatResponseHeader(Header):
     """Reply to HEART_BEAT (34). ``trimq_msgpack`` says that this broker understands msgpack headers."""
 
-    is_support_heart_beat_v2: bool = field(
-        name="IS_SUPPORT_HEART_BEAT_V2", default=True
-    )
+    is_support_heart_beat_v2: bool = field(name="IS_SUPPORT_HEART_BEAT_V2", default=True)
     is_sub_change: bool = field(name="IS_SUB_CHANGE", default=False)
     trimq_msgpack: bool | None = field(name="TRIMQ_MSGPACK", default=None)
 

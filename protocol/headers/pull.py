@@ -21,9 +21,7 @@ class PullMessageRequestHeader(Struct, rename="camel", gc=False):
     expression_type: str | None = None
     max_msg_bytes: I32 | None = None
     request_source: I32 | None = None
-    proxy_froward_client_id: str | None = field(
-        name="proxyFrowardClientId", default=None
-    )
+    proxy_froward_client_id: str | None = field(name="proxyFrowardClientId", default=None)
 
 
 class PullMessageResponseHeader(Header):

@@ -12,7 +12,9 @@ from protocol.record import encode_record, pack_host
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 BLOCK = re.compile(r"```(\w+) ([\w-]+)\n(.*?)```", re.DOTALL)
-EXAMPLES = {name: text for page in FORMATS.glob("*.md") for _, name, text in BLOCK.findall(page.read_text(encoding="utf-8"))}
+EXAMPLES = {
+    name: text for page in FORMATS.glob("*.md") for _, name, text in BLOCK.findall(page.read_text(encoding="utf-8"))
+}
 
 
 def example(name: str) -> bytes:

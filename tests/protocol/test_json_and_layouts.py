@@ -1,6 +1,7 @@
 """fastjson's dialect, JSON bodies, names of topics, and the small fixed layouts."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -29,10 +30,7 @@ from protocol.lenient_json import dumps_object_keys, loads
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
 
@@ -52,10 +50,8 @@ def test_bare_integer_keys_and_objects_as_keys() -> None:
 
 @given(st.text(alphabet='{}[]:,"0a\\ ', max_size=30))
 def test_broken_text_is_a_value_error(text: str) -> None:
-    try:
+    with suppress(ValueError):
         loads(text)
-    except ValueError:
-        pass
 
 
 def test_nesting_without_end_is_a_value_error() -> None:
@@ -65,19 +61,12 @@ def test_nesting_without_end_is_a_value_error() -> None:
 
 def test_maps_keyed_by_queues_are_written_as_fastjson_does() -> None:
     queue = MessageQueue(topic="T", broker_name="b", queue_id=0)
-    assert (
-        dumps_object_keys([(queue, 7)])
-        == b'{{"topic":"T","brokerName":"b","queueId":0}:7}'
-    )
+    assert dumps_object_keys([(queue, 7)]) == b'{{"topic":"T","brokerName":"b","queueId":0}:7}'
 
 
 def test_a_route_is_compact_standard_json() -> None:
     route = TopicRouteData(
-        broker_datas=[
-            BrokerData(
-                cluster="c", broker_name="b", broker_addrs={"0": "127.0.0.1:10911"}
-            )
-        ],
+        broker_datas=[BrokerData(cluster="c", broker_name="b", broker_addrs={"0": "127.0.0.1:10911"})],
         queue_datas=[QueueData(broker_name="b", read_queue_nums=4, write_queue_nums=4)],
     )
     assert encode_json(route) == (
@@ -88,16 +77,17 @@ def test_a_route_is_compact_standard_json() -> None:
 
 
 def test_bodies_are_read_with_nulls_and_numbers_as_text() -> None:
-    body = b'{"clientID":"c","consumerDataSet":[{"groupName":"g","unitMode":null,"subscriptionDataSet":[{"topic":"t","subVersion":"7"}]}]}'
+    body = (
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","unitMode":null,'
+        b'"subscriptionDataSet":[{"topic":"t","subVersion":"7"}]}]}'
+    )
     data = decode_json(body, HeartbeatData)
     assert data.consumer_data_set[0].subscription_data_set[0].sub_version == 7
     with pytest.raises(RemotingError, match="HeartbeatData"):
         decode_json(b'{"clientID":', HeartbeatData)
 
 
-def test_every_response_code_has_a_help_text_and_the_generated_files_are_current() -> (
-    None
-):
+def test_every_response_code_has_a_help_text_and_the_generated_files_are_current() -> None:
     assert all(help_text(code) for code in codes.ResponseCode)
     assert generate_codes.main(["--check"]) == 0
 
@@ -107,9 +97,7 @@ def test_illegal_topics(topic: str) -> None:
     assert topic_rules.topic_problem(topic)
 
 
-@pytest.mark.parametrize(
-    "topic", ["T", "%RETRY%g", "a-b_C|9", "x" * 127, "%RETRY%" + "x" * 248]
-)
+@pytest.mark.parametrize("topic", ["T", "%RETRY%g", "a-b_C|9", "x" * 127, "%RETRY%" + "x" * 248])
 def test_legal_topics(topic: str) -> None:
     assert topic_rules.topic_problem(topic) is None
 
