@@ -148,13 +148,25 @@ class QueueData(Body):
     topic_sys_flag: int = 0
 
 
+class TopicQueueMappingInfo(Body):
+    """A static topic's share on one broker name; ``curr_id_map``: logical queue id to the broker's own."""
+
+    topic: str = ""
+    total_queues: int = 0
+    bname: str = ""
+    epoch: int = 0
+    dirty: bool = False
+    scope: str | None = None
+    curr_id_map: dict[str, int] = {}
+
+
 class TopicRouteData(Body):
     """Body of the reply to GET_ROUTEINFO_BY_TOPIC (105)."""
 
     broker_datas: list[BrokerData] = []
     filter_server_table: dict[str, list[str]] = {}
     queue_datas: list[QueueData] = []
-    order_topic_conf: str | None | msgspec.UnsetType = msgspec.UNSET
+    order_topic_conf: str | msgspec.UnsetType | None = msgspec.UNSET
     topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -171,18 +183,6 @@ class TopicConfigSerializeWrapper(Body):
     data_version: DataVersion = field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = {}
     mapping_data_version: DataVersion | None = None
-
-
-class TopicQueueMappingInfo(Body):
-    """A static topic's share on one broker name; ``curr_id_map``: logical queue id to the broker's own."""
-
-    topic: str = ""
-    total_queues: int = 0
-    bname: str = ""
-    epoch: int = 0
-    dirty: bool = False
-    scope: str | None = None
-    curr_id_map: dict[str, int] = {}
 
 
 class TopicConfigAndMappingSerializeWrapper(TopicConfigSerializeWrapper):
@@ -203,7 +203,7 @@ class RegisterBrokerBody(Body):
 class TopicList(Body):
     """Body of the replies that list topics; ``broker_addr`` only in the list of system topics."""
 
-    broker_addr: str | None | msgspec.UnsetType = msgspec.UNSET
+    broker_addr: str | msgspec.UnsetType | None = msgspec.UNSET
     topic_list: list[str] = []
 
 

@@ -187,68 +187,140 @@ class ResponseCode(IntEnum):
 
 
 HELP: Final[dict[int, str]] = {
-    0: ("Done."),
+    0: (
+        "Done."
+    ),
     1: (
         "The server failed while it handled the request, or the request was not acceptable in its present state. The remark says which."
     ),
-    2: ("Too much work is waiting on this server. Nothing was stored. Try again later or on another broker."),
+    2: (
+        "Too much work is waiting on this server. Nothing was stored. Try again later or on another broker."
+    ),
     3: (
         "This server does not know the request code. Check that the client talks to the right kind of server (name server or broker) and docs/codes.md for what is supported."
     ),
-    4: ("The transaction could not be ended."),
+    4: (
+        "The transaction could not be ended."
+    ),
     10: (
         "The message is stored, but the disk did not confirm it within syncFlushTimeout. It may be lost in a power cut. Look at the disk's latency."
     ),
-    11: ("The message is stored on the master; no slave was there to take a copy."),
-    12: ("The message is stored on the master; the slave did not confirm its copy in time."),
+    11: (
+        "The message is stored on the master; no slave was there to take a copy."
+    ),
+    12: (
+        "The message is stored on the master; the slave did not confirm its copy in time."
+    ),
     13: (
         "The message breaks a limit (body or properties too large, empty body, a kind of message that is not supported). It was not stored. Retrying cannot help; the remark names the limit."
     ),
     14: (
         "The store does not take messages now: its disk is over a limit, a sync failed, or it is shutting down. Nothing was stored. The remark says which."
     ),
-    15: ("The client's version is not supported for this request."),
+    15: (
+        "The client's version is not supported for this request."
+    ),
     16: (
         "The topic, group or broker does not permit this operation (permission bits, a reserved topic, or a feature that is switched off)."
     ),
     17: (
         "The topic does not exist here. Create it (mqadmin updateTopic), or set autoCreateTopicEnable=true; then check that clients ask the name server this broker registers with."
     ),
-    18: ("The topic exists already."),
-    19: ("No new message at this offset."),
-    20: ("No message matched between the requested offset and nextBeginOffset. Pull again from there."),
-    21: ("The requested offset is outside the queue. Go on from nextBeginOffset."),
-    22: ("Nothing found for this query."),
-    23: ("The subscription expression cannot be parsed. Tags are written as 'a || b', everything as '*'."),
+    18: (
+        "The topic exists already."
+    ),
+    19: (
+        "No new message at this offset."
+    ),
+    20: (
+        "No message matched between the requested offset and nextBeginOffset. Pull again from there."
+    ),
+    21: (
+        "The requested offset is outside the queue. Go on from nextBeginOffset."
+    ),
+    22: (
+        "Nothing found for this query."
+    ),
+    23: (
+        "The subscription expression cannot be parsed. Tags are written as 'a || b', everything as '*'."
+    ),
     24: (
         "The broker does not know this group's subscription to the topic yet. It comes with the consumer's next heartbeat."
     ),
-    25: ("The broker has an older version of the subscription. It comes with the consumer's next heartbeat."),
+    25: (
+        "The broker has an older version of the subscription. It comes with the consumer's next heartbeat."
+    ),
     26: (
         "The consumer group does not exist. Create it (mqadmin updateSubGroup) or set autoCreateSubscriptionGroup=true."
     ),
-    27: ("The broker has no filter data for this group and topic yet."),
-    28: ("The broker has older filter data for this group and topic."),
-    29: ("A parameter is outside its range. The remark names it."),
-    200: ("The transaction should be committed."),
-    201: ("The transaction should be rolled back."),
-    202: ("The state of the transaction is not known."),
-    203: ("The transaction belongs to another producer group."),
-    204: ("The message has no buyer id."),
-    205: ("The message belongs to another unit."),
-    206: ("No consumer of this group is connected."),
-    207: ("The consumer did not answer in time."),
-    208: ("There is no message at this offset."),
-    209: ("Too many requests are waiting for messages."),
-    210: ("No message came within the polling time."),
-    211: ("The broker is not known."),
-    212: ("The broker has not dispatched all its messages yet."),
-    213: ("The group consumes by broadcasting; this needs clustering."),
-    215: ("The server limits this client's rate. Slow down and try again."),
-    501: ("Another broker leads this queue."),
-    604: ("The operation is not allowed in the present state."),
-    1500: ("The server is shutting down. Use another broker."),
-    3001: ("The user does not exist."),
-    3002: ("The policy does not exist."),
+    27: (
+        "The broker has no filter data for this group and topic yet."
+    ),
+    28: (
+        "The broker has older filter data for this group and topic."
+    ),
+    29: (
+        "A parameter is outside its range. The remark names it."
+    ),
+    200: (
+        "The transaction should be committed."
+    ),
+    201: (
+        "The transaction should be rolled back."
+    ),
+    202: (
+        "The state of the transaction is not known."
+    ),
+    203: (
+        "The transaction belongs to another producer group."
+    ),
+    204: (
+        "The message has no buyer id."
+    ),
+    205: (
+        "The message belongs to another unit."
+    ),
+    206: (
+        "No consumer of this group is connected."
+    ),
+    207: (
+        "The consumer did not answer in time."
+    ),
+    208: (
+        "There is no message at this offset."
+    ),
+    209: (
+        "Too many requests are waiting for messages."
+    ),
+    210: (
+        "No message came within the polling time."
+    ),
+    211: (
+        "The broker is not known."
+    ),
+    212: (
+        "The broker has not dispatched all its messages yet."
+    ),
+    213: (
+        "The group consumes by broadcasting; this needs clustering."
+    ),
+    215: (
+        "The server limits this client's rate. Slow down and try again."
+    ),
+    501: (
+        "Another broker leads this queue."
+    ),
+    604: (
+        "The operation is not allowed in the present state."
+    ),
+    1500: (
+        "The server is shutting down. Use another broker."
+    ),
+    3001: (
+        "The user does not exist."
+    ),
+    3002: (
+        "The policy does not exist."
+    ),
 }
 """Response code to what it means and what to do about it."""

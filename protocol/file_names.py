@@ -1,4 +1,4 @@
-"""Names of store files: a mapped file by the byte offset it begins at (20 digits), an index file by its creation time."""
+"""Names of store files: a mapped file by the byte offset it begins at (20 digits), an index file by its birth."""
 
 from datetime import datetime
 from typing import Final

@@ -1,7 +1,7 @@
 """The index file: a hash table from a message's keys to its place in the commit log.
 
 Header (40 bytes): begin time 8, end time 8, begin offset 8, end offset 8, slots in use 4, entry count 4 (from 1:
-entry 0 is never used). Then ``slots`` x 4 bytes: number of the newest entry of that slot, 0 for none. Then ``entries`` x 20
+entry 0 is never used). Then ``slots`` x 4 bytes: the newest entry of that slot, 0 for none. Then ``entries`` x 20
 bytes: key hash 4, commit-log offset 8, seconds since the begin time 4, previous entry of the slot 4.
 Source: RocketMQ's IndexHeader and IndexFile.
 """
