@@ -1,1 +1,1 @@
-"""The name server: which brokers are alive and which topics they serve."""
+"""The name server: which brokers live, and which topics they serve."""

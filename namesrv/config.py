@@ -1,0 +1,103 @@
+"""The name server's configuration: RocketMQ's keys and defaults (NamesrvConfig, NettyServerConfig)."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
+
+
+@dataclass(frozen=True)
+class NamesrvConfig:
+    """What the name server does and where it keeps its table of keys and values (RocketMQ's NamesrvConfig)."""
+
+    listen_port: int = option(9876, "Port for brokers and clients.", minimum=0, maximum=65535)
+    kv_config_path: str = option(
+        lambda: os.path.expanduser("~/namesrv/kvConfig.json"),
+        "File of the table of keys and values (order of topics among them).",
+    )
+    config_store_path: str = option(
+        lambda: os.path.expanduser("~/namesrv/namesrv.properties"),
+        "File that changes of the configuration at run time are written to when none was given with -c.",
+    )
+    scan_not_active_broker_interval: int = option(
+        5000, "Time between two looks for brokers that are silent.", unit="ms", minimum=100
+    )
+    broker_expired_timeout: int = option(
+        120000,
+        "A broker that is silent for this long is taken out of the routes, unless it names a time of its own.",
+        unit="ms",
+        minimum=1000,
+        ours=True,
+    )
+    order_message_enable: bool = option(False, "Put the order of queues of ordered topics into routes.", dynamic=True)
+    return_order_topic_config_to_broker: bool = option(
+        True, "Tell brokers about ordered topics when they register.", dynamic=True
+    )
+    delete_topic_with_broker_registration: bool = option(
+        False, "A topic that is missing from a broker's registration is taken out of its routes.", dynamic=True
+    )
+    support_acting_master: bool = option(
+        False,
+        "Let the slave with the lowest number stand in for a missing master, for brokers that want that.",
+        dynamic=True,
+    )
+    enable_all_topic_list: bool = option(True, "Answer requests for the list of all topics.", dynamic=True)
+    enable_topic_list: bool = option(True, "Answer requests for lists of topics.", dynamic=True)
+    need_wait_for_service: bool = option(
+        False, "Answer no routes in the first time after the start, while brokers register.", dynamic=True
+    )
+    wait_seconds_for_service: int = option(45, "How long that is.", unit="s", minimum=0, dynamic=True)
+    product_env_name: str = option("center", "Name of the environment, for the table of keys and values.")
+    config_black_list: str = option(
+        "configBlackList;configStorePath;kvConfigPath", "Keys that nobody may change from outside, separated by ;."
+    )
+
+
+_INERT = {
+    key: "there are no thread pools; requests run in one event loop"
+    for key in (
+        "clientRequestThreadPoolNums defaultThreadPoolNums clientRequestThreadPoolQueueCapacity defaultThreadPoolQueueCapacity "
+        "unRegisterBrokerQueueCapacity serverWorkerThreads serverCallbackExecutorThreads serverSelectorThreads "
+        "serverOnewaySemaphoreValue serverAsyncSemaphoreValue serverNettyWorkerGroupEnable serverPooledByteBufAllocatorEnable "
+        "useEpollNativeSelector"
+    ).split()
+} | {"rocketmqHome": "where this program is installed does not matter"}
+
+_UNSUPPORTED = {
+    "clusterTest": "the name server that asks another cluster for routes is not there",
+    "notifyMinBrokerIdChanged": "acting masters are not told apart by notification",
+    "enableControllerInNamesrv": "there is no controller mode",
+    "enableShutdownGracefully": "a stop is always orderly; shutdownWaitTimeSeconds bounds it",
+    "useTLS": "TLS is not there yet",
+}
+
+SCHEMA = Schema(
+    program="mqnamesrv",
+    sections=(NamesrvConfig, NettyServerConfig, LogConfig),
+    inert=_INERT,
+    unsupported=_UNSUPPORTED,
+    harmless={
+        "clusterTest": "false",
+        "notifyMinBrokerIdChanged": "false",
+        "enableControllerInNamesrv": "false",
+        "useTLS": "false",
+    },
+    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}),
+)
+
+
+def load_namesrv(file: str | Path | None = None, flags: Mapping[str, tuple[str, str]] | None = None) -> Configuration:
+    """The name server's configuration from a file and from flags (key -> (value, name of the flag)), which win.
+
+    Raises ConfigError for the first value that cannot be used.
+    """
+    configuration = Configuration(SCHEMA)
+    if file is not None:
+        configuration.load_file(file)
+    for key, (value, flag) in (flags or {}).items():
+        configuration.apply(key, value, flag)
+    configuration.check()
+    configuration.protect(configuration.section(NamesrvConfig).config_black_list)
+    return configuration
