@@ -1,0 +1,101 @@
+"""Entries of an index file, many at a time: hashing keys and linking them into the slots' chains.
+
+Two forms with the same result: one on numpy arrays (about 0.4 us a key), one in plain Python where numpy is not
+installed. Both write entries, then slots; the caller writes the header last, so that its count never covers a hole.
+Source: RocketMQ's IndexFile.putKey.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from protocol.hashing import string_hash
+from protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER_SIZE, entry_at
+
+INT_MAX: Final = 0x7FFFFFFF
+
+
+class Batch(Protocol):
+    """What both forms offer: put entries into a file's buffer, and count or rebuild its slots."""
+
+    def key_hashes(self, texts: Sequence[str]) -> list[int]:
+        """The index's hash of each ``topic#key`` text (hashing.key_hash)."""
+        ...
+
+    def put(
+        self, view: memoryview, slots: int, count: int, hashes: list[int], phys: list[int], seconds: list[int]
+    ) -> int:
+        """Write entries number ``count`` and up, link them; returns how many slots were empty before."""
+        ...
+
+    def rebuild_slots(self, view: memoryview, slots: int, count: int) -> int:
+        """Write the whole slot table anew from entries 1 to ``count`` - 1 (chains too); returns the slots in use."""
+        ...
+
+
+def key_hash_of(text: str) -> int:
+    """Hash of one ``topic#key`` text: absolute value, 0 where that does not fit."""
+    value = abs(string_hash(text))
+    return value if value <= INT_MAX else 0
+
+
+def seconds_since(begin: int, store_timestamp: int) -> int:
+    """An entry's time difference: whole seconds since the file's begin time, 0 without one, never negative."""
+    if begin <= 0 or store_timestamp <= begin:
+        return 0
+    return min((store_timestamp - begin) // 1000, INT_MAX)
+
+
+class PlainBatch:
+    """The plain-Python form."""
+
+    def key_hashes(self, texts: Sequence[str]) -> list[int]:
+        """See Batch."""
+        return [key_hash_of(text) for text in texts]
+
+    def put(
+        self, view: memoryview, slots: int, count: int, hashes: list[int], phys: list[int], seconds: list[int]
+    ) -> int:
+        """See Batch."""
+        table = view[HEADER_SIZE : HEADER_SIZE + 4 * slots]
+        entries = bytearray(ENTRY_SIZE * len(hashes))
+        newest: dict[int, int] = {}
+        used = 0
+        for at, (key, phy, second) in enumerate(zip(hashes, phys, seconds, strict=True)):
+            slot = key % slots
+            previous = newest.get(slot)
+            if previous is None:
+                previous = int.from_bytes(table[4 * slot : 4 * slot + 4], "big", signed=True)
+                if previous <= 0 or previous >= count:
+                    previous = 0
+                    used += 1
+            ENTRY.pack_into(entries, at * ENTRY_SIZE, key, phy, second, previous)
+            newest[slot] = count + at
+        start = entry_at(slots, count)
+        view[start : start + len(entries)] = entries
+        for slot, number in newest.items():
+            table[4 * slot : 4 * slot + 4] = number.to_bytes(4, "big")
+        return used
+
+    def rebuild_slots(self, view: memoryview, slots: int, count: int) -> int:
+        """See Batch."""
+        table = bytearray(4 * slots)
+        newest: dict[int, int] = {}
+        at = entry_at(slots, 1)
+        for number in range(1, count):
+            slot = int.from_bytes(view[at : at + 4], "big") % slots
+            view[at + 16 : at + 20] = newest.get(slot, 0).to_bytes(4, "big")
+            newest[slot] = number
+            at += ENTRY_SIZE
+        for slot, number in newest.items():
+            table[4 * slot : 4 * slot + 4] = number.to_bytes(4, "big")
+        view[HEADER_SIZE : HEADER_SIZE + 4 * slots] = table
+        return len(newest)
+
+
+def make_batch() -> Batch:
+    """The numpy form where numpy is installed, else the plain one."""
+    try:
+        from broker.store.index_batch_numpy import NumpyBatch  # noqa: PLC0415 - numpy is optional
+    except ImportError:
+        return PlainBatch()
+    return NumpyBatch()
