@@ -1,17 +1,19 @@
 """The disk: one small interface for all file work of the store.
 
-RealDisk is thin. A simulated disk (tests) stands in for it: it keeps apart what is durable and what is not, and fails where
-it is told to. Whoever writes store code calls nothing of ``os`` or ``mmap`` but through here.
+RealDisk is thin. A simulated disk (tests) stands in for it: it keeps apart what is durable and what is not, and fails
+where it is told to. Store code calls nothing of ``os`` or ``mmap`` but through here.
 
-Every method but ``run`` is an ordinary call that may block in the kernel. Those that can block for long (reserve, data_sync,
-sync_directory, delete, pread of cold data, space) are called through ``await disk.run(method, ...)``: a thread in production,
-inline in a simulation. Such a call does one kernel call after the other and no Python work of its own.
+Every method but ``run`` is an ordinary call that may block in the kernel. Those that can block for long (reserve,
+data_sync, sync_directory, delete, pread of cold data, space) are called through ``await disk.run(method, ...)``: a thread
+in production, inline in a simulation. Such a call makes kernel calls only and does no Python work of its own.
 """
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
@@ -53,7 +55,7 @@ class FileSystem(NamedTuple):
 
 
 class Mapping(Protocol):
-    """A file's bytes as writable memory. ``view`` covers the whole file; stores into it are the file's content at once."""
+    """A file's bytes as writable memory. ``view`` covers the whole file; a store into it changes the file at once."""
 
     view: memoryview
 
@@ -66,11 +68,11 @@ class Disk(Protocol):
     """All that the store asks of a file system. Errors are OSError with their errno; paths are absolute text."""
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
-        """Call ``fn`` where it may block: in a thread in production, inline in a simulation. Not cancellable half-way."""
+        """Call ``fn`` where it may block: a thread in production, inline in a simulation. Not cancellable half-way."""
         ...
 
     def create(self, path: str, size: int) -> int:
-        """A new file of ``size`` bytes without blocks, open for reading and writing; FileExistsError if there is one."""
+        """A new file of ``size`` bytes without blocks, open to read and write; FileExistsError if there is one."""
         ...
 
     def open(self, path: str, *, writable: bool = True) -> int:
@@ -157,7 +159,7 @@ class Disk(Protocol):
         ...
 
     def lock(self, fd: int) -> bool:
-        """Take the exclusive POSIX lock on byte 0; False if another process has it. It ends with any close of the file."""
+        """Take the exclusive POSIX lock on byte 0; False if another process has it. Any close of the file ends it."""
         ...
 
 
@@ -173,10 +175,8 @@ class _RealMapping:
 
     def close(self) -> None:
         self.view.release()
-        try:
+        with contextlib.suppress(BufferError):  # somebody reads: their views keep the map, the last one unmaps it
             self._map.close()
-        except BufferError:  # somebody reads: their views keep the map, the last one unmaps it
-            pass
 
 
 class RealDisk:
@@ -284,7 +284,7 @@ class RealDisk:
             found = os.stat(path)
         except FileNotFoundError:
             return None
-        return FileInfo(os.path.stat.S_ISDIR(found.st_mode), found.st_size, found.st_mtime_ns // 1_000_000)
+        return FileInfo(stat.S_ISDIR(found.st_mode), found.st_size, found.st_mtime_ns // 1_000_000)
 
     def space(self, path: str) -> DiskSpace:
         found = os.statvfs(path)
@@ -325,7 +325,7 @@ def _find_mount(path: str) -> FileSystem:
 
 
 def write_durably(disk: Disk, path: str, data: bytes) -> None:
-    """Put ``data`` in place of a file so that a power cut leaves the old or the new content: temp, sync, rename, sync."""
+    """Replace a file so that a power cut leaves the old or the new content: temporary file, sync, rename, sync."""
     directory = os.path.dirname(path)
     temporary = path + ".tmp"
     if disk.stat(temporary) is not None:

@@ -20,7 +20,8 @@ BLANK_ROOM: Final = 8
 class MappedFile:
     """A mapped file of the log. Not thread-safe: positions belong to the event loop.
 
-    Readers of long-lived views call ``hold`` and ``release``. ``destroy`` unlinks at once and unmaps when nobody holds it.
+    Readers of long-lived views call ``hold`` and ``release``. ``destroy`` unlinks at once and unmaps when nobody holds
+    it.
     """
 
     __slots__ = (
@@ -32,7 +33,6 @@ class MappedFile:
         "fd",
         "flushed",
         "hot_from",
-        "on_unmapped",
         "path",
         "reserved",
         "size",
@@ -56,7 +56,6 @@ class MappedFile:
         self.append_limit = -1
         self.hot_from = size
         self.destroyed = False
-        self.on_unmapped: list[object] = []
 
     @classmethod
     def create(cls, disk: Disk, path: str, start: int, size: int, reserve: int) -> "MappedFile":
@@ -122,7 +121,7 @@ class MappedFile:
         self.append_limit = position - BLANK_ROOM
 
     def reserve_range(self, begin: int, end: int) -> None:
-        """Make [begin, end) ready and zero; blocks, call it through ``disk.run``, then ``mark_reserved`` on the loop."""
+        """Make [begin, end) ready and zero; blocks: call it through ``disk.run``, then ``mark_reserved``."""
         self._disk.reserve(self.fd, begin, self.view[begin:end])
 
     def sync(self) -> None:

@@ -1,5 +1,6 @@
 """A row of files of equal size, each named by the offset it begins at (RocketMQ's MappedFileQueue)."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from protocol.file_names import offset_name, parse_offset_name
 
 
 class StoreLoadError(Exception):
-    """The store directory is not what the configuration says: the text names the file, what it is and what was expected."""
+    """The directory is not what the configuration says: the text names the file, what it is, what was expected."""
 
 
 class FileName(NamedTuple):
@@ -23,8 +24,8 @@ class FileName(NamedTuple):
 def list_row(disk: Disk, directory: str, size: int) -> list[FileName]:
     """The files of a row in order, by RocketMQ's rules of loading; none if the directory does not exist.
 
-    Sub-directories and names that are no offsets are passed over. A zero-length last file is deleted. Raises StoreLoadError
-    for a file of another length, or a gap between two files.
+    Sub-directories and names that are no offsets are passed over. A zero-length last file is deleted. Raises
+    StoreLoadError for a file of another length, or a gap between two files.
     """
     names: list[tuple[int, str, int]] = []
     for name in disk.list(directory):
@@ -40,12 +41,12 @@ def list_row(disk: Disk, directory: str, size: int) -> list[FileName]:
     for start, path, length in names:
         if length != size:
             raise StoreLoadError(
-                f"{path} has {length} bytes, the configured file size is {size}: start with the size the store was made with, "
-                "or move the file away if it is none of the store's"
+                f"{path} has {length} bytes, the configured file size is {size}: start with the size the store was made "
+                "with, or move the file away if it is none of the store's"
             )
         if start % size:
             raise StoreLoadError(f"{path} does not begin at a multiple of the configured file size of {size}")
-    for (before, _, _), (start, path, _) in zip(names, names[1:], strict=False):
+    for (before, _, _), (start, path, _) in itertools.pairwise(names):
         if start != before + size:
             raise StoreLoadError(f"the file {offset_name(before + size)} before {path} is missing")
     return [FileName(start, path) for start, path, _ in names]

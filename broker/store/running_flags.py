@@ -1,4 +1,4 @@
-"""Why the store cannot be read or written at the moment (RocketMQ's RunningFlags), each reason with a text for humans."""
+"""Why the store cannot be read or written at the moment (RocketMQ's RunningFlags), with a text for humans."""
 
 from enum import IntFlag
 
@@ -13,6 +13,8 @@ class Flag(IntFlag):
     DISK_FULL = 16
     FENCED = 32
     LOGIC_DISK_FULL = 64
+    NO_SPACE = 128
+    """Reserving space failed (reported as DISK_FULL); apart from it because cleaning judges by ratio, this by the call."""
 
 
 _READ = Flag.NOT_READABLE
@@ -33,7 +35,8 @@ class RunningFlags:
     @property
     def bits(self) -> int:
         """All reasons as one number."""
-        return sum(int(flag) for flag in self._reasons)
+        total = sum(int(flag) for flag in self._reasons)
+        return (total | Flag.DISK_FULL) - Flag.NO_SPACE if total & Flag.NO_SPACE else total
 
     @property
     def reason(self) -> str:

@@ -46,9 +46,9 @@ class GetMessageStatus(IntEnum):
 class MessageInner(Struct, gc=False):
     """A message on its way into the log.
 
-    ``born_host`` and ``store_host`` are packed addresses (8 or 20 bytes); their IPv6 bits of ``sys_flag`` are set by the
-    store. ``properties`` is the encoded text, ``tags_code`` the hash of the tag, ``keys`` the words the index shall find it
-    by (UNIQ_KEY first). ``wait`` is the WAIT property: False means that the reply does not wait for the disk.
+    ``born_host`` and ``store_host`` are packed addresses (8 or 20 bytes); their IPv6 bits of ``sys_flag`` are set by
+    the store. ``properties`` is the encoded text, ``tags_code`` the hash of the tag, ``keys`` the words the index shall
+    find it by (UNIQ_KEY first). ``wait`` is the WAIT property: False means that the reply does not wait for the disk.
     """
 
     topic: str
@@ -94,8 +94,8 @@ class MessageBatch(Struct, gc=False):
 class PutMessageResult(Struct, gc=False):
     """What became of a put. Offsets are -1 unless the record is in the log.
 
-    For a batch ``physical_offset`` and ``queue_offset`` are the first message's, ``offsets`` every message's physical offset.
-    ``remark`` says why a put was refused and what to do.
+    For a batch ``physical_offset`` and ``queue_offset`` are the first message's, ``offsets`` every message's physical
+    offset. ``remark`` says why a put was refused and what to do.
     """
 
     status: PutMessageStatus
@@ -164,11 +164,11 @@ class MessageFilter(Protocol):
 class Dispatcher(Protocol):
     """What the log hands its records to, in log order, once they may be read (queue units, index, waiting pulls).
 
-    Implemented by the reput side. It keeps the one dispatch position: a record that does not begin there (live dispatch is
-    off) is left to ReputMessageService, which reads it from the log.
+    Implemented by the reput side. It keeps the one dispatch position: a record that does not begin there (live dispatch
+    is off) is left to ReputMessageService, which reads it from the log.
     """
 
-    def dispatch(
+    def dispatch(  # noqa: PLR0913, PLR0917 - the hot path: a struct for each record would cost more than the call
         self,
         topic: str,
         queue_id: int,
