@@ -110,6 +110,10 @@ class Disk(Protocol):
         """The same if all of it is in memory, else None: never waits for the device."""
         ...
 
+    def next_data(self, fd: int, offset: int) -> int:
+        """First position from ``offset`` on that may hold something else than zeros; the file's size for none."""
+        ...
+
     def truncate(self, fd: int, size: int) -> None:
         """Set a file's length; a part that is added reads as zeros."""
         ...
@@ -247,6 +251,17 @@ class RealDisk:
                 return None
             raise
         return bytes(data) if got == length else None
+
+    def next_data(self, fd: int, offset: int) -> int:
+        """See Disk."""
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return os.fstat(fd).st_size
+            if error.errno == errno.EINVAL:  # a file system that does not know
+                return offset
+            raise
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
