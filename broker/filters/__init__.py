@@ -1,0 +1,1 @@
+"""Message filters: what a consumer's subscription lets through."""

@@ -1,0 +1,68 @@
+"""A message's property text, looked through once: what the index, the queue and the broker itself need to know of it.
+
+The text is ``name 0x01 value 0x02``, repeated (see protocol.message); of equal names the last wins.
+"""
+
+import re
+from typing import Final
+
+from protocol.errors import RemotingError
+from protocol.codes import ResponseCode
+from protocol.hashing import tags_code
+from protocol.topic_rules import SCHEDULE_TOPIC
+
+pairs: Final = re.compile("([^\x01\x02]+)\x01([^\x02]+)").findall
+"""All (name, value) of a property text; pieces without a name or a value are passed over."""
+
+TIMER_NAMES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+
+
+def join_properties(properties: dict[str, str]) -> str:
+    """The text form of properties that came out of a text: no separator can be in them."""
+    return "".join([name + "\x01" + value + "\x02" for name, value in properties.items()])
+
+
+def index_keys(properties: dict[str, str]) -> tuple[str, ...]:
+    """The words by which the index finds a message: UNIQ_KEY first, then those of KEYS."""
+    unique = properties.get("UNIQ_KEY")
+    keys = properties.get("KEYS")
+    if keys is None:
+        return (unique,) if unique else ()
+    words = keys.split()
+    return (unique, *words) if unique else tuple(words)
+
+
+def tag_hash(properties: dict[str, str]) -> int:
+    """The queue unit's tag slot: the hash of TAGS, 0 without."""
+    tags = properties.get("TAGS")
+    return tags_code(tags) if tags else 0
+
+
+def waits_for_store(properties: dict[str, str]) -> bool:
+    """False where the producer does not want to wait for the disk (WAIT=false)."""
+    wait = properties.get("WAIT")
+    return wait is None or wait.lower() == "true"
+
+
+def delay_level(properties: dict[str, str]) -> int:
+    """The DELAY property. Raises RemotingError(MESSAGE_ILLEGAL) where it is not a number."""
+    text = properties.get("DELAY")
+    if not text:
+        return 0
+    try:
+        return int(text)
+    except ValueError:
+        raise RemotingError(
+            ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY is not a whole number: {text[:32]!r}"
+        ) from None
+
+
+def park(properties: dict[str, str], topic: str, queue_id: int, level: int) -> tuple[str, int]:
+    """Turn a message with a delay level to the schedule topic: its place there; the real one goes into its properties.
+
+    ``level`` is at most the highest one there is. The DELAY property is set to it (ScheduleMessageService's hook does so).
+    """
+    properties["DELAY"] = str(level)
+    properties["REAL_TOPIC"] = topic
+    properties["REAL_QID"] = str(queue_id)
+    return SCHEDULE_TOPIC, level - 1

@@ -1,0 +1,67 @@
+"""Log lines, JSON lines, rotation."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from remoting.config import LogConfig, LogFormat, LogLevel
+from remoting.log_setup import RotatingFile, configure
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_console_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig())
+    log = structlog.get_logger()
+    log.info("topic_created", topic="Orders", remark='says "no"\nand more', empty="")
+    log.debug("unseen")
+    line = capsys.readouterr().err
+    assert line.endswith('info    topic_created topic=Orders remark="says \\"no\\"\\nand more" empty=""\n')
+    assert line.count("\n") == 1
+
+
+def test_exception_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig())
+    try:
+        int("broken")
+    except ValueError:
+        structlog.get_logger().exception("handler_failed")
+    text = capsys.readouterr().err
+    assert "handler_failed" in text
+    assert "ValueError: invalid" in text
+
+
+def test_json_line_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "broker.log"
+    close = configure(LogConfig(log_format=LogFormat.JSON, log_file=str(path), log_level=LogLevel.WARNING))
+    structlog.get_logger().warning("slow", ms=7, peer=Path("/x"))
+    structlog.get_logger().info("unseen")
+    close()
+    (line,) = path.read_text().splitlines()
+    event = json.loads(line)
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {"event": "slow", "ms": 7, "peer": "/x", "level": "warning"}
+
+
+def test_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = RotatingFile(path, 10, 2)
+    for letter in "abcd":
+        file.write(letter * 7 + "\n")
+    file.close()
+    assert [p.read_text() for p in sorted(tmp_path.iterdir())] == ["ddddddd\n", "ccccccc\n", "bbbbbbb\n"]
+
+
+def test_no_backups(tmp_path: Path) -> None:
+    file = RotatingFile(tmp_path / "log", 10, 0)
+    file.write("a" * 9 + "\n")
+    file.write("b" * 9 + "\n")
+    file.close()
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["b" * 9 + "\n"]
