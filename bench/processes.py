@@ -1,0 +1,122 @@
+"""Broker processes for the benchmarks: start on free ports, wait for the first accepted connection, look at memory, stop."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+START_DEADLINE_SECONDS = 90
+STOP_DEADLINE_SECONDS = 30
+HERE = Path(__file__).resolve().parent
+
+
+def port_open(port: int) -> bool:
+    """True where something on loopback accepts a connection."""
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    """A port below the ephemeral range whose neighbours (the fast port and the HA port) are free too."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        if not any(port_open(neighbour) for neighbour in (port - 2, port, port + 1)):
+            return port
+
+
+def anonymous_memory_mib(pid: int) -> float:
+    """RssAnon of a process and its children: mapped store files belong to the page cache and are not counted."""
+    total, todo = 0, [pid]
+    while todo:
+        current = Path("/proc") / str(todo.pop())
+        with contextlib.suppress(OSError):
+            for line in (current / "status").read_text().splitlines():
+                if line.startswith("RssAnon"):
+                    total += int(line.split()[1])
+            for task in (current / "task").iterdir():
+                todo += [int(child) for child in (task / "children").read_text().split()]
+    return total / 1024
+
+
+class BrokerProcess:
+    """A broker in the foreground of its own session, with the properties file that both brokers understand.
+
+    ``boot_seconds``: from starting the process to its first accepted connection.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], root: Path, **properties: object) -> None:
+        """``command`` has ``{conf}`` where the path of the configuration file goes."""
+        self.name = name
+        self.port = free_port()
+        self.log_path = root / f"{name}.log"
+        self._conf = root / f"{name}.conf"
+        settings = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": "broker-a",
+            "brokerId": 0,
+            "brokerIP1": "127.0.0.1",
+            "listenPort": self.port,
+            "haListenPort": self.port + 1,
+            "fastListenPort": self.port - 2,
+            "storePathRootDir": root / name,
+            "autoCreateTopicEnable": "true",
+            "namesrvAddr": f"127.0.0.1:{self.port - 1000}",
+        } | properties
+        self._conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
+        self._command = [part.replace("{conf}", str(self._conf)) for part in command]
+        self._environment = {**os.environ, "WORK": str(root / f"{name}-home")}
+        self.boot_seconds = 0.0
+
+    def __enter__(self) -> Self:
+        """Starts the process and waits until it accepts connections."""
+        started = time.perf_counter()
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, start_new_session=True, env=self._environment
+            )
+        while not port_open(self.port):
+            if self.process.poll() is not None or time.perf_counter() - started > START_DEADLINE_SECONDS:
+                self.stop()
+                raise RuntimeError(f"{self.name} did not start:\n{self.log_path.read_text()[-2000:]}")
+            time.sleep(0.005)
+        self.boot_seconds = time.perf_counter() - started
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops the process."""
+        self.stop()
+
+    def memory_mib(self) -> float:
+        """Anonymous memory now."""
+        return anonymous_memory_mib(self.process.pid)
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL after 30 s."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(STOP_DEADLINE_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+
+def our_command() -> list[str]:
+    """How this checkout's broker is started."""
+    return [str(Path(sys.executable).parent / "mqbroker"), "-c", "{conf}"]
+
+
+@contextlib.contextmanager
+def load_tool(root: Path) -> Iterator[Path]:
+    """The load generator (bench/rmqload), compiled into ``root``. Needs Go."""
+    tool = root / "rmqload"
+    subprocess.run(["go", "build", "-o", tool, "."], cwd=HERE / "rmqload", check=True)
+    yield tool
