@@ -1,4 +1,4 @@
-"""Broker processes for the benchmarks: start on free ports, wait for the first accepted connection, look at memory, stop."""
+"""Broker processes for the benchmarks: start, wait for the first accepted connection, look at memory, stop."""
 
 import contextlib
 import os
