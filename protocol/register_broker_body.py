@@ -72,7 +72,8 @@ def decode_register_broker_body(body: bytes | memoryview, *, compressed: bool, v
     parts = _Parts(_inflate(body))
     data_version = decode_json(parts.next(), DataVersion)
     topics = [_parse_topic(text) for text in parts.many()]
-    filter_servers = decode_json(parts.next(), list[str] | None)  # type: ignore[arg-type]
+    filter_text = parts.next()
+    filter_servers = [] if filter_text == b"null" else decode_json(filter_text, list[str])
     mappings: Iterable[TopicQueueMappingInfo] = ()
     if version >= FIRST_VERSION_WITH_MAPPING:
         mappings = [decode_json(text, TopicQueueMappingInfo) for text in parts.many()]
@@ -82,7 +83,7 @@ def decode_register_broker_body(body: bytes | memoryview, *, compressed: bool, v
             topic_config_table={topic.topic_name: topic for topic in topics},
             topic_queue_mapping_info_map={mapping.topic: mapping for mapping in mappings},
         ),
-        filter_server_list=filter_servers or [],
+        filter_server_list=filter_servers,
     )
 
 
