@@ -1,0 +1,56 @@
+"""Departures: which broker names were here and are not any more, so that "no route" can say what became of a topic."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+MAX_BROKERS: Final = 256
+MAX_TOPICS: Final = 100_000
+"""Most topic names remembered over all brokers that left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """One broker name that left. ``at``: the clock's monotonic time in seconds."""
+
+    broker_name: str
+    topics: frozenset[str]
+    at: float
+    reason: str
+
+
+class Departures:
+    """The last broker names to leave, newest last; forgotten when they come back or when there are too many."""
+
+    def __init__(self, max_brokers: int = MAX_BROKERS, max_topics: int = MAX_TOPICS) -> None:
+        self._departed: OrderedDict[str, Departure] = OrderedDict()
+        self._max_brokers = max_brokers
+        self._max_topics = max_topics
+        self._topics = 0
+
+    def __len__(self) -> int:
+        return len(self._departed)
+
+    def add(self, broker_name: str, topics: Iterable[str], at: float, reason: str) -> None:
+        """Remember that ``broker_name`` left, and which topics went with it."""
+        self.forget(broker_name)
+        departure = Departure(broker_name, frozenset(topics), at, reason)
+        self._departed[broker_name] = departure
+        self._topics += len(departure.topics)
+        while len(self._departed) > self._max_brokers or self._topics > self._max_topics:
+            self.forget(next(iter(self._departed)))
+
+    def forget(self, broker_name: str) -> None:
+        """The broker name is back, or too old to matter."""
+        departure = self._departed.pop(broker_name, None)
+        if departure is not None:
+            self._topics -= len(departure.topics)
+
+    def last(self) -> Departure | None:
+        """The newest departure."""
+        return next(reversed(self._departed.values()), None)
+
+    def with_topic(self, topic: str) -> list[Departure]:
+        """The departures that took ``topic`` along, newest first."""
+        return [departure for departure in reversed(self._departed.values()) if topic in departure.topics]

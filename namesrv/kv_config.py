@@ -1,0 +1,73 @@
+"""KVConfigManager: small settings by namespace and key, kept in a file (RocketMQ's KVConfigManager, kvConfig.json).
+
+The file is ``{"configTable":{namespace:{key:value}}}``. A change shows when the file
+with it has replaced the old one.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from namesrv.state_file import replace_file
+from protocol import lenient_json
+from protocol.body import encode_json
+from remoting.properties import ConfigError
+
+NAMESPACE_ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
+"""Namespace of topic to orderTopicConf (``broker:queues;broker:queues``)."""
+
+
+class KVConfigManager:
+    """The table and its file. What readers see is on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._table: dict[str, dict[str, str]] = {}
+        self._lock = trio.Lock()
+
+    def load(self) -> None:
+        """Read the file; no file is an empty table. Raises ConfigError for one that cannot be read or understood."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigError(str(self._path), "", "", f"the file cannot be read: {error.strerror}") from error
+        try:
+            table = lenient_json.loads(data)["configTable"]
+            self._table = {
+                namespace: {key: str(value) for key, value in entries.items()} for namespace, entries in table.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(str(self._path), "", "", f"this is not a KV configuration file: {error!r}") from error
+
+    def get(self, namespace: str, key: str) -> str | None:
+        """A value, or None."""
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, namespace: str) -> Mapping[str, str] | None:
+        """All keys of a namespace; None for one that was never written to."""
+        return self._table.get(namespace)
+
+    async def put(self, namespace: str, key: str, value: str) -> None:
+        """Set a value; returns when it is on disk.
+
+        Raises OSError where the file cannot be written: nothing has changed then.
+        """
+        async with self._lock:
+            await self._replace({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
+
+    async def delete(self, namespace: str, key: str) -> None:
+        """Take a key away if it is there; its namespace stays. Raises OSError as ``put`` does."""
+        async with self._lock:
+            entries = dict(self._table.get(namespace, {}))
+            if entries.pop(key, None) is not None:
+                await self._replace({**self._table, namespace: entries})
+
+    async def _replace(self, table: dict[str, dict[str, str]]) -> None:
+        data = encode_json({"configTable": table})
+        with trio.CancelScope(shield=True):  # cut off half-way, the file could be ahead of what is answered
+            await trio.to_thread.run_sync(replace_file, self._path, data)
+        self._table = table

@@ -1,0 +1,354 @@
+"""The name server's requests: typed header in, a call to the state, typed reply out.
+
+ClientRequestProcessor answers routes, DefaultRequestProcessor everything else; the names are RocketMQ's.
+"""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from namesrv.config import NamesrvConfig
+from namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
+from namesrv.route_info import RouteInfoManager
+from namesrv.state_file import replace_file
+from protocol.body import (
+    DataVersion,
+    GetBrokerMemberGroupResponseBody,
+    KVTable,
+    TopicList,
+    TopicRouteData,
+    decode_json,
+    encode_json,
+)
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.errors import RemotingError
+from protocol.hashing import crc32
+from protocol.headers.namesrv import (
+    AddWritePermResponseHeader,
+    BrokerHeartbeatRequestHeader,
+    DeleteTopicFromNamesrvRequestHeader,
+    GetBrokerMemberGroupRequestHeader,
+    GetKVConfigResponseHeader,
+    GetKVListByNamespaceRequestHeader,
+    GetRouteInfoRequestHeader,
+    GetTopicsByClusterRequestHeader,
+    KVConfigRequestHeader,
+    PutKVConfigRequestHeader,
+    QueryDataVersionRequestHeader,
+    QueryDataVersionResponseHeader,
+    RegisterBrokerRequestHeader,
+    RegisterTopicRequestHeader,
+    UnRegisterBrokerRequestHeader,
+    WipeWritePermResponseHeader,
+    WritePermRequestHeader,
+)
+from protocol.register_broker_body import decode_register_broker_body
+from remoting.clock import Clock
+from remoting.config import Configuration, parse_changes
+from remoting.connection import Connection
+from remoting.properties import ConfigError, decode, replace_values
+from remoting.server import HandlerTable
+
+_WATCHED: Final = "namesrv.watched"
+"""Attachment of a connection whose closing removes brokers."""
+
+_log = structlog.get_logger("namesrv")
+
+
+class ClientRequestProcessor:
+    """GET_ROUTEINFO_BY_TOPIC (105): what clients ask for."""
+
+    def __init__(self, routes: RouteInfoManager, config: Callable[[], NamesrvConfig], clock: Clock) -> None:
+        self._routes = routes
+        self._config = config
+        self._clock = clock
+        self._started = clock.monotonic()
+
+    def register(self, table: HandlerTable) -> None:
+        """Put the handler into the table."""
+        table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.get_route_info)
+
+    def get_route_info(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """The topic's route, or TOPIC_NOT_EXIST and why."""
+        topic = request.header(GetRouteInfoRequestHeader).topic
+        config = self._config()
+        if config.need_wait_for_service:
+            left = config.wait_seconds_for_service - (self._clock.monotonic() - self._started)
+            if left > 0:
+                text = f"the name server has just started; it answers routes in {left:.0f} s (needWaitForService)"
+                return request.reply(ResponseCode.SYSTEM_ERROR, text)
+        body = self._routes.route(topic)
+        if body is None:
+            return request.reply(ResponseCode.TOPIC_NOT_EXIST, self._routes.why_no_route(topic))
+        return request.reply(body=body)
+
+
+class DefaultRequestProcessor:
+    """Requests of brokers and of admin tools."""
+
+    def __init__(self, routes: RouteInfoManager, kv_config: KVConfigManager, configuration: Configuration) -> None:
+        self._routes = routes
+        self._kv_config = kv_config
+        self._configuration = configuration
+        self._saving = trio.Lock()
+
+    def register(self, table: HandlerTable) -> None:
+        """Put the handlers into the table."""
+        handlers = {
+            RequestCode.REGISTER_BROKER: self.register_broker,
+            RequestCode.UNREGISTER_BROKER: self.unregister_broker,
+            RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
+            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.get_broker_cluster_info,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self.get_broker_member_group,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_all_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_by_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_has_unit_sub_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_has_unit_sub_ununit_topics,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
+            RequestCode.GET_KV_CONFIG: self.get_kv_config,
+            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self.update_config,
+            RequestCode.GET_NAMESRV_CONFIG: self.get_config,
+        }
+        for code, handler in handlers.items():
+            table.register(code, handler)
+
+    # brokers
+
+    def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """REGISTER_BROKER (103); the answer's body has the ordered topics where there are any."""
+        header = request.header(RegisterBrokerRequestHeader)
+        if header.body_crc32 and crc32(request.body) != header.body_crc32:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, "the body does not have the checksum in bodyCrc32")
+        body = decode_register_broker_body(request.body, compressed=bool(header.compressed), version=request.version)
+        answer = self._routes.register_broker(header, body, connection)
+        self._watch(connection)
+        ordered = None
+        if self._config.return_order_topic_config_to_broker:
+            ordered = self._kv_config.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
+        return request.reply(header=answer, body=encode_json(KVTable(table=dict(ordered))) if ordered else b"")
+
+    def _watch(self, connection: Connection) -> None:
+        if _WATCHED not in connection.data:
+            connection.data[_WATCHED] = True
+            connection.on_close.append(self._routes.connection_closed)
+
+    def unregister_broker(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """UNREGISTER_BROKER (104)."""
+        header = request.header(UnRegisterBrokerRequestHeader)
+        self._routes.unregister_broker(header.cluster_name, header.broker_addr, header.broker_name)
+        return request.reply()
+
+    def broker_heartbeat(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """BROKER_HEARTBEAT (904)."""
+        header = request.header(BrokerHeartbeatRequestHeader)
+        self._routes.heartbeat(header.cluster_name, header.broker_addr)
+        return request.reply()
+
+    def query_data_version(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """QUERY_DATA_VERSION (322): has the broker anything new? Counts as a heartbeat."""
+        header = request.header(QueryDataVersionRequestHeader)
+        theirs = decode_json(request.body, DataVersion) if len(request.body) else None
+        ours = self._routes.data_version(header.cluster_name, header.broker_addr)
+        self._routes.heartbeat(header.cluster_name, header.broker_addr)
+        changed = ours is None or ours != theirs
+        return request.reply(
+            header=QueryDataVersionResponseHeader(changed=changed), body=encode_json(ours) if ours else b""
+        )
+
+    def get_broker_cluster_info(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_BROKER_CLUSTER_INFO (106)."""
+        return request.reply(body=encode_json(self._routes.cluster_info()))
+
+    def get_broker_member_group(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_BROKER_MEMBER_GROUP (901)."""
+        header = request.header(GetBrokerMemberGroupRequestHeader)
+        group = self._routes.broker_member_group(header.cluster_name, header.broker_name)
+        return request.reply(body=encode_json(GetBrokerMemberGroupResponseBody(broker_member_group=group)))
+
+    def wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """WIPE_WRITE_PERM_OF_BROKER (205)."""
+        name = request.header(WritePermRequestHeader).broker_name
+        count = self._routes.topics.wipe_write_perm(name)
+        _log.info("write_perm_wiped", broker_name=name, topics=count, peer=connection.peer_text)
+        return request.reply(header=WipeWritePermResponseHeader(wipe_topic_count=count))
+
+    def add_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """ADD_WRITE_PERM_OF_BROKER (327)."""
+        name = request.header(WritePermRequestHeader).broker_name
+        count = self._routes.topics.add_write_perm(name)
+        _log.info("write_perm_added", broker_name=name, topics=count, peer=connection.peer_text)
+        return request.reply(header=AddWritePermResponseHeader(add_topic_count=count))
+
+    # topics
+
+    def get_all_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
+        if not self._config.enable_all_topic_list:
+            return request.reply(ResponseCode.SYSTEM_ERROR, "switched off by enableAllTopicList=false")
+        return _topic_list(request, self._routes.topics.names())
+
+    def get_topics_by_cluster(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_TOPICS_BY_CLUSTER (224); empty for an unknown cluster."""
+        self._check_topic_lists()
+        cluster = request.header(GetTopicsByClusterRequestHeader).cluster
+        return _topic_list(request, self._routes.topics.names(self._routes.broker_names(cluster)))
+
+    def get_system_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
+        topics, address = self._routes.system_topics()
+        body = TopicList(topic_list=topics)
+        if address is not None:
+            body.broker_addr = address
+        return request.reply(body=encode_json(body))
+
+    def get_unit_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_UNIT_TOPIC_LIST (311)."""
+        self._check_topic_lists()
+        return _topic_list(request, self._routes.topics.unit_topics())
+
+    def get_has_unit_sub_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
+        self._check_topic_lists()
+        return _topic_list(request, self._routes.topics.has_unit_sub_topics())
+
+    def get_has_unit_sub_ununit_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
+        self._check_topic_lists()
+        return _topic_list(request, self._routes.topics.has_unit_sub_ununit_topics())
+
+    def _check_topic_lists(self) -> None:
+        if not self._config.enable_topic_list:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, "switched off by enableTopicList=false")
+
+    def delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """DELETE_TOPIC_IN_NAMESRV (216); fine where the topic is not there."""
+        header = request.header(DeleteTopicFromNamesrvRequestHeader)
+        if self._routes.delete_topic(header.topic, header.cluster_name):
+            _log.info("topic_deleted", topic=header.topic, cluster=header.cluster_name, peer=connection.peer_text)
+        return request.reply()
+
+    def register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """REGISTER_TOPIC_IN_NAMESRV (217). Answered with success even where a broker is unknown, as in RocketMQ."""
+        topic = request.header(RegisterTopicRequestHeader).topic
+        route = decode_json(request.body, TopicRouteData) if len(request.body) else TopicRouteData()
+        if not self._routes.register_topic(topic, route.queue_datas):
+            names = [queues.broker_name for queues in route.queue_datas]
+            _log.warning("topic_on_unknown_broker", topic=topic, brokers=names, peer=connection.peer_text)
+        return request.reply()
+
+    # keys and values
+
+    def put_kv_config(self, connection: Connection, request: RemotingCommand) -> Awaitable[RemotingCommand]:
+        """PUT_KV_CONFIG (100); answered when it is on disk."""
+        header = request.header(PutKVConfigRequestHeader)
+
+        async def put() -> RemotingCommand:
+            await _on_disk(self._kv_config.put(header.namespace, header.key, header.value))
+            self._kv_changed(header.namespace, header.key, connection)
+            return request.reply()
+
+        return put()
+
+    def get_kv_config(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_KV_CONFIG (101)."""
+        header = request.header(KVConfigRequestHeader)
+        value = self._kv_config.get(header.namespace, header.key)
+        if value is None:
+            text = f"there is no key {header.key} in namespace {header.namespace}"
+            return request.reply(ResponseCode.QUERY_NOT_FOUND, text)
+        return request.reply(header=GetKVConfigResponseHeader(value=value))
+
+    def delete_kv_config(self, connection: Connection, request: RemotingCommand) -> Awaitable[RemotingCommand]:
+        """DELETE_KV_CONFIG (102); answered when it is on disk."""
+        header = request.header(KVConfigRequestHeader)
+
+        async def delete() -> RemotingCommand:
+            await _on_disk(self._kv_config.delete(header.namespace, header.key))
+            self._kv_changed(header.namespace, header.key, connection)
+            return request.reply()
+
+        return delete()
+
+    def _kv_changed(self, namespace: str, key: str, connection: Connection) -> None:
+        if namespace == NAMESPACE_ORDER_TOPIC_CONFIG:
+            self._routes.forget_route(key)
+        _log.info("kv_config_changed", namespace=namespace, key=key, peer=connection.peer_text)
+
+    def get_kv_list(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_KVLIST_BY_NAMESPACE (219)."""
+        namespace = request.header(GetKVListByNamespaceRequestHeader).namespace
+        table = self._kv_config.namespace(namespace)
+        if table is None:
+            return request.reply(ResponseCode.QUERY_NOT_FOUND, f"there is no namespace {namespace}")
+        return request.reply(body=encode_json(KVTable(table=dict(table))))
+
+    # configuration
+
+    @property
+    def _config(self) -> NamesrvConfig:
+        return self._configuration.section(NamesrvConfig)
+
+    def get_config(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """GET_NAMESRV_CONFIG (319): properties text."""
+        return request.reply(body=self._configuration.properties_text().encode())
+
+    def update_config(self, connection: Connection, request: RemotingCommand) -> Awaitable[RemotingCommand]:
+        """UPDATE_NAMESRV_CONFIG (318): all of the changes or none; unknown keys are passed over, as in RocketMQ."""
+        try:
+            changes = parse_changes(bytes(request.body).decode("utf-8", "replace"))
+        except ConfigError as error:
+            raise RemotingError(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        refusals = self._configuration.check_change(changes)
+        if refusals:
+            protected = any(refusal.protected for refusal in refusals)
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION if protected else ResponseCode.INVALID_PARAMETER,
+                "; ".join(f"{refusal.key} {refusal.reason}" for refusal in refusals),
+            )
+        changed = self._configuration.change(changes)
+        _log.info("config_changed", changes=changed, peer=connection.peer_text)
+
+        async def save() -> RemotingCommand:
+            if changed:
+                path = self._configuration.file or Path(self._config.config_store_path)
+                async with self._saving:
+                    await _on_disk(_save_changes(path, changed))
+            return request.reply()
+
+        return save()
+
+
+def _topic_list(request: RemotingCommand, topics: list[str]) -> RemotingCommand:
+    return request.reply(body=encode_json(TopicList(topic_list=topics)))
+
+
+async def _save_changes(path: Path, changes: dict[str, str]) -> None:
+    try:
+        text = decode(await trio.Path(path).read_bytes())
+    except FileNotFoundError:
+        text = ""
+    data = replace_values(text, changes).encode()
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(replace_file, path, data)
+
+
+async def _on_disk(change: Awaitable[None]) -> None:
+    """Wait for a change to be on disk; a failure becomes an error reply that names the file."""
+    try:
+        await change
+    except OSError as error:
+        text = f"the change could not be written to {error.filename}: {error.strerror}"
+        raise RemotingError(ResponseCode.SYSTEM_ERROR, text) from error

@@ -1,0 +1,408 @@
+"""RouteInfoManager: the name server's state: which brokers live, where they are, and the routes of topics.
+
+Pure state with an injected clock: no socket, no file. Follows RocketMQ's RouteInfoManager. Where that keeps separate
+tables of brokers, clusters and liveness, here all is derived from one table of live brokers: they cannot disagree.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import structlog
+
+from namesrv.config import NamesrvConfig
+from namesrv.departures import Departure, Departures
+from namesrv.topic_table import TopicQueueTable, queue_data
+from protocol.body import (
+    PERM_INHERIT,
+    PERM_WRITE,
+    BrokerData,
+    BrokerMemberGroup,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfigAndMappingSerializeWrapper,
+    TopicRouteData,
+)
+from protocol.codes import ResponseCode
+from protocol.errors import RemotingError
+from protocol.headers.namesrv import RegisterBrokerRequestHeader, RegisterBrokerResponseHeader
+from protocol.topic_rules import AUTO_CREATE_TOPIC
+from remoting.clock import Clock
+
+MASTER_ID: Final = 0
+SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+"""Topics that members of a broker name talk over: their routes show who is who, never an acting master."""
+
+_encoder = msgspec.json.Encoder(order="sorted")
+_log = structlog.get_logger("namesrv")
+
+
+@dataclass(slots=True, eq=False)
+class BrokerLiveInfo:
+    """One broker process that registered. ``last_update`` is the clock's monotonic time in seconds."""
+
+    cluster_name: str
+    broker_addr: str
+    broker_name: str
+    broker_id: int
+    ha_server_addr: str
+    data_version: DataVersion
+    filter_servers: list[str]
+    connection: object
+    heartbeat_timeout_ms: int
+    last_update: float
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells live brokers apart."""
+        return self.cluster_name, self.broker_addr
+
+
+@dataclass(slots=True)
+class _BrokerGroup:
+    """The members of one broker name by broker id."""
+
+    enable_acting_master: bool = False
+    members: dict[int, BrokerLiveInfo] = field(default_factory=dict)
+
+    def addresses(self) -> dict[str, str]:
+        return {str(broker_id): self.members[broker_id].broker_addr for broker_id in sorted(self.members)}
+
+
+class RouteInfoManager:
+    """Registrations in, routes out.
+
+    ``config``: the current section, asked each time it matters. ``order_topic_conf``: the orderTopicConf of a topic,
+    for routes where orderMessageEnable is on; whoever changes it calls ``forget_route``.
+    """
+
+    def __init__(
+        self,
+        config: Callable[[], NamesrvConfig],
+        clock: Clock,
+        order_topic_conf: Callable[[str], str | None] = lambda _topic: None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._order_topic_conf = order_topic_conf
+        self._routes: dict[str, bytes] = {}
+        self._live: dict[tuple[str, str], BrokerLiveInfo] = {}
+        self._groups: dict[str, _BrokerGroup] = {}
+        self._departures = Departures()
+        self.topics = TopicQueueTable(self.forget_route)
+
+    # registration
+
+    def register_broker(
+        self, header: RegisterBrokerRequestHeader, body: RegisterBrokerBody, connection: object
+    ) -> RegisterBrokerResponseHeader:
+        """Take a broker's registration; the answer tells a slave where its master is.
+
+        Raises RemotingError(SYSTEM_ERROR) for a table of one topic from a broker id that has never registered: that
+        is a change to a table which this name server does not have. The broker comes back with all of it.
+        """
+        wrapper = body.topic_config_serialize_wrapper
+        group = self._groups.get(header.broker_name)
+        if group is not None and self._is_outdated(group, header, wrapper.data_version):
+            return RegisterBrokerResponseHeader()
+        known_id = group is not None and header.broker_id in group.members
+        if not known_id and len(wrapper.topic_config_table) == 1:
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                f"broker {header.broker_name} (id {header.broker_id}, {header.broker_addr}) has sent one changed "
+                "topic, but it has not registered here with all of its topics yet",
+            )
+        previous = self._live.get((header.cluster_name, header.broker_addr))
+        changed = not known_id or previous is None or previous.data_version != wrapper.data_version
+        info = self._live_info(header, body, connection)
+        group = self._enter(info, previous)
+        acting = bool(header.enable_acting_master)
+        if group.enable_acting_master != acting:
+            group.enable_acting_master = acting
+            self._routes.clear()
+        is_prime_slave = header.enable_acting_master is not None and info.broker_id == min(group.members)
+        if info.broker_id == MASTER_ID or is_prime_slave:
+            read_only = acting and info.broker_id != MASTER_ID
+            self._take_topics(info.broker_name, wrapper, changed, ~PERM_WRITE if read_only else -1)
+        return self._master_of(info, group)
+
+    def _is_outdated(self, group: _BrokerGroup, header: RegisterBrokerRequestHeader, version: DataVersion) -> bool:
+        """Two processes claim one broker id: the one whose stateVersion is lower loses, and is not listed at all."""
+        holder = group.members.get(header.broker_id)
+        if holder is None or holder.broker_addr == header.broker_addr:
+            return False
+        if holder.data_version.state_version <= version.state_version:
+            return False
+        _log.warning(
+            "broker_id_conflict",
+            broker_name=header.broker_name,
+            broker_id=header.broker_id,
+            kept=holder.broker_addr,
+            kept_state_version=holder.data_version.state_version,
+            refused=header.broker_addr,
+            refused_state_version=version.state_version,
+        )
+        loser = self._live.get((header.cluster_name, header.broker_addr))
+        if loser is not None:
+            self._remove(loser, "it lost its broker id to a broker with a higher state version")
+        return True
+
+    def _live_info(
+        self, header: RegisterBrokerRequestHeader, body: RegisterBrokerBody, connection: object
+    ) -> BrokerLiveInfo:
+        return BrokerLiveInfo(
+            cluster_name=header.cluster_name,
+            broker_addr=header.broker_addr,
+            broker_name=header.broker_name,
+            broker_id=header.broker_id,
+            ha_server_addr=header.ha_server_addr,
+            data_version=body.topic_config_serialize_wrapper.data_version,
+            filter_servers=body.filter_server_list,
+            connection=connection,
+            heartbeat_timeout_ms=header.heartbeat_timeout_millis or self._config().broker_expired_timeout,
+            last_update=self._clock.monotonic(),
+        )
+
+    def _enter(self, info: BrokerLiveInfo, previous: BrokerLiveInfo | None) -> _BrokerGroup:
+        """Put a live broker in, in place of whatever had its address or its id until now."""
+        if previous is not None and previous.broker_name != info.broker_name:
+            self._remove(previous, f"its address now belongs to broker {info.broker_name}")
+            previous = None
+        group = self._groups.setdefault(info.broker_name, _BrokerGroup())
+        if previous is not None and previous.broker_id == info.broker_id:
+            unchanged = previous.filter_servers == info.filter_servers
+        else:
+            unchanged = False
+            for old in list(group.members.values()):
+                if old.broker_id == info.broker_id or old.broker_addr == info.broker_addr:
+                    del group.members[old.broker_id], self._live[old.key]
+        group.members[info.broker_id] = info
+        self._live[info.key] = info
+        if not unchanged:
+            self._routes.clear()
+        if previous is None:
+            self._departures.forget(info.broker_name)
+            _log.info(
+                "broker_registered",
+                broker_name=info.broker_name,
+                broker_id=info.broker_id,
+                broker_addr=info.broker_addr,
+                cluster=info.cluster_name,
+            )
+        return group
+
+    def _take_topics(
+        self, broker_name: str, wrapper: TopicConfigAndMappingSerializeWrapper, changed: bool, perm_mask: int
+    ) -> None:
+        """Topics of a registration. What is missing from it stays, unless deleteTopicWithBrokerRegistration is on."""
+        table = wrapper.topic_config_table
+        mappings = wrapper.topic_queue_mapping_info_map
+        # a table of one topic is a change to the whole, it says nothing about the others
+        if self._config().delete_topic_with_broker_registration and not mappings and len(table) != 1:
+            for topic in self.topics.topics_of(broker_name):
+                if topic not in table:
+                    self.topics.delete(topic, (broker_name,))
+        for config in table.values() if changed else self.topics.missing(broker_name, table):
+            self.topics.put(config.topic_name, queue_data(broker_name, config, perm_mask))
+        if changed:
+            self.topics.put_mappings(mappings.items())
+
+    def _master_of(self, info: BrokerLiveInfo, group: _BrokerGroup) -> RegisterBrokerResponseHeader:
+        master = group.members.get(MASTER_ID)
+        if info.broker_id == MASTER_ID or master is None:
+            return RegisterBrokerResponseHeader()
+        return RegisterBrokerResponseHeader(ha_server_addr=master.ha_server_addr, master_addr=master.broker_addr)
+
+    # liveness
+
+    def heartbeat(self, cluster_name: str, broker_addr: str) -> None:
+        """A sign of life; nothing happens for a broker that is not registered."""
+        info = self._live.get((cluster_name, broker_addr))
+        if info is not None:
+            info.last_update = self._clock.monotonic()
+
+    def data_version(self, cluster_name: str, broker_addr: str) -> DataVersion | None:
+        """The version of the topics that this broker registered last."""
+        info = self._live.get((cluster_name, broker_addr))
+        return info.data_version if info else None
+
+    def unregister_broker(self, cluster_name: str, broker_addr: str, broker_name: str) -> None:
+        """The broker says that it goes."""
+        info = self._live.get((cluster_name, broker_addr))
+        if info is not None and info.broker_name == broker_name:
+            self._remove(info, "it unregistered")
+
+    def connection_closed(self, connection: object) -> None:
+        """Everything that registered over this connection and not over a newer one is gone."""
+        for info in [info for info in self._live.values() if info.connection is connection]:
+            self._remove(info, "its connection closed")
+
+    def scan_not_active_brokers(self) -> list[BrokerLiveInfo]:
+        """Remove the brokers that were silent for longer than they said; the caller closes their connections."""
+        now = self._clock.monotonic()
+        expired = [info for info in self._live.values() if (now - info.last_update) * 1000 > info.heartbeat_timeout_ms]
+        for info in expired:
+            self._remove(info, f"no heartbeat for {info.heartbeat_timeout_ms / 1000:g} s")
+        return expired
+
+    def _remove(self, info: BrokerLiveInfo, reason: str) -> None:
+        del self._live[info.key]
+        group = self._groups[info.broker_name]
+        del group.members[info.broker_id]
+        self._routes.clear()
+        _log.info(
+            "broker_removed",
+            broker_name=info.broker_name,
+            broker_id=info.broker_id,
+            broker_addr=info.broker_addr,
+            reason=reason,
+        )
+        if not group.members:
+            del self._groups[info.broker_name]
+            topics = self.topics.delete_broker(info.broker_name)
+            self._departures.add(info.broker_name, topics, self._clock.monotonic(), reason)
+        elif group.enable_acting_master and MASTER_ID not in group.members:
+            self.topics.wipe_write_perm(info.broker_name)
+
+    # topics
+
+    def register_topic(self, topic: str, queue_datas: list[QueueData]) -> bool:
+        """Set the topic's queues; refused (False) as a whole where one names a broker that is not registered."""
+        if any(queues.broker_name not in self._groups for queues in queue_datas):
+            return False
+        for queues in queue_datas:
+            self.topics.put(topic, queues)
+        return True
+
+    def delete_topic(self, topic: str, cluster_name: str | None = None) -> bool:
+        """Take a topic out of the routes, everywhere or on one cluster's brokers; False where it was not there."""
+        return self.topics.delete(topic, self.broker_names(cluster_name) if cluster_name else None)
+
+    # routes
+
+    def route(self, topic: str) -> bytes | None:
+        """The topic's TopicRouteData as strict compact JSON; None where no live broker has it."""
+        body = self._routes.get(topic)
+        if body is None and topic in self.topics:
+            body = self._routes[topic] = _encoder.encode(self.route_data(topic))
+        return body
+
+    def forget_route(self, topic: str) -> None:
+        """Something that the topic's route shows has changed."""
+        self._routes.pop(topic, None)
+
+    def forget_routes(self) -> None:
+        """Something that all routes show has changed."""
+        self._routes.clear()
+
+    def route_data(self, topic: str) -> TopicRouteData:
+        """The topic's route; empty for a topic that is not known."""
+        queues = self.topics.queues(topic)
+        names = sorted(queues)
+        route = TopicRouteData(
+            broker_datas=[self._broker_data(name) for name in names],
+            filter_server_table=self._filter_servers(names),
+            queue_datas=[queues[name] for name in names],
+        )
+        mappings = self.topics.mappings(topic)
+        if mappings:
+            route.topic_queue_mapping_by_broker = dict(mappings)
+        config = self._config()
+        if config.support_acting_master and not topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
+            self._show_acting_masters(route)
+        if config.order_message_enable:
+            order_conf = self._order_topic_conf(topic)
+            if order_conf is not None:
+                route.order_topic_conf = order_conf
+        return route
+
+    def _broker_data(self, broker_name: str) -> BrokerData:
+        group = self._groups[broker_name]
+        return BrokerData(
+            cluster=group.members[min(group.members)].cluster_name,
+            broker_name=broker_name,
+            broker_addrs=group.addresses(),
+            enable_acting_master=group.enable_acting_master,
+        )
+
+    def _filter_servers(self, broker_names: list[str]) -> dict[str, list[str]]:
+        return {
+            info.broker_addr: info.filter_servers
+            for name in broker_names
+            for info in self._groups[name].members.values()
+            if info.filter_servers
+        }
+
+    def _show_acting_masters(self, route: TopicRouteData) -> None:
+        """A broker name without a master shows its lowest slave as one where the topic can only be read there."""
+        for broker, queues in zip(route.broker_datas, route.queue_datas, strict=True):
+            lowest = min(broker.broker_addrs, key=int)
+            if broker.enable_acting_master and lowest != "0" and not queues.perm & PERM_WRITE:
+                broker.broker_addrs["0"] = broker.broker_addrs.pop(lowest)
+
+    def why_no_route(self, topic: str) -> str:
+        """One sentence for the person whose client got TOPIC_NOT_EXIST: what is wrong, and what to do."""
+        head = f"no route for topic {topic}: "
+        departed = self._departures.with_topic(topic)
+        if departed:
+            return head + "no live broker has it; " + "; ".join(self._words(each) for each in departed[:3])
+        if not self._groups:
+            last = self._departures.last()
+            tail = f"; the last one: {self._words(last)}" if last else ""
+            return head + "no broker is registered with this name server" + tail
+        brokers = f"the {len(self._groups)} registered broker name(s) ({', '.join(sorted(self._groups)[:5])})"
+        auto_create = any(queues.perm & PERM_INHERIT for queues in self.topics.queues(AUTO_CREATE_TOPIC).values())
+        if topic == AUTO_CREATE_TOPIC:
+            return f"{head}{brokers} do not create topics by themselves (autoCreateTopicEnable=false)"
+        if not auto_create:
+            return (
+                f"{head}{brokers} do not have it and do not create topics by themselves (autoCreateTopicEnable=false); "
+                "create it with mqadmin updateTopic"
+            )
+        return f"{head}{brokers} do not have it; the first message sent to it creates it, or mqadmin updateTopic"
+
+    def _words(self, departure: Departure) -> str:
+        ago = max(0, round(self._clock.monotonic() - departure.at))
+        return f"broker {departure.broker_name} left {ago} s ago: {departure.reason}"
+
+    # lists
+
+    def cluster_info(self) -> ClusterInfo:
+        """All broker names with their members, and the clusters."""
+        return ClusterInfo(
+            broker_addr_table={name: self._broker_data(name) for name in sorted(self._groups)},
+            cluster_addr_table=dict(sorted(self.clusters().items())),
+        )
+
+    def clusters(self) -> Mapping[str, list[str]]:
+        """Cluster name to the sorted broker names in it."""
+        clusters: defaultdict[str, set[str]] = defaultdict(set)
+        for info in self._live.values():
+            clusters[info.cluster_name].add(info.broker_name)
+        return {cluster: sorted(names) for cluster, names in clusters.items()}
+
+    def broker_names(self, cluster_name: str) -> list[str]:
+        """The broker names of a cluster; empty for one that is not known."""
+        return self.clusters().get(cluster_name, [])
+
+    def broker_member_group(self, cluster_name: str, broker_name: str) -> BrokerMemberGroup:
+        """Who stands behind a broker name; without addresses for one that is not known."""
+        group = self._groups.get(broker_name)
+        return BrokerMemberGroup(
+            cluster=cluster_name, broker_name=broker_name, broker_addrs=group.addresses() if group else {}
+        )
+
+    def system_topics(self) -> tuple[list[str], str | None]:
+        """The topics that bear the names of clusters and brokers, and the address of one broker that has them."""
+        names = {name for cluster, brokers in self.clusters().items() for name in (cluster, *brokers)}
+        first = min(self._groups, default=None)
+        address = next(iter(self._groups[first].addresses().values())) if first else None
+        return sorted(names), address
+
+    def live_brokers(self) -> list[BrokerLiveInfo]:
+        """All live brokers."""
+        return list(self._live.values())
