@@ -68,6 +68,7 @@ final class Messages {
         shown.put("uniqKey", message.getProperty(MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX));
         shown.put("flag", message.getFlag());
         shown.put("sysFlag", message.getSysFlag());
+        shown.put("size", message.getStoreSize());
         shown.put("reconsume", message.getReconsumeTimes());
         shown.put("born", message.getBornTimestamp());
         shown.put("stored", message.getStoreTimestamp());

@@ -1,0 +1,81 @@
+"""Fixtures for the tests with official partners; which servers they run is TRIMQ_INTEROP_SERVER's business."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.harness import processes
+from tests.interop.harness.drivers import Admin, JavaClient, LineDriver, go_client, java_client, mqadmin, node_client
+from tests.interop.harness.servers import Cluster, running_cluster
+
+HERE = Path(__file__).parent
+TEST_TIMEOUT = 150
+
+#: Both generations of the Java client, each with both header encodings.
+JAVA_CLIENTS = [("5.5.0", "JSON"), ("5.5.0", "ROCKETMQ"), ("4.9.8", "JSON"), ("4.9.8", "ROCKETMQ")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs partners; starting and building them has time limits of its own."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.partners)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TEST_TIMEOUT, func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the end of the log of every process that it used."""
+    report = yield
+    if report.failed and HERE in item.path.parents:
+        for process in processes.started:
+            state = "running" if process.running else "ended"
+            report.sections.append((f"{process.log} ({state})", process.tail()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One name server and one broker that most tests share; topics and groups keep them apart."""
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session", params=JAVA_CLIENTS, ids="-".join)
+def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
+    """The Java client; the tests of one version and encoding share a JVM."""
+    version, encoding = request.param
+    with java_client(version, encoding, tmp_path_factory.mktemp(f"java-{version}-{encoding}")) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def latest_java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
+    """One Java client, for tests that are not about the client."""
+    with java_client("5.5.0", "JSON", tmp_path_factory.mktemp("latest-java")) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    """mqadmin for the shared cluster."""
+    with mqadmin(cluster, tmp_path_factory.mktemp("mqadmin")) as shell:
+        yield shell
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineDriver]:
+    """The Node client, ali-ons."""
+    with node_client(tmp_path_factory.mktemp("node")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineDriver]:
+    """The Go client."""
+    with go_client(tmp_path_factory.mktemp("go")) as client:
+        yield client

@@ -1,0 +1,340 @@
+"""The official clients as the tests use them: processes that take requests as JSON lines, handles on what is open."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.interop.harness import partners
+from tests.interop.harness.processes import Process, ended_afterwards
+from tests.interop.harness.servers import Cluster
+from tests.interop.harness.waiting import wait_until
+
+Record = dict[str, Any]
+
+START_TIMEOUT = 60
+CALL_TIMEOUT = 90
+RECEIVE_TIMEOUT = 30.0
+
+_numbers = itertools.count(1)
+
+
+def unique(prefix: str) -> str:
+    """A name that no other test of this run uses."""
+    return f"{prefix}_{next(_numbers)}"
+
+
+def message(body: str, **parts: object) -> Record:
+    """One message for a driver: tags, keys, delay, properties, size (pads the body), order, flag, wait."""
+    return {"body": body, **parts}
+
+
+def messages(count: int, prefix: str = "m", **parts: object) -> list[Record]:
+    return [message(f"{prefix}{number}", **parts) for number in range(count)]
+
+
+def bodies(records: Sequence[Record]) -> list[str]:
+    return [record["body"] for record in records]
+
+
+class PartnerError(Exception):
+    """The client raised an exception; codes are the response codes in its chain of causes."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        super().__init__(f"{error.get('type')}: {error.get('message')}")
+        self.type = str(error.get("type"))
+        self.codes: list[int] = error.get("codes") or []
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_(\w)", lambda found: found.group(1).upper(), name)
+
+
+class LineDriver:
+    """A partner process: requests and answers are JSON lines, matched by number, many at a time."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._ids = itertools.count(1)
+        self._pending: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        hello: Future[Any] = Future()
+        self._pending[0] = hello
+        child = process.start(piped=True)
+        if child.stdin is None or child.stdout is None:
+            raise RuntimeError("the driver's pipes are missing")
+        self._requests = child.stdin
+        self._answers = child.stdout
+        self._reader = threading.Thread(target=self._read, name=f"{process.name} answers", daemon=True)
+        self._reader.start()
+        self.versions: Record = hello.result(START_TIMEOUT)
+
+    def _read(self) -> None:
+        for line in self._answers:
+            answer = json.loads(line)
+            with self._lock:
+                waiting = self._pending.pop(answer["id"])
+            if "error" in answer:
+                waiting.set_exception(PartnerError(answer["error"]))
+            else:
+                waiting.set_result(answer.get("result"))
+        with self._lock:
+            lost, self._pending = list(self._pending.values()), {}
+        for waiting in lost:
+            waiting.set_exception(RuntimeError(f"{self.process.name} ended:\n{self.process.tail()}"))
+
+    def begin(self, operation: str, **arguments: object) -> Future[Any]:
+        """Starts an operation; the answer comes as a future."""
+        number = next(self._ids)
+        answer: Future[Any] = Future()
+        request = {"id": number, "op": operation}
+        request |= {_camel(name): value for name, value in arguments.items() if value is not None}
+        with self._lock:
+            self._pending[number] = answer
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        return answer
+
+    def call(self, operation: str, **arguments: object) -> Any:
+        return self.begin(operation, **arguments).result(CALL_TIMEOUT)
+
+    def finish(self) -> None:
+        """Ends the process the way it expects: no more requests."""
+        self._requests.close()
+        self.process.wait_for_exit()
+        self._reader.join(START_TIMEOUT)
+        self._answers.close()
+
+
+@dataclass(frozen=True)
+class Producer:
+    """A producer inside a driver."""
+
+    driver: LineDriver
+    name: str
+
+    def send(self, topic: str, specs: Sequence[Record], mode: str = "sync", **options: object) -> list[Record]:
+        sent: list[Record] = self.driver.call(
+            "producer.send", name=self.name, topic=topic, messages=specs, mode=mode, **options
+        )
+        return sent
+
+    def send_to(self, queue: tuple[str, int], topic: str, specs: Sequence[Record], mode: str = "sync") -> list[Record]:
+        """To one queue, given as broker name and number."""
+        return self.send(topic, specs, mode, broker=queue[0], queue=queue[1])
+
+    def ask(self, operation: str, **arguments: object) -> Any:
+        return self.driver.call(f"producer.{operation}", name=self.name, **arguments)
+
+    def query_key(self, topic: str, key: str) -> list[Record]:
+        """What the broker finds by a key; the client's "no message" is an empty list."""
+        try:
+            found: list[Record] = self.ask("queryKey", topic=topic, key=key)["messages"]
+        except PartnerError as error:
+            if "no message" in str(error) or 208 in error.codes or 17 in error.codes:
+                return []
+            raise
+        return found
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A push consumer inside a driver; it keeps what it received."""
+
+    driver: LineDriver
+    name: str
+
+    def received(self, count: int, *, wait: float = RECEIVE_TIMEOUT, distinct: str | None = None) -> list[Record]:
+        """All that came so far, at least so many; fewer after the time is a failed test."""
+        got: list[Record] = self.driver.call(
+            "consumer.received", name=self.name, count=count, wait=int(wait * 1000), distinct=distinct
+        )
+        seen = len(got) if distinct is None else len({record[distinct] for record in got})
+        if seen < count:
+            raise AssertionError(f"{seen} of {count} messages after {wait:g} s: {bodies(got)}")
+        return got
+
+    def failures(self) -> list[Record]:
+        """The replies that it could not send."""
+        failed: list[Record] = self.driver.call("consumer.failures", name=self.name)
+        return failed
+
+    def so_far(self) -> list[Record]:
+        return self.received(0, wait=0)
+
+    def queues(self) -> set[tuple[str, str, int]]:
+        """The queues that it holds now, those of its retry topic left out."""
+        held = self.driver.call("consumer.queues", name=self.name)
+        return {(one["topic"], one["broker"], one["queue"]) for one in held if not one["topic"].startswith("%RETRY%")}
+
+    def wait_for_queues(self, count: int) -> set[tuple[str, str, int]]:
+        wait_until(lambda: len(self.queues()) == count, f"{count} queues at consumer {self.name}")
+        return self.queues()
+
+
+@dataclass(frozen=True)
+class LiteConsumer:
+    """A lite pull consumer inside a driver."""
+
+    driver: LineDriver
+    name: str
+
+    def ask(self, operation: str, **arguments: object) -> Any:
+        return self.driver.call(f"lite.{operation}", name=self.name, **arguments)
+
+    def poll(self, count: int, wait: float = RECEIVE_TIMEOUT) -> list[Record]:
+        """At least so many messages, or a failed test."""
+        got: list[Record] = self.ask("poll", count=count, wait=int(wait * 1000))
+        if len(got) < count:
+            raise AssertionError(f"{len(got)} of {count} messages after {wait:g} s: {bodies(got)}")
+        return got
+
+
+class JavaClient(LineDriver):
+    """The Java client in a JVM of its own, with handles that close what a test opened."""
+
+    version: str
+    encoding: str
+
+    @contextmanager
+    def producer(self, cluster: Cluster, group: str | None = None, **options: object) -> Iterator[Producer]:
+        name = unique("producer")
+        self.call("producer.open", name=name, group=group or unique("PG"), namesrv=cluster.namesrv, **options)
+        try:
+            yield Producer(self, name)
+        finally:
+            self.call("producer.close", name=name)
+
+    @contextmanager
+    def consumer(
+        self, cluster: Cluster, group: str, subscribe: Mapping[str, str] | None = None, **options: object
+    ) -> Iterator[Consumer]:
+        name = unique("consumer")
+        self.call(
+            "consumer.open", name=name, group=group, namesrv=cluster.namesrv, subscribe=dict(subscribe or {}), **options
+        )
+        try:
+            yield Consumer(self, name)
+        finally:
+            self.call("consumer.close", name=name)
+
+    @contextmanager
+    def lite_consumer(
+        self, cluster: Cluster, group: str, subscribe: Mapping[str, str] | None = None, **options: object
+    ) -> Iterator[LiteConsumer]:
+        name = unique("lite")
+        self.call(
+            "lite.open", name=name, group=group, namesrv=cluster.namesrv, subscribe=dict(subscribe or {}), **options
+        )
+        try:
+            yield LiteConsumer(self, name)
+        finally:
+            self.call("lite.close", name=name)
+
+
+#: A driver shares two cores with a broker: little memory, no compiler that runs beside the test for long, and clients
+#: that look for changes every second where they would take 20.
+JAVA_OPTIONS = (
+    "-Xms64m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Drocketmq.client.rebalance.waitInterval=1000",
+    "-Drocketmq.client.rebalance.minInterval=200",
+    "-Drocketmq.client.rebalance.lockInterval=1000",
+)
+
+
+def _java(version: str, directory: Path, main: str, *options: str) -> list[str]:
+    return [
+        partners.tool("java"),
+        *JAVA_OPTIONS,
+        *options,
+        f"-Duser.home={directory}",
+        "-cp",
+        partners.java_driver(version),
+        main,
+    ]
+
+
+@contextmanager
+def java_client(version: str, encoding: str, directory: Path) -> Iterator[JavaClient]:
+    """A JVM with the client of one version, its headers in one encoding (JSON or ROCKETMQ)."""
+    directory.mkdir(parents=True, exist_ok=True)
+    argv = _java(version, directory, "partners.Driver", f"-Drocketmq.serialize.type={encoding}")
+    process = Process(f"java-{version}-{encoding}", argv, directory)
+    with ended_afterwards(process):
+        client = JavaClient(process)
+        client.version, client.encoding = version, encoding
+        yield client
+        client.finish()
+
+
+@contextmanager
+def node_client(directory: Path) -> Iterator[LineDriver]:
+    """The Node client."""
+    home = partners.node_driver()
+    process = Process("node", [partners.tool("node"), str(home / "driver.js")], directory, {"HOME": str(directory)})
+    with ended_afterwards(process):
+        client = LineDriver(process)
+        yield client
+        client.finish()
+
+
+@contextmanager
+def go_client(directory: Path) -> Iterator[LineDriver]:
+    """The Go client."""
+    process = Process("go", [str(partners.go_driver())], directory, {"HOME": str(directory)})
+    with ended_afterwards(process):
+        client = LineDriver(process)
+        yield client
+        client.finish()
+
+
+class Admin:
+    """mqadmin, many commands in one JVM."""
+
+    def __init__(self, process: Process, cluster: Cluster) -> None:
+        self.process = process
+        self.cluster = cluster
+        child = process.start(piped=True)
+        if child.stdin is None or child.stdout is None:
+            raise RuntimeError("mqadmin's pipes are missing")
+        self._requests = child.stdin
+        self._answers = child.stdout
+
+    def run(self, command: str, *words: str) -> str:
+        """The output of one command, with -n for the cluster's name servers; what it prints as errors comes last."""
+        line = json.dumps([command, *words, "-n", self.cluster.namesrv]).encode() + b"\n"
+        self._requests.write(line)
+        self._requests.flush()
+        answer = self._answers.readline()
+        if not answer:
+            raise RuntimeError(f"mqadmin ended at: {command} {' '.join(words)}\n{self.process.tail()}")
+        said = json.loads(answer)
+        return str(said["output"]) + str(said["errors"])
+
+    def finish(self) -> None:
+        self._requests.close()
+        self.process.wait_for_exit()
+        self._answers.close()
+
+
+@contextmanager
+def mqadmin(cluster: Cluster, directory: Path, version: str = "5.5.0") -> Iterator[Admin]:
+    """mqadmin for one cluster."""
+    directory.mkdir(parents=True, exist_ok=True)
+    argv = _java(version, directory, "partners.AdminShell", f"-Drocketmq.home.dir={directory}")
+    process = Process("mqadmin", argv, directory)
+    with ended_afterwards(process):
+        shell = Admin(process, cluster)
+        yield shell
+        shell.finish()

@@ -1,0 +1,115 @@
+"""Child processes: each in a session of its own, ended by its id, with a log that a failed test shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.interop.harness.waiting import wait_until
+
+TAIL_BYTES = 64 * 1024
+TAIL_LINES = 60
+
+#: RocketMQ's logging library tells its whole configuration each time it starts.
+_CHATTER = " |-"
+
+#: Every process that was started and not ended yet, and those that a test of this moment ended; for reports.
+started: list[Process] = []
+
+
+class Process:
+    """One child process that writes its output to a log file."""
+
+    def __init__(
+        self, name: str, argv: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.argv = list(argv)
+        self.directory = directory
+        self.log = directory / f"{name}.log"
+        self._environment = {**os.environ, **(environment or {})}
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, piped: bool = False) -> subprocess.Popen[bytes]:
+        """Starts it; piped gives standard input and output to the caller and leaves standard error to the log."""
+        if self.running:
+            raise RuntimeError(f"{self.name} is running already, pid {self.pid}")
+        with self.log.open("ab") as log:
+            self._child = subprocess.Popen(
+                self.argv,
+                cwd=self.directory,
+                env=self._environment,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if self not in started:
+            started.append(self)
+        return self._child
+
+    @property
+    def child(self) -> subprocess.Popen[bytes]:
+        if self._child is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._child
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, and gone when this returns."""
+        self._signal(signal.SIGKILL)
+        self.child.wait()
+
+    def stop(self, timeout: float = 30.0) -> int:
+        """SIGTERM, then SIGKILL where that was not enough; the exit status."""
+        self._signal(signal.SIGTERM)
+        try:
+            return self.child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self.child.wait()
+        finally:
+            for pipe in (self.child.stdin, self.child.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.running:
+            os.kill(self.pid, number)
+
+    def tail(self) -> str:
+        """The end of its log."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join([line for line in lines if _CHATTER not in line][-TAIL_LINES:])
+
+    def wait_for_exit(self, timeout: float = 30.0) -> int:
+        wait_until(lambda: not self.running, f"end of {self.name}", timeout)
+        return self.child.wait()
+
+
+@contextmanager
+def ended_afterwards(process: Process) -> Iterator[Process]:
+    """Stops the process at the end, whatever happened, and takes it out of the reports."""
+    try:
+        yield process
+    finally:
+        if process.running:
+            process.stop()
+        if process in started:
+            started.remove(process)

@@ -1,0 +1,23 @@
+"""Waiting for a condition, never for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_INTERVAL = 0.05
+
+
+def wait_until(condition: Callable[[], T], what: str, timeout: float = 30.0) -> T:
+    """The first true value of a condition; TimeoutError says what was waited for and what it was last."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout:g} s, last seen: {value!r}")
+        time.sleep(POLL_INTERVAL)
