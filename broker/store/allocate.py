@@ -1,0 +1,213 @@
+"""Space for the commit log, ahead of the writer: the next step of the current file, and the next file.
+
+A page is only stored into once it has its block; posix_fallocate and the first touch of the pages run in a thread here
+(RocketMQ's AllocateMappedFileService, which writes a zero to each page where warmMapedFileEnable asks for it).
+"""
+
+import errno
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from broker.store.commit_log import CommitLog
+from broker.store.disk import UNRELIABLE_RESERVE, Disk
+from broker.store.mapped_file import MappedFile
+from broker.store.running_flags import Flag, RunningFlags
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_RETRY_SECONDS: Final = 1.0
+_FIRST_STEP: Final = 4 << 20
+_NEVER: Final = 1 << 62
+
+_log = structlog.get_logger(__name__)
+
+
+class _Task(NamedTuple):
+    """What to do next: make [begin, end) of a file ready, or (no file) make the file that begins at ``begin``."""
+
+    file: MappedFile | None
+    begin: int
+    end: int
+
+
+class AllocateMappedFileService:
+    """Keeps room ready for the log: half a step of the current file, and the next file before this one is full.
+
+    Steps begin at 4 MiB and double up to ``step`` while the log grows by more than a step in a second, so that an idle
+    broker takes megabytes. ``on_room`` is called whenever more room has become ready, or has been refused.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        flags: RunningFlags,
+        *,
+        step: int,
+        hot_bytes: int,
+        sync_ahead: bool = False,
+    ) -> None:
+        """``hot_bytes``: how far back reads use the map. ``sync_ahead``: sync the zeros of a step at once."""
+        self._log = log
+        self._files = log.files
+        self._disk: Disk = log.files.disk
+        self._flags = flags
+        self._max_step = step
+        self._step = min(step, _FIRST_STEP)
+        self._hot_bytes = hot_bytes
+        self._sync_ahead = sync_ahead
+        self._wake = trio.Event()
+        self._last_step_at = float("-inf")
+        self._stopping = False
+        self._wants_next = False
+        self._margin = 0
+        self.next_file: MappedFile | None = None
+        self.on_room: Callable[[], None] = lambda: None
+
+    # -- called by the log
+
+    def poke(self) -> None:
+        """Look whether room is getting short."""
+        self._log.poke_at = _NEVER
+        self._wake.set()
+
+    def take_next(self) -> MappedFile | None:
+        """The next file if it is ready; else make it."""
+        file, self.next_file = self.next_file, None
+        self._wants_next = file is None
+        self.poke()
+        return file
+
+    # -- the task
+
+    async def run(self) -> None:
+        """Make room until ``stop``."""
+        kind = (await self._disk.run(self._disk.file_system, self._files.directory)).kind
+        if kind in UNRELIABLE_RESERVE:
+            self._margin = 2 * self._max_step
+            _log.warning("reserved_space_not_guaranteed", file_system=kind, free_space_kept=self._margin)
+        while not self._stopping:
+            task = self._next_task()
+            if task is None:
+                self._set_poke()
+                await self._wake.wait()
+                self._wake = trio.Event()
+                continue
+            try:
+                await self._do(task)
+            except OSError as error:
+                await self._refused(error)
+            self.on_room()
+
+    async def _no_space_text(self, error: OSError) -> str:
+        directory = self._files.directory
+        system = await self._disk.run(self._disk.file_system, directory)
+        space = await self._disk.run(self._disk.space, directory)
+        needed = 3 * self._step + self._margin
+        return (
+            f"the disk is full: {system.mount_point} ({system.kind}) has {space.free} of {space.total} bytes free, "
+            f"{needed} are needed to go on ({error.strerror}); delete something or lower fileReservedTime"
+        )
+
+    async def stop(self) -> None:
+        """End the task and remove a next file that nothing was written into."""
+        self._stopping = True
+        self._wake.set()
+        file, self.next_file = self.next_file, None
+        if file is not None:
+            await self._disk.run(self._remove, file)
+
+    def _remove(self, file: MappedFile) -> None:
+        file.destroy()
+        self._disk.sync_directory(self._files.directory)
+
+    def _next_task(self) -> _Task | None:
+        file = self._files.last
+        if file is None:
+            return None if self.next_file else _Task(None, 0, self._step)
+        if file.reserved < file.size and file.reserved - file.wrote <= self._step // 2:
+            return _Task(file, file.reserved, min(file.size, file.reserved + self._step))
+        if self.next_file is None and (self._wants_next or file.size - file.wrote <= self._next_file_border()):
+            return _Task(None, file.end, self._step)
+        return None
+
+    def _next_file_border(self) -> int:
+        """The next file is made when this much is left of the current one."""
+        return max(self._files.size // 5, min(2 * self._max_step, self._files.size))
+
+    def _set_poke(self) -> None:
+        """Tell the log at which offset the next task will be due."""
+        file = self._files.last
+        if file is None:
+            self._log.poke_at = 0
+            return
+        due = _NEVER
+        if file.reserved < file.size:
+            due = file.reserved - self._step // 2
+        elif self.next_file is None:
+            due = file.size - self._next_file_border()
+        self._log.poke_at = file.start + due if due != _NEVER else due
+
+    async def _do(self, task: _Task) -> None:
+        if self._margin:
+            await self._check_margin()
+        file = task.file
+        if file is None:
+            path = self._files.path_of(task.begin)
+            size = self._files.size
+            made = await self._disk.run(MappedFile.create, self._disk, path, task.begin, size, task.end)
+            if self._stopping:
+                await self._disk.run(self._remove, made)
+                return
+            self.next_file = made
+            self._wants_next = False
+        else:
+            file.hold()
+            try:
+                await self._disk.run(self._ready, file, task.begin, task.end)
+            finally:
+                file.release()
+            file.mark_reserved(task.end)
+        now = trio.current_time()
+        if now - self._last_step_at < 1:
+            self._step = min(2 * self._step, self._max_step)
+        self._last_step_at = now
+        self._log.cool_down(self._hot_bytes)
+        if self._flags.has(Flag.NO_SPACE):
+            self._flags.clear(Flag.NO_SPACE)
+            _log.info("space_is_back", directory=self._files.directory)
+
+    def _ready(self, file: MappedFile, begin: int, end: int) -> None:
+        file.reserve_range(begin, end)
+        if self._sync_ahead:
+            try:
+                file.sync()
+            except OSError as error:  # whatever it says: not one that passes when there is space again
+                raise OSError(errno.EIO, f"data sync of {file.path} failed: {error.strerror}") from error
+
+    async def _check_margin(self) -> None:
+        """Where a reservation promises nothing, keep two steps free instead."""
+        space = await self._disk.run(self._disk.space, self._files.directory)
+        if space.free < self._margin + self._step:
+            raise OSError(errno.ENOSPC, "less free than the margin that this file system needs")
+
+    async def _refused(self, error: OSError) -> None:
+        """Refuse puts with a reason, then wait until trying again makes sense."""
+        directory = self._files.directory
+        if error.errno in _NO_SPACE:
+            self._flags.set(Flag.NO_SPACE, await self._no_space_text(error))
+        else:
+            reason = f"no room for the commit log in {directory}: {error.strerror or error}"
+            self._flags.set(Flag.NOT_WRITEABLE, reason, forever=True)
+        _log.error("no_room_for_commit_log", directory=directory, reason=self._flags.reason)
+        self.on_room()
+        while not self._stopping:
+            with trio.move_on_after(_RETRY_SECONDS):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            if not self._flags.has(Flag.NO_SPACE):
+                continue
+            space = await self._disk.run(self._disk.space, directory)
+            if space.free >= 3 * self._step + self._margin:
+                return

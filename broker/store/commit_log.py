@@ -1,0 +1,394 @@
+"""The commit log: all records of all topics, one after the other.
+
+An append is a plain function: it either puts the record into the mapping and returns, or it changes nothing and says
+that it needs room (``None``); waiting for room is the put-message lock's business (put_lock.py).
+Source: RocketMQ's CommitLog and DefaultAppendMessageCallback.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from broker.store.mapped_file import BLANK_ROOM, MappedFile
+from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
+from protocol import record, sysflag
+from protocol.hashing import crc32
+from protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, RETRY_PREFIX
+
+MAX_RECORD_EXTRA: Final = 65_536
+"""What a record may have beyond maxMessageSize for everything but its body."""
+
+_V4_HOSTS: Final = 16
+_V6_FLAGS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
+_NO_OFFSET: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
+_PACK_V4: Final = record.layout(0).pack
+_FIXED_V4: Final = record.layout(0).size
+_OK: Final = PutMessageStatus.PUT_OK
+_ILLEGAL: Final = PutMessageStatus.MESSAGE_ILLEGAL
+
+
+class Room(Protocol):
+    """Where the log gets its space from (AllocateMappedFileService)."""
+
+    def poke(self) -> None:
+        """Look whether the log needs more room; returns at once."""
+        ...
+
+    def take_next(self) -> MappedFile | None:
+        """The file after the last one if it is ready; else it is made, and None is returned."""
+        ...
+
+
+class _NoRoom:
+    """The room of a log that does not grow yet."""
+
+    def poke(self) -> None:
+        raise RuntimeError("the commit log has not been started")
+
+    take_next = poke
+
+
+class TopicQueue:
+    """What an append needs to know of a queue: its next offset, and its topic as it stands in the record."""
+
+    __slots__ = ("magic", "next_offset", "overhead", "topic_part")
+
+    def __init__(self, topic: bytes, next_offset: int) -> None:
+        wide = len(topic) > MAX_TOPIC_LENGTH
+        self.magic = record.MAGIC_V2 if wide else record.MAGIC_V1
+        self.topic_part = len(topic).to_bytes(2 if wide else 1, "big") + topic
+        self.overhead = record.OVERHEAD_V1 - 1 - _V4_HOSTS + len(self.topic_part)
+        self.next_offset = next_offset
+
+
+class TopicIllegalError(ValueError):
+    """A topic that no record can carry; the text says why."""
+
+
+class CommitLog:
+    """Appends and reads. Belongs to the event loop; nothing in it waits."""
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        *,
+        wall_ms: Callable[[], int],
+        max_message_size: int,
+        first_offset: Callable[[str, int], int] = lambda _topic, _queue_id: 0,
+    ) -> None:
+        """``first_offset`` tells the next offset of a queue that is not in the table yet (its consume queue's end)."""
+        self.files = files
+        self._wall_ms = wall_ms
+        self._first_offset = first_offset
+        self._queues: dict[tuple[str, int], TopicQueue] = {}
+        self._file: MappedFile | None = None
+        self._room: Room = _NoRoom()
+        self.poke_at = 0
+        """Log offset from which on an append has to call ``poke``: time to make more room ready."""
+        self.on_roll: Callable[[int, int], None] = lambda _blank, _next: None
+        """Hears that a BLANK fills the log from the first offset to the second, where the next file begins."""
+        self.last_store_timestamp = 0
+        """Store time of the newest record: later ones never get an earlier one."""
+        self.set_max_message_size(max_message_size)
+
+    def set_max_message_size(self, value: int) -> None:
+        """Largest body; a whole record may have 64 KiB more, and has to fit into a file with room for a BLANK."""
+        self.max_message_size = value
+        self._max_record = min(value + MAX_RECORD_EXTRA, self.files.size - BLANK_ROOM)
+
+    def start_appending(self, room: Room) -> None:
+        """After recovery: from here on the log grows."""
+        self._room = room
+        self._file = self.files.last
+
+    # -- offsets
+
+    @property
+    def min_offset(self) -> int:
+        """Where the oldest file begins."""
+        return self.files.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        """Where the next record goes."""
+        return self.files.max_offset
+
+    def queue_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the next message of a queue gets. Raises TopicIllegalError."""
+        return self._queue(topic, queue_id).next_offset
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic is gone: a new one of its name begins where its consume queues say."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            del self._queues[key]
+
+    def _queue(self, topic: str, queue_id: int) -> TopicQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = TopicQueue(_checked_topic(topic), self._first_offset(topic, queue_id))
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    # -- appending
+
+    def append(self, message: MessageInner) -> PutMessageResult | None:
+        """Put one record at the end of the log; None if there is no room ready for it, and nothing has happened.
+
+        Any refusal is found before the first byte is written.
+        """
+        queue = self._queues.get((message.topic, message.queue_id))
+        if queue is None:
+            try:
+                queue = self._queue(message.topic, message.queue_id)
+            except TopicIllegalError as error:
+                return PutMessageResult(_ILLEGAL, remark=str(error))
+        body = message.body
+        properties = message.properties
+        born_host = message.born_host
+        store_host = message.store_host
+        sys_flag = message.sys_flag
+        body_length = len(body)
+        properties_length = len(properties)
+        hosts = len(born_host) + len(store_host)
+        size = queue.overhead + hosts + body_length + properties_length
+        if (
+            body_length > self.max_message_size
+            or size > self._max_record
+            or properties_length > record.MAX_PROPERTIES
+            or message.queue_id < 0
+        ):
+            return self._refusal(body_length, properties_length, size, message.queue_id)
+        file = self._file
+        if file is None or file.wrote + size > file.append_limit:
+            file = self._make_room(size)
+            if file is None:
+                return None
+        now = self._wall_ms()
+        if now < self.last_store_timestamp:  # noqa: PLR1730 - max() takes three times as long
+            now = self.last_store_timestamp
+        at = file.wrote
+        physical_offset = file.start + at
+        takes_offset = sys_flag & 0xC not in _NO_OFFSET
+        queue_offset = queue.next_offset if takes_offset else 0
+        if hosts == _V4_HOSTS:
+            sys_flag &= ~_V6_FLAGS
+            pack, body_at = _PACK_V4, at + _FIXED_V4
+        else:
+            sys_flag = sys_flag & ~_V6_FLAGS | record.host_flags(born_host, store_host)
+            layout = record.layout(sys_flag)
+            pack, body_at = layout.pack, at + layout.size
+        try:
+            head = pack(
+                size,
+                queue.magic,
+                crc32(body),
+                message.queue_id,
+                message.flag,
+                queue_offset,
+                physical_offset,
+                sys_flag,
+                message.born_timestamp,
+                born_host,
+                now,
+                store_host,
+                message.reconsume_times,
+                message.prepared_transaction_offset,
+                body_length,
+            )
+        except struct.error as error:
+            return PutMessageResult(_ILLEGAL, remark=f"a number of the message does not fit its field: {error}")
+        # the head goes in last: a process that is killed half-way leaves nothing that looks like a record
+        view = file.view
+        body_end = body_at + body_length
+        end = at + size
+        view[body_at:body_end] = body
+        view[body_end:end] = queue.topic_part + properties_length.to_bytes(2, "big") + properties
+        view[at:body_at] = head
+        file.wrote = end
+        if takes_offset:
+            queue.next_offset = queue_offset + 1
+        self.last_store_timestamp = now
+        if physical_offset >= self.poke_at:
+            self._room.poke()
+        return PutMessageResult(_OK, physical_offset, queue_offset, size, now)
+
+    def _refusal(self, body_length: int, properties_length: int, size: int, queue_id: int) -> PutMessageResult:
+        """Which limit a message breaks."""
+        if properties_length > record.MAX_PROPERTIES:
+            return PutMessageResult(
+                PutMessageStatus.PROPERTIES_SIZE_EXCEEDED,
+                remark=f"the properties have {properties_length} bytes, the limit is {record.MAX_PROPERTIES}",
+            )
+        if body_length > self.max_message_size:
+            remark = f"the body has {body_length} bytes, the limit (maxMessageSize) is {self.max_message_size}"
+        elif queue_id < 0:
+            remark = f"there is no queue {queue_id}"
+        elif size > self.files.size - BLANK_ROOM:
+            remark = f"the record would have {size} bytes, a commit log file holds {self.files.size - BLANK_ROOM}"
+        else:
+            remark = f"the record would have {size} bytes, the limit (maxMessageSize + 64 KiB) is {self._max_record}"
+        return PutMessageResult(_ILLEGAL, remark=remark)
+
+    def append_batch(self, batch: MessageBatch) -> PutMessageResult | None:
+        """Put all records of a batch into one file, at consecutive queue offsets; None as in ``append``."""
+        if batch.sys_flag & sysflag.TRANSACTION_MASK:
+            return PutMessageResult(_ILLEGAL, remark="a batch cannot be part of a transaction")
+        if not batch.entries:
+            return PutMessageResult(_ILLEGAL, remark="the batch holds no message")
+        try:
+            queue = self._queue(batch.topic, batch.queue_id)
+        except TopicIllegalError as error:
+            return PutMessageResult(_ILLEGAL, remark=str(error))
+        fixed = queue.overhead + len(batch.born_host) + len(batch.store_host)
+        total = 0
+        for entry in batch.entries:
+            body_length, properties_length = len(entry.body), len(entry.properties)
+            size = fixed + body_length + properties_length
+            if (
+                body_length > self.max_message_size
+                or size > self._max_record
+                or properties_length > record.MAX_PROPERTIES
+                or batch.queue_id < 0
+            ):
+                return self._refusal(body_length, properties_length, size, batch.queue_id)
+            total += size
+        if total > self.max_message_size or total > self.files.size - BLANK_ROOM:
+            limit = min(self.max_message_size, self.files.size - BLANK_ROOM)
+            remark = f"the batch would have {total} bytes in the log, the limit is {limit}"
+            return PutMessageResult(PutMessageStatus.UNKNOWN_ERROR, remark=remark)
+        file = self._file
+        if file is None or file.wrote + total > file.append_limit:
+            file = self._make_room(total)
+            if file is None:
+                return None
+        return self._write_batch(file, queue, batch, fixed)
+
+    def _write_batch(self, file: MappedFile, queue: TopicQueue, batch: MessageBatch, fixed: int) -> PutMessageResult:
+        now = max(self._wall_ms(), self.last_store_timestamp)
+        sys_flag = batch.sys_flag & ~_V6_FLAGS | record.host_flags(batch.born_host, batch.store_host)
+        pack = record.layout(sys_flag).pack
+        queue_offset = queue.next_offset
+        physical_offset = file.start + file.wrote
+        offsets: list[int] = []
+        parts: list[Any] = []
+        try:
+            for entry in batch.entries:
+                body = entry.body
+                properties = entry.properties
+                size = fixed + len(body) + len(properties)
+                offsets.append(physical_offset)
+                parts += (
+                    pack(
+                        size,
+                        queue.magic,
+                        crc32(body),
+                        batch.queue_id,
+                        entry.flag,
+                        queue_offset,
+                        physical_offset,
+                        sys_flag,
+                        batch.born_timestamp,
+                        batch.born_host,
+                        now,
+                        batch.store_host,
+                        batch.reconsume_times,
+                        0,
+                        len(body),
+                    ),
+                    body,
+                    queue.topic_part,
+                    len(properties).to_bytes(2, "big"),
+                    properties,
+                )
+                queue_offset += 1
+                physical_offset += size
+        except struct.error as error:
+            return PutMessageResult(_ILLEGAL, remark=f"a number of the batch does not fit its field: {error}")
+        at = file.wrote
+        end = physical_offset - file.start
+        file.view[at:end] = b"".join(parts)
+        file.wrote = end
+        first = queue.next_offset
+        queue.next_offset = queue_offset
+        self.last_store_timestamp = now
+        if physical_offset >= self.poke_at:
+            self._room.poke()
+        return PutMessageResult(_OK, offsets[0], first, end - at, now, offsets)
+
+    def _make_room(self, size: int) -> MappedFile | None:
+        """The file that takes a record of ``size`` bytes, or None where somebody has to wait for it."""
+        file = self._file
+        if file is not None:
+            if file.wrote + size <= file.append_limit:
+                return file
+            left = file.size - file.wrote
+            if size + BLANK_ROOM <= left or file.reserved - file.wrote < min(left, BLANK_ROOM):
+                self._room.poke()
+                return None
+        following = self._room.take_next()
+        if following is None:
+            return None
+        blank = following.start
+        if file is not None and file.wrote < file.size:
+            blank = file.start + file.wrote
+            record.BLANK.pack_into(file.view, file.wrote, file.size - file.wrote, record.MAGIC_BLANK)
+            file.wrote = file.size
+        self.files.append(following)
+        self._file = following
+        if blank < following.start:
+            self.on_roll(blank, following.start)
+        return following
+
+    # -- reading
+
+    def read(self, offset: int, length: int) -> memoryview | bytes | None:
+        """Up to ``length`` bytes from ``offset`` to the end of its file or of the log; b"" where nothing lies there.
+
+        None where they would have to come from the device: then ``read_cold``. A view is only good for as long as its
+        file is held (``files.find(offset).hold()``) or until the next await.
+        """
+        file = self.files.find(offset)
+        if file is None:
+            return b""
+        at = offset - file.start
+        length = min(length, file.wrote - at)
+        return file.read(at, length) if length > 0 else b""
+
+    async def read_cold(self, offset: int, length: int) -> bytes:
+        """The same by a read that may wait for the device."""
+        file = self.files.find(offset)
+        if file is None:
+            return b""
+        at = offset - file.start
+        length = min(length, file.wrote - at)
+        if length <= 0:
+            return b""
+        file.hold()
+        try:
+            return await self.files.disk.run(file.read_cold, at, length)
+        finally:
+            file.release()
+
+    def cool_down(self, hot_bytes: int) -> None:
+        """Take what lies further back than ``hot_bytes`` from the map: its pages may have left memory."""
+        border = self.max_offset - hot_bytes
+        for file in reversed(self.files.files):
+            position = border - file.start
+            if position <= file.hot_from:
+                break
+            file.hot_from = min(position, file.size)
+
+
+def _checked_topic(topic: str) -> bytes:
+    """A topic's bytes. Raises TopicIllegalError where no record or no rule allows them."""
+    try:
+        raw = topic.encode()
+    except UnicodeEncodeError:
+        raise TopicIllegalError("the topic is no valid text") from None
+    limit = MAX_RETRY_TOPIC_LENGTH if topic.startswith(RETRY_PREFIX) else MAX_TOPIC_LENGTH
+    if not raw:
+        raise TopicIllegalError("the topic is empty")
+    if len(raw) > limit:
+        raise TopicIllegalError(f"the topic has {len(raw)} bytes, the limit is {limit}")
+    return raw

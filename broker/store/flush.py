@@ -1,0 +1,294 @@
+"""The log onto the device: group commit for SYNC_FLUSH, flushing by time for ASYNC_FLUSH.
+
+A sync that began after a record's bytes were in the mapping makes the record durable when it returns. Files are synced
+oldest first, so that the flushed offset covers a contiguous prefix. A sync that failed is never tried again: the kernel
+may have dropped the pages, and a second sync would report success. The store is read-only from then on.
+Source: RocketMQ's CommitLog.GroupCommitService, FlushRealTimeService and FlushDiskWatcher.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+import structlog
+import trio
+from msgspec import Struct
+
+from broker.store.commit_log import CommitLog
+from broker.store.disk import Disk
+from broker.store.mapped_file import MappedFile
+from broker.store.put_lock import Put
+from broker.store.running_flags import Flag, RunningFlags
+from broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
+
+PAGE: Final = 4096
+_TURN: Final = 256
+
+_log = structlog.get_logger(__name__)
+
+
+class SyncPlace(Enum):
+    """Where the data sync of a group runs."""
+
+    THREAD = "thread"
+    INLINE = "inline"
+    AUTO = "auto"
+    """Inline while syncs are short: the hop to a thread and back costs more than a quick device takes."""
+
+
+class SyncPace:
+    """Decides whether the next sync may stop the loop: only while the last ones were well under the 5 ms rule."""
+
+    short: Final = 0.0015
+    """Average seconds up to which a sync runs inline."""
+    long: Final = 0.004
+    """One sync that takes so long sends the following ones to a thread for a while."""
+    penalty: Final = 2.0
+
+    def __init__(self, place: SyncPlace) -> None:
+        self._place = place
+        self._average = 0.0
+        self._not_before = 0.0
+
+    def inline(self) -> bool:
+        """True where the next sync may run on the loop."""
+        if self._place is not SyncPlace.AUTO:
+            return self._place is SyncPlace.INLINE
+        return self._average < self.short and time.perf_counter() >= self._not_before
+
+    def took(self, seconds: float) -> None:
+        """Note how long a sync took in the kernel."""
+        self._average += (seconds - self._average) / 8
+        if seconds > self.long:
+            self._not_before = time.perf_counter() + self.penalty
+
+
+def _timed_sync(file: MappedFile) -> float:
+    begin = time.perf_counter()
+    file.sync()
+    return time.perf_counter() - begin
+
+
+class LogSync:
+    """The flushed offset, and the one way to move it."""
+
+    def __init__(self, log: CommitLog, flags: RunningFlags, place: SyncPlace = SyncPlace.THREAD) -> None:
+        self._log = log
+        self._disk: Disk = log.files.disk
+        self._flags = flags
+        self._pace = SyncPace(place)
+        self._lock = trio.Lock()
+        self.flushed_offset = log.files.flushed_offset
+        self.failed = ""
+        """Why there will be no further sync; empty as long as all have succeeded."""
+        self.on_flushed: Callable[[int, int], None] = lambda _offset, _store_timestamp: None
+        """Hears of a new flushed offset and of a store timestamp that no durable record's is below (checkpoint)."""
+
+    def restart(self) -> None:
+        """Recovery has set the positions."""
+        self.flushed_offset = self._log.files.flushed_offset
+
+    async def flush(self) -> bool:
+        """Make all records durable that are in the mapping now; False where a sync has failed, now or before."""
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+        try:
+            return not self.failed and await self._flush()
+        finally:
+            self._lock.release()
+
+    async def _flush(self) -> bool:
+        timestamp = self._log.last_store_timestamp
+        dirty = [(file, file.wrote) for file in self._log.files.files if file.flushed < file.wrote]
+        for file, end in dirty:
+            if not await self._sync(file):
+                return False
+            file.flushed = end
+            self.flushed_offset = file.start + end
+        if dirty:
+            self.on_flushed(self.flushed_offset, timestamp)
+        return True
+
+    async def _sync(self, file: MappedFile) -> bool:
+        file.hold()
+        try:
+            if self._pace.inline():
+                took = _timed_sync(file)
+            else:
+                took = await self._disk.run(_timed_sync, file)
+        except OSError as error:
+            self._fail(file, error)
+            return False
+        finally:
+            file.release()
+        self._pace.took(took)
+        return True
+
+    def _fail(self, file: MappedFile, error: OSError) -> None:
+        self.failed = (
+            f"the data sync of {file.path} failed ({error.strerror or error}): what was not yet on the device may be "
+            "lost. The store is read-only; check the device and restart"
+        )
+        self._flags.set(Flag.NOT_WRITEABLE, self.failed, forever=True)
+        _log.error("commit_log_sync_failed", file=file.path, error=str(error), flushed_offset=self.flushed_offset)
+
+
+class _Pending(Struct, gc=False):
+    end: int
+    deadline: float
+    put: Put | None
+    result: PutMessageResult
+    on_done: PutCallback | None
+
+
+class GroupCommitService:
+    """SYNC_FLUSH: one sync for all that wait; then, in the order of the log, each is dispatched and its reply goes out.
+
+    A message with WAIT=false is answered at once but dispatched in its turn. One that waits longer than ``timeout``
+    seconds is answered FLUSH_DISK_TIMEOUT, and dispatched in its turn all the same.
+    """
+
+    def __init__(
+        self,
+        sync: LogSync,
+        dispatch: Callable[[Put, PutMessageResult], None],
+        rolled: Callable[[int, int], None],
+        timeout: float,
+    ) -> None:
+        self._sync = sync
+        self._dispatch = dispatch
+        self._rolled = rolled
+        self._timeout = timeout
+        self.took: Callable[[float], None] = lambda _seconds: None
+        """Hears how long each reply had to wait."""
+        self._pending: deque[_Pending] = deque()
+        self._wake = trio.Event()
+        self._stopping = False
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def submit(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> None:
+        """A record (or batch) is in the mapping; ``on_done`` is called when it is durable. None: nobody waits."""
+        end = result.physical_offset + result.size
+        self._pending.append(_Pending(end, trio.current_time() + self._timeout, put, result, on_done))
+        self._wake.set()
+
+    def submit_roll(self, blank_offset: int, next_offset: int) -> None:
+        """The log goes on in another file: told to the dispatcher between the records before and after."""
+        result = PutMessageResult(PutMessageStatus.PUT_OK, blank_offset, size=next_offset - blank_offset)
+        self._pending.append(_Pending(next_offset, float("inf"), None, result, None))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Sync and answer until ``stop``; what is pending then is still synced."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_deadlines)
+            while self._pending or not self._stopping:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                while self._pending:
+                    if not await self._sync.flush():
+                        self._fail()
+                        break
+                    await self._complete()
+            nursery.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        """End the task once everything is answered."""
+        self._stopping = True
+        self._wake.set()
+
+    async def _complete(self) -> None:
+        pending = self._pending
+        done = 0
+        while pending and pending[0].end <= self._sync.flushed_offset:
+            entry = pending.popleft()
+            put = entry.put
+            if put is None:
+                self._rolled(entry.result.physical_offset, entry.end)
+                continue
+            self._dispatch(put, entry.result)
+            if entry.on_done is not None:
+                self.took(trio.current_time() - entry.deadline + self._timeout)
+                entry.on_done(entry.result)
+            done += 1
+            if done % _TURN == 0:
+                await trio.lowlevel.checkpoint()
+
+    def _fail(self) -> None:
+        """Nothing that waited is acknowledged or becomes readable."""
+        pending, self._pending = self._pending, deque()
+        for entry in pending:
+            if entry.on_done is not None:
+                entry.on_done(PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=self._sync.failed))
+
+    async def _watch_deadlines(self) -> None:
+        """Answer those that are late. Who is not there yet has at least ``timeout`` from now."""
+        while True:
+            now = trio.current_time()
+            following = now + self._timeout
+            for entry in self._pending:
+                if entry.deadline > now:
+                    following = min(following, entry.deadline)
+                    if entry.on_done is not None:
+                        break
+                elif entry.on_done is not None:
+                    on_done, entry.on_done = entry.on_done, None
+                    late = PutMessageStatus.FLUSH_DISK_TIMEOUT
+                    on_done(PutMessageResult(late, *_place(entry.result), f"not on disk after {self._timeout:g} s"))
+            await trio.sleep_until(following)
+
+
+def _place(result: PutMessageResult) -> tuple[int, int, int, int, list[int] | None]:
+    return (result.physical_offset, result.queue_offset, result.size, result.store_timestamp, result.offsets)
+
+
+class FlushRealTimeService:
+    """ASYNC_FLUSH: a look every ``interval``; a sync where ``least_pages`` are dirty, a file is full, or time is up."""
+
+    def __init__(
+        self, log: CommitLog, sync: LogSync, *, interval: float, least_pages: int, thorough: float, timed: bool
+    ) -> None:
+        """Times in seconds; without ``timed`` a put wakes the service too."""
+        self._log = log
+        self._sync = sync
+        self._interval = interval
+        self._least = least_pages
+        self._thorough = thorough
+        self._timed = timed
+        self._wake = trio.Event()
+        self._stopping = False
+
+    def poke(self) -> None:
+        """A record has come in."""
+        if not self._timed:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Flush until ``stop``."""
+        last = trio.current_time()
+        while not self._stopping:
+            with trio.move_on_after(self._interval):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            now = trio.current_time()
+            if now - last >= self._thorough or self._enough():
+                last = now
+                await self._sync.flush()
+
+    def stop(self) -> None:
+        """End the task; the last flush is the store's."""
+        self._stopping = True
+        self._wake.set()
+
+    def _enough(self) -> bool:
+        end = self._log.max_offset
+        flushed = self._sync.flushed_offset
+        if end // self._log.files.size > flushed // self._log.files.size:
+            return True
+        return end > flushed and end // PAGE - flushed // PAGE >= self._least

@@ -1,0 +1,229 @@
+"""The way of a message into the log: append, dispatch, flush, and who waits for what.
+
+ASYNC_FLUSH: a record is dispatched in the turn that brought it, and its result is ready at once. SYNC_FLUSH: both
+happen once it is durable (flush.py). Whoever finds no room waits in the put-message lock (put_lock.py).
+"""
+
+from collections.abc import Sequence
+
+import trio
+
+from broker.config import FlushDiskType, MessageStoreConfig
+from broker.store.allocate import AllocateMappedFileService
+from broker.store.commit_log import CommitLog
+from broker.store.flush import FlushRealTimeService, GroupCommitService, LogSync, SyncPlace
+from broker.store.put_lock import Put, PutMessageLock
+from broker.store.running_flags import Flag, RunningFlags
+from broker.store.stats import StoreStats
+from broker.store.types import (
+    Dispatcher,
+    MessageBatch,
+    MessageInner,
+    PutCallback,
+    PutMessageResult,
+    PutMessageStatus,
+)
+from protocol.topic_rules import SCHEDULE_TOPIC
+
+
+class WritePath:
+    """Everything that an append needs. Made after recovery has set the positions of ``log``."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        dispatcher: Dispatcher,
+        flags: RunningFlags,
+        stats: StoreStats,
+        config: MessageStoreConfig,
+        *,
+        hot_bytes: int,
+        delay_ms: Sequence[int],
+        sync_place: SyncPlace = SyncPlace.AUTO,
+    ) -> None:
+        """``hot_bytes``: see AllocateMappedFileService. ``delay_ms``: the delay of each level, [0] being none."""
+        sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self.log = log
+        self.sync = LogSync(log, flags, sync_place)
+        self._flags = flags
+        self._stats = stats
+        self._dispatcher = dispatcher
+        self._dispatch_record = dispatcher.dispatch
+        self._delay_ms = delay_ms
+        self.room = AllocateMappedFileService(
+            log, flags, step=config.commit_log_reserve_step, hot_bytes=hot_bytes, sync_ahead=sync_flush
+        )
+        self.lock = PutMessageLock(
+            self._append,
+            self._finish,
+            self._refusal,
+            busy_seconds=config.os_page_cache_busy_time_out_mills / 1000,
+            needs_file=self._needs_file,
+        )
+        self.room.on_room = self.lock.room
+        self._group: GroupCommitService | None = None
+        self._real_time: FlushRealTimeService | None = None
+        if sync_flush:
+            group = GroupCommitService(self.sync, self._dispatch, dispatcher.rolled, config.sync_flush_timeout / 1000)
+            group.took = lambda seconds: stats.put_took(int(seconds * 1000))
+            log.on_roll = group.submit_roll
+            self._group = group
+        else:
+            self._real_time = FlushRealTimeService(
+                log,
+                self.sync,
+                interval=config.flush_interval_commit_log / 1000,
+                least_pages=config.flush_commit_log_least_pages,
+                thorough=config.flush_commit_log_thorough_interval / 1000,
+                timed=config.flush_commit_log_timed,
+            )
+            log.on_roll = dispatcher.rolled
+        log.start_appending(self.room)
+
+    @property
+    def readable_offset(self) -> int:
+        """Records below may be read and dispatched: all under ASYNC_FLUSH, the durable ones under SYNC_FLUSH."""
+        return self.sync.flushed_offset if self._group is not None else self.log.max_offset
+
+    # -- puts
+
+    def put_message(self, message: MessageInner, on_done: PutCallback) -> PutMessageResult | None:
+        """Store one message: the result if it is ready at once, else None and ``on_done`` gets it later."""
+        if not self._flags.writable:
+            return self._failed(self._refusal())
+        if self.lock.is_held:
+            return self.lock.wait(message, on_done)
+        result = self.log.append(message)
+        if result is None:
+            return self.lock.wait(message, on_done)
+        if self._group is not None or result.status:
+            return self._finish(message, result, on_done)
+        stats = self._stats
+        stats.put_message_times_total += 1
+        stats.put_message_size_total += result.size
+        topic = message.topic
+        tags_code = message.tags_code
+        if topic == SCHEDULE_TOPIC:
+            tags_code = self._due(message, result)
+        self._dispatch_record(
+            topic,
+            message.queue_id,
+            result.queue_offset,
+            result.physical_offset,
+            result.size,
+            tags_code,
+            result.store_timestamp,
+            message.keys,
+            message.sys_flag,
+        )
+        return result
+
+    def put_messages(self, batch: MessageBatch, on_done: PutCallback) -> PutMessageResult | None:
+        """Store a batch in one piece; answers as ``put_message`` does."""
+        if not self._flags.writable:
+            return self._failed(self._refusal())
+        if self.lock.is_held:
+            return self.lock.wait(batch, on_done)
+        result = self.log.append_batch(batch)
+        if result is None:
+            return self.lock.wait(batch, on_done)
+        return self._finish(batch, result, on_done)
+
+    def _append(self, put: Put) -> PutMessageResult | None:
+        return self.log.append(put) if isinstance(put, MessageInner) else self.log.append_batch(put)
+
+    def _finish(self, put: Put, result: PutMessageResult, on_done: PutCallback) -> PutMessageResult | None:
+        """After the append: count, then dispatch or wait for the device."""
+        if result.status:
+            return self._failed(result)
+        self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.entries)
+        self._stats.put_message_size_total += result.size
+        group = self._group
+        if group is None:
+            self._dispatch(put, result)
+            if self._real_time is not None:
+                self._real_time.poke()
+            return result
+        if isinstance(put, MessageInner):
+            put.body = b""  # it may be a view of the receive buffer
+        else:
+            for entry in put.entries:
+                entry.body = b""
+        group.submit(put, result, on_done if put.wait else None)
+        return None if put.wait else result
+
+    def _dispatch(self, put: Put, result: PutMessageResult) -> None:
+        if isinstance(put, MessageInner):
+            self._dispatch_record(
+                put.topic,
+                put.queue_id,
+                result.queue_offset,
+                result.physical_offset,
+                result.size,
+                self._due(put, result) if put.topic == SCHEDULE_TOPIC else put.tags_code,
+                result.store_timestamp,
+                put.keys,
+                put.sys_flag,
+            )
+            return
+        offsets = result.offsets or []
+        end = result.physical_offset + result.size
+        dispatch = self._dispatch_record
+        for at, (entry, offset) in enumerate(zip(put.entries, offsets, strict=True)):
+            following = offsets[at + 1] if at + 1 < len(offsets) else end
+            dispatch(
+                put.topic,
+                put.queue_id,
+                result.queue_offset + at,
+                offset,
+                following - offset,
+                entry.tags_code,
+                result.store_timestamp,
+                entry.keys,
+                put.sys_flag,
+            )
+
+    def _due(self, message: MessageInner, result: PutMessageResult) -> int:
+        """What stands in the tag slot of a delayed message: the time it is due. Its queue id is its level - 1."""
+        levels = self._delay_ms
+        level = min(message.queue_id + 1, len(levels) - 1)
+        return result.store_timestamp + levels[level]
+
+    # -- refusals
+
+    def _refusal(self) -> PutMessageResult | None:
+        if self._flags.writable:
+            return None
+        return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=self._flags.reason)
+
+    def _failed(self, result: PutMessageResult | None) -> PutMessageResult | None:
+        self._stats.put_message_failed_times += 1
+        return result
+
+    def _needs_file(self) -> bool:
+        """True where the head of the lock's queue waits for a file rather than for the next step of this one."""
+        file = self.log.files.last
+        return self.room.next_file is None and (file is None or file.reserved == file.size)
+
+    # -- life
+
+    async def run(self) -> None:
+        """The services, until ``stop``."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.room.run)
+            nursery.start_soon(self.lock.run)
+            if self._group is not None:
+                nursery.start_soon(self._group.run)
+            if self._real_time is not None:
+                nursery.start_soon(self._real_time.run)
+
+    async def stop(self, reason: str = "the broker is shutting down") -> bool:
+        """Refuse puts, answer those that wait, make all durable, end the services; False where the device refused."""
+        self._flags.set(Flag.NOT_WRITEABLE, reason)
+        self.lock.stop()
+        if self._group is not None:
+            self._group.stop()
+        if self._real_time is not None:
+            self._real_time.stop()
+        await self.room.stop()
+        return await self.sync.flush()
