@@ -1,0 +1,166 @@
+"""The broker's consumer groups: subscriptionGroup.json and creation on first use (RocketMQ's SubscriptionGroupManager)."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import structlog
+import trio
+
+from broker.config import BrokerConfig, MessageStoreConfig
+from broker.services.state_file import (
+    EntryTable,
+    StateFile,
+    StateFileError,
+    encode_pieces,
+    load_data_version,
+    unknown_fields,
+)
+from broker.store.disk import Disk
+from protocol import topic_rules
+from protocol.body import DataVersion, SubscriptionGroupConfig
+from remoting.clock import Clock
+from remoting.config import Configuration
+
+_log = structlog.get_logger("broker.groups")
+
+FORBIDDEN_READ: Final = 2
+"""Bit of the forbidden table: this group may not read this topic (its place among the permission bits)."""
+
+_KNOWN: Final = frozenset({"dataVersion", "subscriptionGroupTable", "forbiddenTable"})
+
+
+def is_system_group(group: str) -> bool:
+    """Whether a group belongs to RocketMQ's own tools and services."""
+    return group in topic_rules.SYSTEM_GROUPS or group.startswith("CID_RMQ_SYS_")
+
+
+class SubscriptionGroupManager:
+    """Consumer groups by name.
+
+    ``get`` is a plain dict look-up; ``find`` also creates the group where that is allowed, which is what every request of a consumer does. A group that came to be
+    on first use need not be waited for: it would come to be again. What an administrator asked for waits for ``persisted()``.
+    """
+
+    def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
+        self._configuration = configuration
+        self._clock = clock
+        self._groups = EntryTable(SubscriptionGroupConfig)
+        self._rest: dict[str, Any] = {}
+        self.table: dict[str, SubscriptionGroupConfig] = self._groups.entries
+        self.forbidden_table: dict[str, dict[str, int]] = {}
+        self.data_version = DataVersion()
+        path = configuration.section(MessageStoreConfig).config_path / "subscriptionGroup.json"
+        self._file = StateFile(disk, str(path), self._pieces)
+        self.get = self.table.get
+
+    # life
+
+    async def load(self) -> None:
+        """Read subscriptionGroup.json and add the groups of RocketMQ's tools that are missing. Raises StateFileError."""
+        state = await self._file.load()
+        if state is not None:
+            self._groups.load(state.get("subscriptionGroupTable") or {}, self._file.path, "groupName")
+            self.forbidden_table = _load_forbidden(state.get("forbiddenTable") or {}, self._file.path)
+            self.data_version = load_data_version(state.get("dataVersion"), self._file.path)
+            self._rest = unknown_fields(state, _KNOWN)
+        if self._configuration.section(BrokerConfig).enable_create_sys_group:
+            missing = [name for name in topic_rules.SYSTEM_GROUPS if name not in self.table]
+            for name in missing:
+                self.table[name] = SubscriptionGroupConfig(group_name=name)
+            if missing:
+                self._next_version()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write subscriptionGroup.json after changes, for ever."""
+        task_status.started()
+        await self._file.run(self._clock.sleep)
+
+    async def persisted(self) -> None:
+        """Return when all changes made until now are on disk. Raises StateFileError."""
+        await self._file.persisted()
+
+    async def persist(self) -> None:
+        """Write subscriptionGroup.json if it is behind (shutdown)."""
+        await self._file.persist()
+
+    def encode(self) -> bytes:
+        """The content of subscriptionGroup.json; also the body of GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
+        return b"".join(self._pieces())
+
+    def _pieces(self) -> Iterator[bytes]:
+        state = {
+            "dataVersion": self.data_version,
+            "forbiddenTable": self.forbidden_table,
+            "subscriptionGroupTable": self._groups.encodable(),
+        }
+        return encode_pieces(state | self._rest)
+
+    # looking
+
+    def find(self, group: str) -> SubscriptionGroupConfig | None:
+        """The group's configuration, created with the defaults where that is allowed and the name is legal; else None."""
+        known = self.get(group)
+        if known is not None:
+            return known
+        config = self._configuration.section(BrokerConfig)
+        if not (config.auto_create_subscription_group or (config.enable_create_sys_group and is_system_group(group))):
+            return None
+        if topic_rules.group_problem(group) is not None:
+            return None
+        created = SubscriptionGroupConfig(group_name=group)
+        self.table[group] = created
+        _log.info("group_created", group=group)
+        self._next_version()
+        return created
+
+    def forbidden(self, group: str, topic: str) -> int:
+        """Bits of what a group may not do with a topic; 0 for nothing forbidden."""
+        topics = self.forbidden_table.get(group)
+        return 0 if topics is None else topics.get(topic, 0)
+
+    def may_read(self, group: str, topic: str) -> bool:
+        """Whether pulls of the group on the topic are allowed by the forbidden table."""
+        return not self.forbidden(group, topic) >> FORBIDDEN_READ & 1
+
+    # changing
+
+    def put(self, *configs: SubscriptionGroupConfig) -> None:
+        """Create groups or replace their configuration (200, 225). The caller has checked the names."""
+        for config in configs:
+            self.table[config.group_name] = config
+        self._next_version()
+
+    def delete(self, group: str) -> bool:
+        """Forget a group and what is forbidden to it; False if there was none."""
+        forbidden = self.forbidden_table.pop(group, None)
+        known = self.table.pop(group, None)
+        if known is None and forbidden is None:
+            return False
+        self._groups.forget(group)
+        self._next_version()
+        _log.info("group_deleted", group=group)
+        return known is not None
+
+    def set_forbidden(self, group: str, topic: str, bit: int, forbidden: bool) -> None:
+        """Forbid something to a group on a topic, or allow it again (353)."""
+        topics = self.forbidden_table.setdefault(group, {})
+        value = topics.get(topic, 0)
+        value = value | 1 << bit if forbidden else value & ~(1 << bit)
+        if value:
+            topics[topic] = value
+        else:
+            topics.pop(topic, None)
+        if not topics:
+            del self.forbidden_table[group]
+        self._next_version()
+
+    def _next_version(self) -> None:
+        self.data_version = self.data_version.next(self._clock.wall_ms())
+        self._file.changed()
+
+
+def _load_forbidden(raw: Any, where: str) -> dict[str, dict[str, int]]:
+    try:
+        return {group: {topic: int(bits) for topic, bits in topics.items()} for group, topics in raw.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise StateFileError(f"{where}: forbiddenTable: {error}") from None

@@ -1,0 +1,252 @@
+"""How far each group has come in each queue: consumerOffset.json (RocketMQ's ConsumerOffsetManager)."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import structlog
+import trio
+
+from broker.config import BrokerConfig, MessageStoreConfig
+from broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
+from broker.store.disk import Disk
+from protocol.body import DataVersion
+from remoting.clock import Clock
+from remoting.config import Configuration
+
+_log = structlog.get_logger("broker.offsets")
+
+SEPARATOR: Final = "@"
+NOT_FOUND: Final = -1
+
+_KNOWN: Final = frozenset({"dataVersion", "groupTopicMap", "offsetTable", "pullOffsetTable", "resetOffsetTable"})
+
+Table = dict[str, dict[int, int]]
+
+
+class ConsumerOffsetManager:
+    """Offsets by ``topic@group`` and queue.
+
+    Commits are memory only and reach the disk every flushConsumerOffsetInterval: after a kill, a group gets the messages of its last seconds once more. A reset asked for by
+    an administrator stays in a table of its own until the next pull of that queue has taken it (code OFFSET_MOVED); until then commits of
+    running consumers are ignored, because they would undo it. Pending resets are written to disk too.
+    """
+
+    def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
+        self._configuration = configuration
+        self._clock = clock
+        self._commits = 0
+        self._rest: dict[str, Any] = {}
+        self._topics_of: dict[str, set[str]] = {}
+        self._groups_of: dict[str, set[str]] = {}
+        self.offset_table: Table = {}
+        self.pull_offset_table: Table = {}
+        self.reset_offset_table: Table = {}
+        self.data_version = DataVersion()
+        path = configuration.section(MessageStoreConfig).config_path / "consumerOffset.json"
+        self._file = StateFile(disk, str(path), self._pieces, self._interval)
+
+    # life
+
+    async def load(self) -> None:
+        """Read consumerOffset.json. Raises StateFileError."""
+        state = await self._file.load()
+        if state is None:
+            return
+        where = self._file.path
+        self.offset_table = _load_table(state.get("offsetTable"), where)
+        self.pull_offset_table = _load_table(state.get("pullOffsetTable"), where)
+        self.reset_offset_table = _load_table(state.get("resetOffsetTable"), where)
+        self.data_version = load_data_version(state.get("dataVersion"), where)
+        self._rest = unknown_fields(state, _KNOWN)
+        for key in self.offset_table:
+            self._index(key)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write consumerOffset.json at its interval when there was a commit, for ever."""
+        task_status.started()
+        await self._file.run(self._clock.sleep)
+
+    async def persisted(self) -> None:
+        """Write what is not yet on disk now (resets, clones). Raises StateFileError."""
+        await self._file.persisted()
+
+    async def persist(self) -> None:
+        """Write consumerOffset.json if it is behind (shutdown)."""
+        await self._file.persist()
+
+    def encode(self) -> bytes:
+        """The content of consumerOffset.json; also the body of GET_ALL_CONSUMER_OFFSET (43)."""
+        return b"".join(self._pieces())
+
+    def _pieces(self) -> Iterator[bytes]:
+        state: dict[str, Any] = {"dataVersion": self.data_version, "offsetTable": self.offset_table}
+        if self.pull_offset_table:
+            state["pullOffsetTable"] = self.pull_offset_table
+        if self.reset_offset_table:
+            state["resetOffsetTable"] = self.reset_offset_table
+        return encode_pieces(state | self._rest)
+
+    def _interval(self) -> float:
+        return self._configuration.section(BrokerConfig).flush_consumer_offset_interval / 1000
+
+    # the hot path
+
+    def commit(self, client: str, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Set a group's offset, backwards too; False when it was ignored because a reset waits to be fetched. ``client`` is for the log."""
+        key = f"{topic}@{group}"
+        if self.reset_offset_table:
+            waiting = self.reset_offset_table.get(key)
+            if waiting is not None and queue_id in waiting:
+                return False
+        offsets = self.offset_table.get(key)
+        if offsets is None:
+            offsets = self.offset_table[key] = {}
+            self._index(key)
+        before = offsets.get(queue_id, offset)
+        offsets[queue_id] = offset
+        if offset < before:
+            _log.info("offset_went_back", group=group, topic=topic, queue=queue_id, before=before, now=offset, client=client)
+        self._commits += 1
+        if not self._commits % self._configuration.section(BrokerConfig).consumer_offset_update_version_step:
+            self.data_version = self.data_version.next(self._clock.wall_ms())
+        self._file.changed()
+        return True
+
+    def query(self, group: str, topic: str, queue_id: int) -> int:
+        """A group's offset, or the reset that waits for it; -1 if there is none."""
+        key = f"{topic}@{group}"
+        if self.reset_offset_table:
+            waiting = self.reset_offset_table.get(key)
+            if waiting is not None and queue_id in waiting:
+                return waiting[queue_id]
+        offsets = self.offset_table.get(key)
+        return NOT_FOUND if offsets is None else offsets.get(queue_id, NOT_FOUND)
+
+    def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Remember where the next pull of a group will begin (the ``pullOffset`` of statistics)."""
+        key = f"{topic}@{group}"
+        offsets = self.pull_offset_table.get(key)
+        if offsets is None:
+            offsets = self.pull_offset_table[key] = {}
+        offsets[queue_id] = offset
+        self._file.changed()
+
+    def query_pull(self, group: str, topic: str, queue_id: int) -> int:
+        """Where a group's last pull ended; the committed offset if that is not known."""
+        offsets = self.pull_offset_table.get(f"{topic}@{group}")
+        if offsets is None or queue_id not in offsets:
+            return self.query(group, topic, queue_id)
+        return offsets[queue_id]
+
+    def has_reset(self, topic: str, group: str, queue_id: int) -> bool:
+        """Whether a reset waits to be fetched."""
+        return bool(self.reset_offset_table) and queue_id in self.reset_offset_table.get(f"{topic}@{group}", ())
+
+    def take_reset(self, topic: str, group: str, queue_id: int) -> int | None:
+        """The reset that waits for a queue, if any; it is handed out once."""
+        if not self.reset_offset_table:
+            return None
+        key = f"{topic}@{group}"
+        waiting = self.reset_offset_table.get(key)
+        if waiting is None:
+            return None
+        offset = waiting.pop(queue_id, None)
+        if not waiting:
+            del self.reset_offset_table[key]
+        if offset is not None:
+            self._file.changed()
+        return offset
+
+    # administration
+
+    def query_all(self, group: str, topic: str) -> dict[int, int] | None:
+        """All offsets of a group in a topic; None if it never committed there."""
+        return self.offset_table.get(f"{topic}@{group}")
+
+    def topics_of(self, group: str) -> set[str]:
+        """Topics in which a group has offsets."""
+        return set(self._topics_of.get(group, ()))
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Groups that have offsets in a topic."""
+        return set(self._groups_of.get(topic, ()))
+
+    def assign_reset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """Set an offset so that running consumers take it over at their next pull. The reply waits for ``persisted()``."""
+        key = f"{topic}@{group}"
+        self.reset_offset_table.setdefault(key, {})[queue_id] = offset
+        self._set(key, queue_id, offset)
+        _log.info("offset_reset", group=group, topic=topic, queue=queue_id, offset=offset)
+
+    def clone(self, source: str, target: str, topic: str | None = None) -> int:
+        """Give ``target`` the offsets of ``source``, in one topic or in all; gives back the number of topics."""
+        topics = self.topics_of(source) if topic is None else {topic}
+        done = 0
+        for name in topics:
+            offsets = self.query_all(source, name)
+            if offsets is not None:
+                key = f"{name}@{target}"
+                self.offset_table[key] = dict(offsets)
+                self._index(key)
+                self._file.changed()
+                done += 1
+        return done
+
+    def smallest(
+        self, topic: str, without_groups: frozenset[str], min_offset: Callable[[int], int]
+    ) -> dict[int, int]:
+        """Per queue the smallest offset of all groups that is still in the store, leaving some groups out (308)."""
+        result: dict[int, int] = {}
+        for group in self._groups_of.get(topic, set()) - without_groups:
+            for queue_id, offset in self.offset_table[f"{topic}@{group}"].items():
+                if offset >= min_offset(queue_id):
+                    result[queue_id] = min(offset, result.get(queue_id, offset))
+        return result
+
+    def remove_group(self, group: str) -> None:
+        """Forget a group's offsets, and the resets that wait for it."""
+        for topic in self.topics_of(group):
+            self._remove(topic, group)
+        self._remove_leftovers(lambda _, owner: owner == group)
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget all groups' offsets in a topic."""
+        for group in self.groups_of(topic):
+            self._remove(topic, group)
+        self._remove_leftovers(lambda name, _: name == topic)
+
+    def _set(self, key: str, queue_id: int, offset: int) -> None:
+        if key not in self.offset_table:
+            self.offset_table[key] = {}
+            self._index(key)
+        self.offset_table[key][queue_id] = offset
+        self._file.changed()
+
+    def _index(self, key: str) -> None:
+        topic, separator, group = key.partition(SEPARATOR)
+        if separator and SEPARATOR not in group:
+            self._topics_of.setdefault(group, set()).add(topic)
+            self._groups_of.setdefault(topic, set()).add(group)
+
+    def _remove(self, topic: str, group: str) -> None:
+        self.offset_table.pop(f"{topic}@{group}", None)
+        for index, name, other in ((self._topics_of, group, topic), (self._groups_of, topic, group)):
+            index[name].discard(other)
+            if not index[name]:
+                del index[name]
+        self._file.changed()
+
+    def _remove_leftovers(self, matches: Callable[[str, str], bool]) -> None:
+        for table in (self.pull_offset_table, self.reset_offset_table):
+            for key in [key for key in table if matches(*key.split(SEPARATOR, 1))]:
+                del table[key]
+                self._file.changed()
+
+
+def _load_table(raw: Any, where: str) -> Table:
+    try:
+        return {
+            key: {int(queue): int(offset) for queue, offset in offsets.items()} for key, offsets in (raw or {}).items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise StateFileError(f"{where}: an offset is not a number: {error}") from None

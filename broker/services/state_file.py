@@ -1,0 +1,276 @@
+"""The small JSON files of ``config/``: read tolerantly, replaced atomically, written behind the state they hold.
+
+What RocketMQ calls ConfigManager. A manager keeps its table in memory and says ``changed()``; one persister task writes the file, and many changes become
+one write. Who has to promise a change to a client waits for ``persisted()``.
+
+Replacing: the new text goes to ``X.tmp`` and is synced, ``X`` becomes ``X.bak``, ``X.tmp`` becomes ``X``, the directory is synced. A reader that finds ``X`` missing,
+empty or broken takes ``X.bak``; so does RocketMQ.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import structlog
+import trio
+
+from broker.store.disk import Disk
+from protocol import lenient_json
+from protocol.body import DataVersion
+
+E = TypeVar("E", bound=msgspec.Struct)
+
+_log = structlog.get_logger("broker.state")
+
+_PRETTY_LIMIT = 64 * 1024  # up to here the file is indented, for people who look into it
+_SLICE_SECONDS = 0.001
+_RETRY_SECONDS = 1.0
+
+
+class StateFileError(Exception):
+    """A state file cannot be read or written; the text names the file and the reason."""
+
+
+def encode_pieces(state: Mapping[str, Any], batch: int = 200) -> Iterator[bytes]:
+    """JSON text of a state. A table of many entries comes ``batch`` entries at a time, so that the caller can pause between the pieces."""
+    lead = b"{"
+    for name, value in state.items():
+        yield lead + msgspec.json.encode(name) + b":"
+        lead = b","
+        if isinstance(value, dict) and len(value) > batch:
+            yield from _table_pieces(list(value.items()), batch)
+        else:
+            yield msgspec.json.encode(value)
+    yield b"}" if lead == b"," else b"{}"
+
+
+def _table_pieces(items: list[tuple[Any, Any]], batch: int) -> Iterator[bytes]:
+    lead = b"{"
+    for at in range(0, len(items), batch):
+        yield lead + msgspec.json.encode(dict(items[at : at + batch]))[1:-1]
+        lead = b","
+    yield b"}"
+
+
+def replace_file(disk: Disk, path: str, data: bytes) -> None:
+    """Put ``data`` in the place of ``path``, keeping the old content as ``.bak``. Blocks; OSError leaves the old file in place (or as ``.bak``)."""
+    temporary, backup = path + ".tmp", path + ".bak"
+    directory = path.rpartition("/")[0]
+    if disk.stat(directory) is None:
+        disk.make_directory(directory)
+    if disk.stat(temporary) is not None:
+        disk.delete(temporary)
+    fd = disk.create(temporary, 0)
+    try:
+        disk.pwrite(fd, data, 0)
+        disk.data_sync(fd)
+    finally:
+        disk.close(fd)
+    if disk.stat(path) is not None:
+        disk.rename(path, backup)
+    disk.rename(temporary, path)
+    disk.sync_directory(directory)
+
+
+def _read(disk: Disk, path: str) -> bytes | None:
+    try:
+        fd = disk.open(path, writable=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.pread(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+class StateFile:
+    """One file and the state behind it.
+
+    ``pieces`` gives the text of the file, piece by piece: the writer lets others run between them. ``interval`` gives the seconds between writes of changes nobody waits for; without it a change is written at
+    once. The number of the last change and of the last one that is on disk tell whether there is something to do.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        pieces: Callable[[], Iterable[bytes]],
+        interval: Callable[[], float] | None = None,
+    ) -> None:
+        self.path = path
+        self._disk = disk
+        self._pieces = pieces
+        self._interval = interval
+        self._changes = 0
+        self._written = 0
+        self._attempts = 0
+        self._wanted = False
+        self._error: OSError | None = None
+        self._wake = trio.Event()
+        self._done = trio.Event()
+        self._writing = trio.Lock()
+
+    # reading
+
+    async def load(self) -> dict[str, Any] | None:
+        """The state in the file, or in its ``.bak`` if that is all there is; None if there is neither.
+
+        Raises StateFileError when something is there and none of it can be read.
+        """
+        problems: list[str] = []
+        for path in (self.path, self.path + ".bak"):
+            try:
+                data = await self._disk.run(_read, self._disk, path)
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}")
+                continue
+            if data is None or not data.strip(b"\0 \t\r\n"):
+                continue
+            try:
+                state = lenient_json.loads(data)
+            except (ValueError, RecursionError) as error:
+                problems.append(f"{path}: {error}")
+                continue
+            if not isinstance(state, dict):
+                problems.append(f"{path}: not a JSON object")
+                continue
+            if problems:
+                _log.warning("state_file_from_backup", path=path, problems=problems)
+            return state
+        if problems:
+            raise StateFileError("; ".join(problems))
+        return None
+
+    # writing
+
+    def changed(self) -> None:
+        """Say that the state is another one; the persister writes it."""
+        self._changes += 1
+        if self._interval is None:
+            self._wake.set()
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the file is behind the state."""
+        return self._written != self._changes
+
+    async def persisted(self) -> None:
+        """Return when every change made until now is on disk. Raises StateFileError when the write failed.
+
+        Without a running persister the caller does the write.
+        """
+        target = self._changes
+        while self._written < target:
+            attempt = self._attempts
+            if self._writing.locked():
+                await self._done.wait()  # that write may hold an older state: look again
+            else:
+                await self.persist()
+            if self._written < target and self._attempts > attempt and self._error is not None:
+                raise StateFileError(f"{self.path} cannot be written: {self._error.strerror}") from self._error
+
+    async def persist(self) -> None:
+        """Write the file now if it is behind. A failure is kept and shows in ``persisted()``; the file stays behind and is tried again."""
+        async with self._writing:
+            if not self.dirty:
+                return
+            target = self._changes
+            data = await self._text()
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._disk.run(replace_file, self._disk, self.path, data)
+            except OSError as error:
+                self._error = error
+                _log.error("state_file_not_written", path=self.path, reason=error.strerror)
+            else:
+                self._error = None
+                self._written = target
+            finally:
+                self._attempts += 1
+                self._done.set()
+                self._done = trio.Event()
+
+    async def _text(self) -> bytes:
+        parts: list[bytes] = []
+        began = time.perf_counter()
+        for piece in self._pieces():
+            parts.append(piece)
+            if time.perf_counter() - began > _SLICE_SECONDS:
+                await trio.lowlevel.checkpoint()
+                began = time.perf_counter()
+        data = b"".join(parts)
+        return msgspec.json.format(data, indent=2) if len(data) < _PRETTY_LIMIT else data
+
+    async def run(self, sleep: Callable[[float], Any]) -> None:
+        """The persister: never returns. ``sleep`` is the clock's."""
+        while True:
+            if self._interval is not None:
+                await sleep(self._interval())
+            elif not self.dirty:
+                self._wake = trio.Event()
+                await self._wake.wait()
+            await self.persist()
+            if self._error is not None:
+                await sleep(_RETRY_SECONDS)
+
+
+def unknown_fields(raw: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """Fields that this program does not know: kept as they were read and written back."""
+    return {key: value for key, value in raw.items() if key not in known}
+
+
+def wire_names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The JSON names of a struct's fields."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+class EntryTable(Generic[E]):
+    """The entries of a state file's table as structs, with the fields that the structs do not have kept beside them."""
+
+    def __init__(self, kind: type[E]) -> None:
+        self.entries: dict[str, E] = {}
+        self._kind = kind
+        self._known = wire_names(kind)
+        self._rest: dict[str, dict[str, Any]] = {}
+
+    def load(self, raw: Any, where: str, name_field: str) -> None:
+        """Take the entries of a parsed table; ``name_field`` gets the entry's key where it is missing.
+
+        Raises StateFileError for an entry that does not fit: leaving it out would lose it at the next write.
+        """
+        if not isinstance(raw, dict):
+            raise StateFileError(f"{where}: not a table")
+        for name, fields in raw.items():
+            if not isinstance(fields, dict):
+                raise StateFileError(f"{where}: {name}: not an object")
+            given = {name_field: name} | {key: value for key, value in fields.items() if value is not None}
+            if not isinstance(given.get("attributes", {}), dict):
+                del given["attributes"]  # an empty text where there are none
+            try:
+                self.entries[name] = msgspec.convert(given, self._kind, strict=False)
+            except msgspec.ValidationError as error:
+                raise StateFileError(f"{where}: {name}: {error}") from None
+            if rest := unknown_fields(fields, self._known):
+                self._rest[name] = rest
+
+    def forget(self, name: str) -> None:
+        """An entry is gone: so are its unknown fields."""
+        self._rest.pop(name, None)
+
+    def encodable(self) -> dict[str, Any]:
+        """The table for the encoder."""
+        if not self._rest:
+            return dict(self.entries)
+        return {
+            name: msgspec.to_builtins(entry) | self._rest[name] if name in self._rest else entry
+            for name, entry in self.entries.items()
+        }
+
+
+def load_data_version(raw: Any, where: str) -> DataVersion:
+    """The ``dataVersion`` of a state file; a fresh one where there is none."""
+    try:
+        return msgspec.convert(raw or {}, DataVersion, strict=False)
+    except msgspec.ValidationError as error:
+        raise StateFileError(f"{where}: dataVersion: {error}") from None

@@ -1,0 +1,244 @@
+"""The broker's topics: topics.json, the topics a broker has from the start, and creation on first use (RocketMQ's TopicConfigManager)."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+import trio
+
+from broker.config import BrokerConfig, MessageStoreConfig
+from broker.services.state_file import (
+    EntryTable,
+    StateFile,
+    encode_pieces,
+    load_data_version,
+    unknown_fields,
+)
+from broker.store.disk import Disk
+from protocol import topic_rules
+from protocol.body import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    TopicConfig,
+    TopicConfigAndMappingSerializeWrapper,
+)
+from remoting.clock import Clock
+from remoting.config import Configuration
+
+_log = structlog.get_logger("broker.topics")
+
+_READ_WRITE: Final = PERM_READ | PERM_WRITE
+_KNOWN: Final = frozenset({"dataVersion", "topicConfigTable"})
+
+
+def _topic(name: str, queues: int, perm: int = _READ_WRITE) -> TopicConfig:
+    return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+
+def system_topic_configs(config: BrokerConfig, delay_levels: int) -> list[TopicConfig]:
+    """The topics that a broker has from its first start."""
+    topics = [
+        _topic(topic_rules.SELF_TEST_TOPIC, 1),
+        _topic(topic_rules.BENCHMARK_TOPIC, 1024),
+        _topic(topic_rules.OFFSET_MOVED_EVENT, 1),
+        _topic(topic_rules.SCHEDULE_TOPIC, max(18, delay_levels)),
+        _topic(topic_rules.TRANS_HALF_TOPIC, 1),
+        _topic(topic_rules.TRANS_OP_HALF_TOPIC, 1),
+        _topic(topic_rules.TIMER_TOPIC, 1),
+        _topic(f"rmq_sys_REVIVE_LOG_{config.broker_cluster_name}", 8),
+        _topic(f"rmq_sys_SYNC_BROKER_MEMBER_{config.broker_name}", 1, PERM_INHERIT),
+        _topic(f"{config.broker_cluster_name}_REPLY_TOPIC", 1),
+        _topic(
+            config.broker_cluster_name,
+            16,
+            PERM_INHERIT | (_READ_WRITE if config.cluster_topic_enable else 0),
+        ),
+        _topic(
+            config.broker_name,
+            1,
+            PERM_INHERIT | (_READ_WRITE if config.broker_topic_enable else 0),
+        ),
+    ]
+    if config.trace_topic_enable:
+        topics.append(_topic(config.msg_trace_topic_name, 1))
+    if config.auto_create_topic_enable:
+        topics.append(_auto_create_topic(config))
+    return topics
+
+
+def _auto_create_topic(config: BrokerConfig) -> TopicConfig:
+    return _topic(topic_rules.AUTO_CREATE_TOPIC, config.default_topic_queue_nums, PERM_INHERIT | _READ_WRITE)
+
+
+class TopicConfigManager:
+    """Topics by name.
+
+    ``table`` is the look-up of the hot path: a plain dict. Whoever changes a topic goes through the methods, which raise the version, wake the writer of
+    topics.json and call ``listeners`` (registration with the name servers, making of queues) or ``delete_listeners``. A reply that promises a
+    change waits for ``persisted()`` first.
+    """
+
+    def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
+        self._configuration = configuration
+        self._clock = clock
+        self._topics = EntryTable(TopicConfig)
+        self._rest: dict[str, Any] = {}
+        self._system: frozenset[str] = frozenset()
+        self.table: dict[str, TopicConfig] = self._topics.entries
+        self.data_version = DataVersion()
+        self.listeners: list[Callable[[list[TopicConfig]], None]] = []
+        self.delete_listeners: list[Callable[[str], None]] = []
+        path = configuration.section(MessageStoreConfig).config_path / "topics.json"
+        self._file = StateFile(disk, str(path), self._pieces)
+        self.get = self.table.get
+        configuration.listeners.append(self._reconfigured)
+
+    # life
+
+    async def load(self) -> None:
+        """Read topics.json and add the system topics that are missing. Raises StateFileError."""
+        state = await self._file.load()
+        if state is not None:
+            self._topics.load(state.get("topicConfigTable") or {}, self._file.path, "topicName")
+            self.data_version = load_data_version(state.get("dataVersion"), self._file.path)
+            self._rest = unknown_fields(state, _KNOWN)
+        config = self._configuration.section(BrokerConfig)
+        levels = len(self._configuration.section(MessageStoreConfig).delay_levels_ms) - 1
+        system = system_topic_configs(config, levels)
+        self._system = frozenset(topic.topic_name for topic in system)
+        missing = [topic for topic in system if topic.topic_name not in self.table]
+        if missing:
+            self._put(missing)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write topics.json after changes, for ever."""
+        task_status.started()
+        await self._file.run(self._clock.sleep)
+
+    async def persisted(self) -> None:
+        """Return when all changes made until now are on disk. Raises StateFileError."""
+        await self._file.persisted()
+
+    async def persist(self) -> None:
+        """Write topics.json if it is behind (shutdown)."""
+        await self._file.persist()
+
+    def encode(self) -> bytes:
+        """The content of topics.json."""
+        return b"".join(self._pieces())
+
+    def _pieces(self) -> Iterator[bytes]:
+        state = {"dataVersion": self.data_version, "topicConfigTable": self._topics.encodable()}
+        return encode_pieces(state | self._rest)
+
+    def serialize_wrapper(self) -> TopicConfigAndMappingSerializeWrapper:
+        """All topics with their version, for GET_ALL_TOPIC_CONFIG (21) and registration."""
+        return TopicConfigAndMappingSerializeWrapper(
+            data_version=self.data_version,
+            topic_config_table=self.table,
+            mapping_data_version=DataVersion(timestamp=self.data_version.timestamp),
+        )
+
+    # looking
+
+    def is_system(self, topic: str) -> bool:
+        """Whether a topic belongs to the broker itself: reserved names, and those made from its own and its cluster's name."""
+        return topic in self._system or topic_rules.is_system_topic(topic)
+
+    def system_topics(self) -> list[str]:
+        """Names of the broker's own topics, for GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
+        return sorted(self._system | {topic for topic in self.table if topic_rules.is_system_topic(topic)})
+
+    # creating and changing
+
+    def create_on_send(
+        self, topic: str, default_topic: str, queue_nums: int, sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """The topic of a send, made after the model of ``default_topic`` if it is not there; None if that is not allowed.
+
+        The model must have the inherit bit; the new topic gets its permissions without that bit and at most its number of queues.
+        """
+        known = self.get(topic)
+        if known is not None:
+            return known
+        model = self.get(default_topic)
+        if model is None or not model.perm & PERM_INHERIT:
+            return None
+        automatic = self._configuration.section(BrokerConfig).auto_create_topic_enable
+        if default_topic == topic_rules.AUTO_CREATE_TOPIC and not automatic:
+            return None
+        queues = max(1, min(queue_nums, model.write_queue_nums))
+        created = TopicConfig(
+            topic_name=topic,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=model.perm & ~PERM_INHERIT,
+            topic_filter_type=model.topic_filter_type,
+            topic_sys_flag=sys_flag,
+        )
+        _log.info("topic_created", topic=topic, queues=queues, model=default_topic)
+        self._put([created])
+        return created
+
+    def create_on_send_back(self, topic: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicConfig:
+        """The retry or dead-letter topic of a group, made if it is not there; an existing one keeps its queues and permissions."""
+        known = self.get(topic)
+        if known is not None:
+            if known.topic_sys_flag != sys_flag and sys_flag:
+                known = msgspec.structs.replace(known, topic_sys_flag=sys_flag)
+                self._put([known])
+            return known
+        created = _topic(topic, max(1, queue_nums), perm)
+        created.topic_sys_flag = sys_flag
+        self._put([created])
+        return created
+
+    def put(self, *configs: TopicConfig) -> None:
+        """Create topics or replace them (17, 18). The caller has checked names and attributes."""
+        self._put(list(configs))
+
+    def delete(self, topic: str) -> bool:
+        """Forget a topic; False if there was none."""
+        if self.table.pop(topic, None) is None:
+            return False
+        self._topics.forget(topic)
+        self._next_version()
+        _log.info("topic_deleted", topic=topic)
+        for listener in self.delete_listeners:
+            listener(topic)
+        return True
+
+    def adopt(self, queues: Mapping[str, int]) -> list[str]:
+        """Make topics of queues that the store has and topics.json has not (topic -> number of queues); gives back their names.
+
+        Happens after a topic's creation was lost with the machine while its messages were not.
+        """
+        found = [_topic(name, count) for name, count in queues.items() if name not in self.table and count > 0]
+        for topic in found:
+            _log.warning("topic_adopted", topic=topic.topic_name, queues=topic.read_queue_nums)
+        if found:
+            self._put(found)
+        return [topic.topic_name for topic in found]
+
+    def _put(self, configs: Iterable[TopicConfig]) -> None:
+        changed = list(configs)
+        for config in changed:
+            self.table[config.topic_name] = config
+        self._next_version()
+        for listener in self.listeners:
+            listener(changed)
+
+    def _next_version(self) -> None:
+        self.data_version = self.data_version.next(self._clock.wall_ms())
+        self._file.changed()
+
+    def _reconfigured(self, keys: frozenset[str]) -> None:
+        config = self._configuration.section(BrokerConfig)
+        if "autoCreateTopicEnable" in keys and config.auto_create_topic_enable:
+            model = self.get(topic_rules.AUTO_CREATE_TOPIC)
+            if model is None or not model.perm & PERM_INHERIT:
+                self._system |= {topic_rules.AUTO_CREATE_TOPIC}
+                self._put([_auto_create_topic(config)])
