@@ -1,0 +1,176 @@
+"""Small stores and messages for the tests of the write path."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import trio
+
+from broker.config import FlushDiskType, MessageStoreConfig
+from broker.store.commit_log import CommitLog
+from broker.store.disk import Disk
+from broker.store.flush import SyncPlace
+from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.running_flags import RunningFlags
+from broker.store.stats import StoreStats
+from broker.store.types import BatchEntry, MessageBatch, MessageInner, PutMessageResult
+from broker.store.write_path import WritePath
+from protocol.message import StoredMessage, decode_message
+from protocol.record import MAGIC_BLANK, SIZE_MAGIC, pack_host
+from tests.store.simdisk import SimDisk
+
+LOG = "/store/commitlog"
+HOST = pack_host("10.0.0.1", 10911)
+HOST_V6 = pack_host("fe80::1", 10911)
+
+
+class Dispatched(NamedTuple):
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+    store_timestamp: int
+    keys: tuple[str, ...]
+    sys_flag: int
+
+
+class RecordingDispatcher:
+    """Remembers what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[Dispatched | tuple[int, int]] = []
+
+    def dispatch(self, *args: Any) -> None:
+        self.seen.append(Dispatched(*args))
+
+    def rolled(self, blank_offset: int, next_offset: int) -> None:
+        self.seen.append((blank_offset, next_offset))
+
+    @property
+    def records(self) -> list[Dispatched]:
+        return [item for item in self.seen if isinstance(item, Dispatched)]
+
+
+class Answers:
+    """Collects results that come at once and those that come later."""
+
+    def __init__(self) -> None:
+        self.results: list[PutMessageResult] = []
+
+    def later(self, result: PutMessageResult) -> None:
+        self.results.append(result)
+
+    def take(self, result: PutMessageResult | None) -> PutMessageResult | None:
+        if result is not None:
+            self.results.append(result)
+        return result
+
+
+def message(body: bytes = b"body", topic: str = "TopicTest", queue_id: int = 0, **more: Any) -> MessageInner:
+    fields: dict[str, Any] = {
+        "topic": topic,
+        "queue_id": queue_id,
+        "body": body,
+        "properties": b"",
+        "born_timestamp": 1_700_000_000_000,
+        "born_host": HOST,
+        "store_host": HOST,
+    }
+    return MessageInner(**(fields | more))
+
+
+def batch(bodies: list[bytes], topic: str = "TopicTest", queue_id: int = 0, **more: Any) -> MessageBatch:
+    fields: dict[str, Any] = {
+        "topic": topic,
+        "queue_id": queue_id,
+        "entries": [BatchEntry(body, b"") for body in bodies],
+        "born_timestamp": 1_700_000_000_000,
+        "born_host": HOST,
+        "store_host": HOST,
+    }
+    return MessageBatch(**(fields | more))
+
+
+def config(file_size: int = 16384, *, sync: bool = False, step: int = 4096, **more: Any) -> MessageStoreConfig:
+    return MessageStoreConfig(
+        store_path_root_dir="/store",
+        mapped_file_size_commit_log=file_size,
+        flush_disk_type=FlushDiskType.SYNC_FLUSH if sync else FlushDiskType.ASYNC_FLUSH,
+        commit_log_reserve_step=step,
+        **more,
+    )
+
+
+class Rig:
+    """A write path over a disk, without queues and index."""
+
+    def __init__(
+        self,
+        disk: Disk | None = None,
+        settings: MessageStoreConfig | None = None,
+        *,
+        wall_ms: Callable[[], int] = lambda: 1_700_000_000_000,
+        directory: str = LOG,
+        hot_bytes: int = 1 << 30,
+    ) -> None:
+        self.disk = disk or SimDisk()
+        self.config = settings or config()
+        self.disk.make_directory(directory)
+        self.flags = RunningFlags()
+        self.stats = StoreStats()
+        self.dispatcher = RecordingDispatcher()
+        self.answers = Answers()
+        self.files = MappedFileQueue(self.disk, directory, self.config.mapped_file_size_commit_log)
+        self.log = CommitLog(self.files, wall_ms=wall_ms, max_message_size=self.config.max_message_size)
+        self.path = WritePath(
+            self.log,
+            self.dispatcher,
+            self.flags,
+            self.stats,
+            self.config,
+            hot_bytes=hot_bytes,
+            delay_ms=(0, 1000, 5000),
+            sync_place=SyncPlace.THREAD,
+        )
+
+    @property
+    def sim(self) -> SimDisk:
+        assert isinstance(self.disk, SimDisk)
+        return self.disk
+
+    def put(self, put: MessageInner | MessageBatch) -> PutMessageResult | None:
+        call = self.path.put_message if isinstance(put, MessageInner) else self.path.put_messages
+        return self.answers.take(call(put, self.answers.later))  # type: ignore[arg-type] # the call fits the kind of put
+
+    async def answered(self, count: int) -> list[PutMessageResult]:
+        """Wait until so many results are there."""
+        while len(self.answers.results) < count:
+            await trio.lowlevel.checkpoint()
+        return self.answers.results
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Rig"]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.path.run)
+            await trio.testing.wait_all_tasks_blocked()
+            yield self
+            await self.path.stop()
+
+
+def records(files: MappedFileQueue) -> list[StoredMessage]:
+    """All records of a log, by walking through it as recovery does."""
+    found = []
+    for file in files.files:
+        at = 0
+        while at + 8 <= file.wrote:
+            size, magic = SIZE_MAGIC.unpack_from(file.view, at)
+            if magic == MAGIC_BLANK:
+                assert at + size == file.size
+                break
+            stored = decode_message(file.view, at)
+            assert stored.commit_log_offset == file.start + at
+            found.append(stored)
+            at += size
+    return found
