@@ -31,6 +31,7 @@ class ConsumeQueue:
     """
 
     __slots__ = (
+        "counted",
         "deleted",
         "directory",
         "dirty",
@@ -73,7 +74,10 @@ class ConsumeQueue:
         self.tail_offset = 0
         self.written = 0
         self.dirty = False
+        """In the list of queues that the writer looks at."""
         self.deleted = False
+        self.counted = 0
+        """The store's: this queue's part of the sum of all next offsets."""
 
     def restore(self, first_offset: int, min_offset: int, next_offset: int, max_phy: int) -> None:
         """Take the state of a queue whose units are all in its files."""

@@ -83,7 +83,9 @@ class PlainBatch:
         at = entry_at(slots, 1)
         for number in range(1, count):
             slot = int.from_bytes(view[at : at + 4], "big") % slots
-            view[at + 16 : at + 20] = newest.get(slot, 0).to_bytes(4, "big")
+            previous = newest.get(slot, 0).to_bytes(4, "big")
+            if view[at + 16 : at + 20] != previous:
+                view[at + 16 : at + 20] = previous
             newest[slot] = number
             at += ENTRY_SIZE
         for slot, number in newest.items():

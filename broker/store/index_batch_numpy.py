@@ -87,7 +87,8 @@ class NumpyBatch:
             previous_in_order = np.empty(size, dtype=np.int64)
             previous_in_order[1:] = numbers[:-1]
             previous_in_order[first] = table[in_order[first]]
-            entries["previous"][order] = previous_in_order
+            if not np.array_equal(entries["previous"][order], previous_in_order):
+                entries["previous"][order] = previous_in_order
             last = np.empty(size, dtype=bool)
             last[-1] = True
             last[:-1] = first[1:]

@@ -1,0 +1,256 @@
+"""All consume queues of a store: found by topic and queue id, read from memory or from their files."""
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
+from broker.store.disk import Disk
+from broker.store.queue_files import DescriptorCache, LoadedQueue, load_queue, read_units
+from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+
+DIRECTORY: Final = "consumequeue"
+_SCAN: Final = 512
+
+
+class QueueState(NamedTuple):
+    """A queue whose units are all in its files, as the snapshot of an orderly stop keeps it."""
+
+    first_offset: int
+    min_offset: int
+    next_offset: int
+    max_phy: int
+
+
+class ConsumeQueueStore:
+    """The queues of one store. Belongs to the event loop.
+
+    ``units`` and ``queues_with_units`` (sum of next offsets, number of queues that have any) are as of the last
+    ``settle``.
+    """
+
+    def __init__(self, disk: Disk, root: str, shape: QueueShape, *, max_open_files: int = 256) -> None:
+        self.disk = disk
+        self.directory = f"{root}/{DIRECTORY}"
+        self.shape = shape
+        self.file_size = shape.units_per_file * UNIT_SIZE
+        self.queues: dict[str, dict[int, ConsumeQueue]] = {}
+        self.descriptors = DescriptorCache(disk, max_open_files)
+        self.dirty: list[ConsumeQueue] = []
+        """Queues with units that are not in their files yet."""
+        self.on_first_dirty: Callable[[], None] = lambda: None
+        self.units = 0
+        self._asleep: dict[str, dict[int, QueueState]] = {}
+        self._moved: list[ConsumeQueue] = []
+        self.queues_with_units = 0
+
+    # -- finding
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, if there is one."""
+        queues = self.queues.get(topic)
+        if queues is not None:
+            queue = queues.get(queue_id)
+            if queue is not None:
+                return queue
+        return self._wake(topic, queue_id) if self._asleep else None
+
+    def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, made (in memory) if there is none."""
+        return self.find(topic, queue_id) or self._add(topic, queue_id)
+
+    def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
+        directory = f"{self.directory}/{topic}/{queue_id}"
+        queue = ConsumeQueue(topic, queue_id, directory, self.shape, self._on_dirty)
+        self.queues.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def _wake(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        states = self._asleep.get(topic)
+        state = states.pop(queue_id, None) if states is not None else None
+        if state is None:
+            return None
+        if not states:
+            del self._asleep[topic]
+        queue = self._add(topic, queue_id)
+        queue.restore(*state)
+        queue.counted = queue.next_offset
+        return queue
+
+    def _wake_topic(self, topic: str) -> None:
+        for queue_id in list(self._asleep.get(topic, ())):
+            self._wake(topic, queue_id)
+
+    def topics(self) -> dict[str, list[int]]:
+        """All topics that have queues, with the ids of their queues."""
+        found = {topic: set(queues) for topic, queues in self.queues.items()}
+        for topic, states in self._asleep.items():
+            found.setdefault(topic, set()).update(states)
+        return {topic: sorted(ids) for topic, ids in found.items()}
+
+    def all_queues(self) -> Iterator[ConsumeQueue]:
+        """Every queue, loaded or not: walks through all of them."""
+        for topic in list(self._asleep):
+            self._wake_topic(topic)
+        for queues in list(self.queues.values()):
+            yield from list(queues.values())
+
+    def loaded_queues(self) -> Iterator[ConsumeQueue]:
+        """The queues that somebody has used since the start."""
+        for queues in list(self.queues.values()):
+            yield from list(queues.values())
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The offset after a queue's last message; 0 for a queue that does not exist."""
+        queue = self.find(topic, queue_id)
+        return queue.next_offset if queue is not None else 0
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The offset of a queue's first message that is still in the log; 0 for a queue that does not exist."""
+        queue = self.find(topic, queue_id)
+        return queue.min_offset if queue is not None else 0
+
+    # -- counting
+
+    def _on_dirty(self, queue: ConsumeQueue) -> None:
+        if not self.dirty:
+            self.on_first_dirty()
+        self.dirty.append(queue)
+        self._moved.append(queue)
+
+    def settle(self) -> int:
+        """Bring ``units`` up to date and return it; costs what has moved since the last time."""
+        for queue in self._moved:
+            if not queue.deleted:
+                self._count(queue, queue.next_offset)
+        self._moved = [queue for queue in self._moved if queue.dirty]
+        return self.units
+
+    def _count(self, queue: ConsumeQueue, units: int) -> None:
+        self.units += units - queue.counted
+        self.queues_with_units += bool(units) - bool(queue.counted)
+        queue.counted = units
+
+    def recount(self) -> None:
+        """Count all queues anew, after recovery has moved some of them back."""
+        self._moved.clear()
+        asleep = [state.next_offset for states in self._asleep.values() for state in states.values()]
+        self.units, self.queues_with_units = sum(asleep), sum(map(bool, asleep))
+        for queue in self.loaded_queues():
+            queue.counted = 0
+            self._count(queue, queue.next_offset)
+
+    # -- reading
+
+    def read(self, queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
+        """Up to ``count`` units from ``offset`` on, at least one; None if they have to come from the device.
+
+        The offset lies in [first_offset, next_offset). One call reads from the tail or from one file.
+        """
+        if offset >= queue.tail_offset:
+            return queue.tail_units(offset, count)
+        file_offset = queue.file_of(offset)
+        fd = self.descriptors.get(queue.path_of(file_offset))
+        if fd is None:
+            return None
+        count = min(count, file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
+        return self.disk.pread_cached(fd, count * UNIT_SIZE, (offset - file_offset) * UNIT_SIZE)
+
+    async def read_cold(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
+        """The same, waiting for the device where needed; no bytes if the file is gone."""
+        if offset >= queue.tail_offset:
+            return queue.tail_units(offset, count)
+        file_offset = queue.file_of(offset)
+        count = min(count, file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
+        path = queue.path_of(file_offset)
+        data = await self.disk.run(read_units, self.disk, path, offset - file_offset, count)
+        if data and not queue.deleted and self.descriptors.get(path) is None:
+            self.descriptors.put(path, self.disk.open(path, writable=False))
+        return data
+
+    def read_now(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
+        """The same, blocking: for recovery, when nobody is served yet."""
+        if offset >= queue.tail_offset:
+            return queue.tail_units(offset, count)
+        file_offset = queue.file_of(offset)
+        count = min(count, file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
+        return read_units(self.disk, queue.path_of(file_offset), offset - file_offset, count)
+
+    # -- loading
+
+    def load(self, limit: int) -> list[tuple[ConsumeQueue, LoadedQueue]]:
+        """Make every queue that has a directory, with its units that point below ``limit``. Blocks."""
+        loaded = []
+        for topic in self.disk.list(self.directory):
+            for name in self.disk.list(f"{self.directory}/{topic}"):
+                if name.isascii() and name.isdigit():
+                    queue = self._add(topic, int(name))
+                    state = load_queue(self.disk, queue.directory, self.file_size, limit)
+                    queue.restore(state.first_offset, state.first_offset, state.next_offset, state.max_phy)
+                    loaded.append((queue, state))
+        return loaded
+
+    def put_asleep(self, states: dict[str, dict[int, QueueState]]) -> None:
+        """Take the queues of a snapshot; each is made when it is first asked for."""
+        self._asleep = {topic: dict(queues) for topic, queues in states.items() if queues}
+        self.recount()
+
+    def states(self) -> dict[str, dict[int, QueueState]]:
+        """All queues for a snapshot; everything must be in the files."""
+        states = {topic: dict(queues) for topic, queues in self._asleep.items()}
+        for queue in self.loaded_queues():
+            states.setdefault(queue.topic, {})[queue.queue_id] = QueueState(
+                queue.first_offset, queue.min_offset, queue.next_offset, queue.max_phy
+            )
+        return states
+
+    def correct_min_offset(self, queue: ConsumeQueue, log_min: int) -> None:
+        """Set a queue's first readable offset for a log that begins at ``log_min``. Blocks: for recovery."""
+        low = max(queue.min_offset, queue.first_offset)
+        while low < queue.next_offset:
+            units = self.read_now(queue, low, _SCAN)
+            if not units:
+                break
+            sizes = [size for _, size, _ in UNIT.iter_unpack(units)]
+            fillers = next((at for at, size in enumerate(sizes) if size != FILLER_SIZE), len(sizes))
+            low += fillers
+            if fillers < len(sizes):
+                break
+        queue.min_offset = first_at_or_above(lambda at: self._phy_at(queue, at), low, queue.next_offset, log_min)
+
+    def _phy_at(self, queue: ConsumeQueue, offset: int) -> int:
+        unit = self.read_now(queue, offset, 1)
+        return int.from_bytes(unit[:8], "big", signed=True) if unit else -1
+
+    # -- making and dropping
+
+    def create_queues(self, topic: str, count: int) -> None:
+        """Make the first ``count`` queues of a topic; the writer makes their first files soon."""
+        for queue_id in range(count):
+            queue = self.find_or_create(topic, queue_id)
+            if not queue.dirty and queue.next_offset == 0 and queue.made_offset == 0:
+                queue.dirty = True
+                self._on_dirty(queue)
+
+    def drop_queue(self, queue: ConsumeQueue) -> None:
+        """Forget a queue; its files are the caller's."""
+        queue.deleted = True
+        self._count(queue, 0)
+        queues = self.queues.get(queue.topic)
+        if queues is not None and queues.get(queue.queue_id) is queue:
+            del queues[queue.queue_id]
+            if not queues:
+                del self.queues[queue.topic]
+        for start in range(queue.first_offset, queue.next_offset + 1, queue.units_per_file):
+            self.descriptors.drop(queue.path_of(start))
+
+    def drop_topic(self, topic: str) -> list[ConsumeQueue]:
+        """Forget a topic's queues and return them; their files are the caller's."""
+        self._wake_topic(topic)
+        queues = list(self.queues.get(topic, {}).values())
+        for queue in queues:
+            self.drop_queue(queue)
+        return queues
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self.descriptors.close()

@@ -1,0 +1,133 @@
+"""Hands each record, in the order of the log, to its queue, to the index and to whoever waits for messages.
+
+There is one dispatch position. Appends dispatch their own record as long as it begins there; anything else is left to
+ReputMessageService, which goes on from the position in the log until it has caught up.
+Source: RocketMQ's CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex, NotifyMessageArrivingListener.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from broker.store.consume_queue_store import ConsumeQueueStore
+from broker.store.index_service import WAKE_AT, IndexService
+from broker.store.stats import StoreStats
+from protocol import sysflag
+from protocol.hashing import tags_code
+from protocol.message import PropertyName
+from protocol.record import RecordHead
+from protocol.topic_rules import SCHEDULE_TOPIC
+
+MessageArriving = Callable[[str, int, int, int, int], None]
+"""Hears (topic, queue id, offset after the message, tags code, store timestamp) of each message that can be read."""
+
+_UNKNOWN_LEVEL_MS: Final = 1000
+_TYPES: Final = sysflag.TRANSACTION_MASK
+_ROLLBACK: Final = sysflag.TRANSACTION_ROLLBACK
+_PREPARED: Final = sysflag.TRANSACTION_PREPARED
+
+
+class StoreDispatcher:
+    """Implements types.Dispatcher. ``position`` is the log offset behind the last record that was dispatched."""
+
+    def __init__(
+        self,
+        queues: ConsumeQueueStore,
+        index: IndexService | None,
+        stats: StoreStats,
+        *,
+        delay_ms: Sequence[int] = (0,),
+    ) -> None:
+        """``delay_ms`` is the delay of each level, [0] being none. Without ``index`` no keys are kept."""
+        self._queues = queues
+        self._by_topic = queues.queues
+        self._index = index
+        self._stats = stats
+        self.delay_ms = delay_ms
+        self.position = 0
+        self.last_record = -1
+        """Log offset of the last record that was dispatched; -1 before the first."""
+        self.last_store_timestamp = 0
+        self.message_arriving: list[MessageArriving] = []
+        self.on_behind: Callable[[], None] = lambda: None
+        """Called when a record begins behind the position: ReputMessageService has to go there."""
+
+    def dispatch(  # noqa: PLR0913, PLR0917 - the record's own fields, without an object for each of them
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        tags_code: int,
+        store_timestamp: int,
+        keys: tuple[str, ...],
+        sys_flag: int,
+    ) -> None:
+        """One record; see types.Dispatcher."""
+        if physical_offset != self.position:
+            if physical_offset > self.position:
+                self.on_behind()
+            return
+        self.position = physical_offset + size
+        self.last_record = physical_offset
+        self.last_store_timestamp = store_timestamp
+        kind = sys_flag & _TYPES
+        if keys and kind != _ROLLBACK:
+            index = self._index
+            if index is not None:
+                pending = index.pending
+                pending.append((topic, keys, physical_offset, store_timestamp))
+                if len(pending) == WAKE_AT:
+                    index.wake()
+        if kind in (_PREPARED, _ROLLBACK):
+            return
+        try:
+            queue = self._by_topic[topic][queue_id]
+        except KeyError:
+            queue = self._queues.find_or_create(topic, queue_id)
+        queue.put(physical_offset, size, tags_code, queue_offset)
+        for listener in self.message_arriving:
+            listener(topic, queue_id, queue_offset + 1, tags_code, store_timestamp)
+
+    def rolled(self, blank_offset: int, next_offset: int) -> None:
+        """The log goes on in its next file; see types.Dispatcher."""
+        if self.position == blank_offset:
+            self.position = next_offset
+
+    def start_at(self, position: int, last_record: int, store_timestamp: int) -> None:
+        """Recovery's word: everything before ``position`` has been dispatched."""
+        self.position = position
+        self.last_record = last_record
+        self.last_store_timestamp = store_timestamp
+
+    def tags_code_of(self, topic: str, properties: dict[str, str], store_timestamp: int) -> int:
+        """The tag slot of a record's queue unit: the tag's hash, or for a delayed message the time it is due."""
+        if topic == SCHEDULE_TOPIC:
+            delay = properties.get(PropertyName.DELAY, "")
+            if delay.isascii() and delay.isdigit():
+                level = min(int(delay), len(self.delay_ms) - 1)
+                if level > 0:
+                    return store_timestamp + self.delay_ms[level]
+                if int(delay) > 0:
+                    return store_timestamp + _UNKNOWN_LEVEL_MS
+        return tags_code(properties.get(PropertyName.TAGS, ""))
+
+
+def index_keys(properties: dict[str, str]) -> tuple[str, ...]:
+    """The words that the index shall find a message by: its unique key, then the words of KEYS."""
+    unique = properties.get(PropertyName.UNIQ_KEY)
+    words = properties.get(PropertyName.KEYS)
+    found = (unique,) if unique else ()
+    return found + tuple([word for word in words.split(" ") if word]) if words else found
+
+
+def has_key(properties: dict[str, str], key: str) -> bool:
+    """True where a message can be found by ``key``; ``T#tag`` is how other writers index a tag."""
+    if properties.get(PropertyName.UNIQ_KEY) == key or key in properties.get(PropertyName.KEYS, "").split(" "):
+        return True
+    return key.startswith("T#") and properties.get(PropertyName.TAGS) == key[2:]
+
+
+def record_end(head: RecordHead) -> int:
+    """Log offset behind a record."""
+    return head.physical_offset + head.size

@@ -1,0 +1,282 @@
+"""Files of the consume queues: read through a bounded set of open descriptors, written by short jobs in a thread.
+
+A file has its full size from the start and no blocks but those that hold units, so that RocketMQ can map it.
+"""
+
+import errno
+from collections import OrderedDict
+from contextlib import suppress
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.disk import Disk
+from protocol.file_names import offset_name, parse_offset_name
+from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+
+_PAGE: Final = 4096
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class QueueFileError(Exception):
+    """A file of a queue that can be no part of it: the text names it and says what was expected."""
+
+
+class DescriptorCache:
+    """Descriptors of queue files that are open for reading; the one used longest ago is closed for a new one.
+
+    Belongs to the event loop: a descriptor is used in the same turn that asks for it.
+    """
+
+    def __init__(self, disk: Disk, capacity: int) -> None:
+        self._disk = disk
+        self._capacity = capacity
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def get(self, path: str) -> int | None:
+        """The descriptor of ``path`` if it is open."""
+        fd = self._open.get(path)
+        if fd is not None:
+            self._open.move_to_end(path)
+        return fd
+
+    def put(self, path: str, fd: int) -> None:
+        """Keep a descriptor."""
+        if path in self._open:
+            self._disk.close(fd)
+            return
+        self._open[path] = fd
+        while len(self._open) > self._capacity:
+            self._disk.close(self._open.popitem(last=False)[1])
+
+    def drop(self, path: str) -> None:
+        """Close the descriptor of a file that goes away."""
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            self._disk.close(fd)
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            self._disk.close(self._open.popitem()[1])
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+class WriteJob(NamedTuple):
+    """Bytes that go into one file; no bytes only make (or sync) it."""
+
+    queue: ConsumeQueue
+    file_offset: int
+    at: int
+    data: bytes
+    make: bool
+
+
+def run_jobs(disk: Disk, file_size: int, jobs: list[WriteJob], sync: bool) -> list[OSError | None]:
+    """Do the jobs, each for itself; a job's error stands in its place. Blocks: called through ``disk.run``."""
+    outcome: list[OSError | None] = []
+    for job in jobs:
+        try:
+            _run_job(disk, file_size, job, sync=sync)
+            outcome.append(None)
+        except OSError as error:
+            outcome.append(error)
+    return outcome
+
+
+def _run_job(disk: Disk, file_size: int, job: WriteJob, *, sync: bool) -> None:
+    path = job.queue.path_of(job.file_offset)
+    fd = make_file(disk, job.queue.directory, path, file_size) if job.make else disk.open(path)
+    try:
+        if job.data:
+            disk.pwrite(fd, job.data, job.at)
+        if sync:
+            disk.data_sync(fd)
+    finally:
+        disk.close(fd)
+
+
+def make_file(disk: Disk, directory: str, path: str, file_size: int) -> int:
+    """An open queue file of full size, made if it is missing."""
+    disk.make_directory(directory)
+    try:
+        return disk.create(path, file_size)
+    except FileExistsError:
+        fd = disk.open(path)
+    try:
+        if disk.size(fd) != file_size:
+            disk.truncate(fd, file_size)
+    except BaseException:
+        disk.close(fd)
+        raise
+    return fd
+
+
+def sync_directories(disk: Disk, directories: list[str]) -> None:
+    """Make the names in each of them durable; one that is gone is passed over. Blocks."""
+    for directory in directories:
+        with suppress(FileNotFoundError):
+            disk.sync_directory(directory)
+
+
+def delete_queue_files(disk: Disk, directory: str, starts: list[int] | None = None) -> None:
+    """Delete files of a queue by the byte offsets they begin at; with None all of them and the directory. Blocks."""
+    names = disk.list(directory) if starts is None else [offset_name(start) for start in starts]
+    for name in names:
+        with suppress(FileNotFoundError):
+            disk.delete(f"{directory}/{name}")
+    if starts is None:
+        with suppress(OSError):  # not empty: somebody else's files
+            disk.remove_directory(directory)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """True where an error says that there is no space, which can come back."""
+    return error.errno in _NO_SPACE
+
+
+def read_units(disk: Disk, path: str, at: int, count: int) -> bytes:
+    """Up to ``count`` units from unit ``at`` of a file on; may wait for the device."""
+    try:
+        fd = disk.open(path, writable=False)
+    except FileNotFoundError:
+        return b""
+    try:
+        return disk.pread(fd, count * UNIT_SIZE, at * UNIT_SIZE)
+    finally:
+        disk.close(fd)
+
+
+# -- loading
+
+
+class LoadedQueue(NamedTuple):
+    """What the files of a queue hold: units ``first_offset`` to ``next_offset``; the last one ends at ``max_phy``.
+
+    ``last_phy`` and ``last_size`` are those of the last unit (-1 without one). ``why`` tells what is wrong with the
+    files where the queue has to be built again from the log.
+    """
+
+    first_offset: int
+    next_offset: int
+    max_phy: int
+    last_phy: int
+    last_size: int
+    why: str = ""
+
+
+def load_queue(disk: Disk, directory: str, file_size: int, limit: int) -> LoadedQueue:
+    """Find the units of a queue that point below ``limit``, and erase what stands behind them in its files.
+
+    Raises QueueFileError for a file larger than the configured size.
+    """
+    names = _list_files(disk, directory, file_size)
+    if not names:
+        return LoadedQueue(0, 0, 0, -1, -1)
+    for before, after in pairwise(names):
+        if after != before + file_size:
+            return LoadedQueue(0, 0, 0, -1, -1, f"a file between offsets {before} and {after} is missing")
+    first_offset = names[0] // UNIT_SIZE
+    for position in range(len(names) - 1, -1, -1):
+        start = names[position]
+        count, phy, size = _end_of_file(disk, f"{directory}/{offset_name(start)}", file_size, limit)
+        if not count and position:
+            continue
+        for later in names[position + 1 :]:
+            _delete_unless_empty(disk, directory, later)
+        if position and count and not _is_full(disk, f"{directory}/{offset_name(names[position - 1])}", file_size):
+            return LoadedQueue(0, 0, 0, -1, -1, f"the file at offset {names[position - 1]} has units missing")
+        if not count:
+            break
+        return LoadedQueue(first_offset, start // UNIT_SIZE + count, phy + size, phy, size)
+    return LoadedQueue(first_offset, first_offset, 0, -1, -1)
+
+
+def _list_files(disk: Disk, directory: str, file_size: int) -> list[int]:
+    """Byte offsets at which the files begin; a shorter file (cut by a crash) gets its size back."""
+    starts = []
+    for name in disk.list(directory):
+        start = parse_offset_name(name)
+        if start is None:
+            continue
+        path = f"{directory}/{name}"
+        info = disk.stat(path)
+        if info is None or info.is_directory:
+            continue
+        if info.size > file_size or start % file_size:
+            raise QueueFileError(
+                f"{path} has {info.size} bytes, the configured file size of consume queues is {file_size}: "
+                "start with the size the store was made with (mappedFileSizeConsumeQueue)"
+            )
+        if info.size < file_size:
+            _resize(disk, path, file_size)
+        starts.append(start)
+    return starts
+
+
+def _resize(disk: Disk, path: str, *sizes: int) -> None:
+    fd = disk.open(path)
+    try:
+        for size in sizes:
+            disk.truncate(fd, size)
+    finally:
+        disk.close(fd)
+
+
+def _unit_at(disk: Disk, fd: int, at: int) -> tuple[int, int]:
+    phy, size, _ = UNIT.unpack(disk.pread(fd, UNIT_SIZE, at * UNIT_SIZE))
+    return phy, size
+
+
+def _end_of_file(disk: Disk, path: str, file_size: int, limit: int) -> tuple[int, int, int]:
+    """How many units from the front point below ``limit``, and the last one's offset and size; the rest is erased."""
+    fd = disk.open(path)
+    try:
+        low, high = 0, file_size // UNIT_SIZE
+        while low < high:
+            middle = (low + high) // 2
+            phy, size = _unit_at(disk, fd, middle)
+            if size > 0 and 0 <= phy < limit:
+                low = middle + 1
+            else:
+                high = middle
+        while low and _unit_at(disk, fd, low - 1)[1] == FILLER_SIZE:
+            low -= 1
+        end = low * UNIT_SIZE
+        if _has_data(disk, fd, end, file_size):
+            disk.truncate(fd, end)
+            disk.truncate(fd, file_size)
+        phy, size = _unit_at(disk, fd, low - 1) if low else (-1, -1)
+        return low, phy, size
+    finally:
+        disk.close(fd)
+
+
+def _has_data(disk: Disk, fd: int, begin: int, end: int) -> bool:
+    """True where a file may hold something else than zeros in [begin, end)."""
+    page_end = min(-(-begin // _PAGE) * _PAGE, end)
+    if any(disk.pread(fd, page_end - begin, begin)):
+        return True
+    return page_end < end and disk.next_data(fd, page_end) < end
+
+
+def _is_full(disk: Disk, path: str, file_size: int) -> bool:
+    fd = disk.open(path, writable=False)
+    try:
+        return _unit_at(disk, fd, file_size // UNIT_SIZE - 1)[1] > 0
+    finally:
+        disk.close(fd)
+
+
+def _delete_unless_empty(disk: Disk, directory: str, start: int) -> None:
+    """Remove a file behind the end; one that was only made ahead may stay."""
+    path = f"{directory}/{offset_name(start)}"
+    fd = disk.open(path, writable=False)
+    try:
+        empty = disk.next_data(fd, 0) >= disk.size(fd)
+    finally:
+        disk.close(fd)
+    if not empty:
+        disk.delete(path)
