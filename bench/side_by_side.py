@@ -1,0 +1,129 @@
+"""Apache's broker and ours under the same load, one after the other in the same minutes; prints the ratios.
+
+``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--json FILE]``. Both brokers get the same
+properties file but for ports and directories. Needs Go, a JDK and Maven.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.processes import BrokerProcess, load_tool, our_command
+from tests.interop.harness import partners
+from tests.interop.harness.servers import APACHE_OPENINGS
+
+ROWS = {
+    "send1": ("ASYNC_FLUSH", "-mode send -conns 1"),
+    "send64": ("ASYNC_FLUSH", "-mode send -conns 64"),
+    "pipelined": ("ASYNC_FLUSH", "-mode send -conns 8 -window 32"),
+    "small64": ("ASYNC_FLUSH", "-mode send -conns 64 -size 128 -topic SmallBodies"),
+    "large8": ("ASYNC_FLUSH", "-mode send -conns 8 -size 65536 -topic LargeBodies"),
+    "batch": ("ASYNC_FLUSH", "-mode batch -conns 4"),
+    "pull1": ("ASYNC_FLUSH", "-mode pull -conns 1"),
+    "pull8": ("ASYNC_FLUSH", "-mode pull -conns 8"),
+    "query8": ("ASYNC_FLUSH", "-mode query -conns 8"),
+    "sync1": ("SYNC_FLUSH", "-mode send -conns 1"),
+    "sync64": ("SYNC_FLUSH", "-mode send -conns 64"),
+    "syncpipelined": ("SYNC_FLUSH", "-mode send -conns 8 -window 32"),
+}
+"""Row to flush mode and load; the names are used wherever these figures are quoted."""
+
+APACHE_MEMORY = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=4g")
+FIGURES = ("msg_s", "mb_s", "p50_ms", "p99_ms", "p999_ms", "failed")
+WARM_UP = "-mode send -conns 8 -window 32 -n 60000"
+
+
+def apache_command(home: Path) -> list[str]:
+    """How Apache's broker is started, with a heap of 2 GiB."""
+    jars = partners.apache_servers()
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    return ["java", *APACHE_MEMORY, f"-Duser.home={home}", *APACHE_OPENINGS, "-cp", f"{jars}/*", main, "-c", "{conf}"]
+
+
+def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
+    """One run of the load generator; its figures."""
+    command = [tool, "-addr", f"127.0.0.1:{port}", "-queues", "4", "-dur", f"{seconds}s", "-warm", "2s"]
+    run = subprocess.run(
+        [*command, *arguments.split()], capture_output=True, text=True, timeout=seconds + 60, check=False
+    )
+    if run.returncode or not run.stdout.strip():
+        raise RuntimeError(f"load on port {port} failed: {run.stderr[-500:]}")
+    figures: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return figures
+
+
+def compare(tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, seconds: int) -> dict[str, Any]:
+    """A row's medians for each broker, and ours divided by Apache's."""
+    got: dict[str, list[dict[str, Any]]] = {broker.name: [] for broker in brokers}
+    for _ in range(rounds):
+        for broker in brokers:
+            got[broker.name].append(load(tool, broker.port, ROWS[row][1], seconds))
+    result: dict[str, Any] = {
+        name: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
+        for name, runs in got.items()
+    }
+    apache, ours = result["apache"], result["ours"]
+    result["throughput_ratio"] = round(ours["msg_s"] / apache["msg_s"], 3)
+    result["p99_ratio"] = round(ours["p99_ms"] / apache["p99_ms"], 3)
+    result["raw"] = got
+    print(
+        f"{row:14s} apache {apache['msg_s']:9.0f}/s p99 {apache['p99_ms']:8.2f} ms   "
+        f"ours {ours['msg_s']:9.0f}/s p99 {ours['p99_ms']:8.2f} ms   throughput x{result['throughput_ratio']:5.2f}   "
+        f"p99 x{result['p99_ratio']:5.2f}   failed {apache['failed']:.0f}/{ours['failed']:.0f}",
+        flush=True,
+    )
+    return result
+
+
+def run_all(rows: list[str], rounds: int, seconds: int) -> dict[str, Any]:
+    """All rows, first those of asynchronous flush, each mode on fresh stores."""
+    results: dict[str, Any] = {"rows": {}, "processes": {}}
+    for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+        todo = [row for row in rows if ROWS[row][0] == flush]
+        if not todo:
+            continue
+        root = Path(tempfile.mkdtemp(prefix="trimq-sidebyside-"))
+        try:
+            with (
+                load_tool(root) as tool,
+                BrokerProcess("apache", apache_command(root / "apache-home"), root, flushDiskType=flush) as apache,
+                BrokerProcess("ours", our_command(), root, flushDiskType=flush) as ours,
+            ):
+                brokers = [apache, ours]
+                for broker in brokers:  # something to pull and query on both; it warms the JIT compiler too
+                    load(tool, broker.port, WARM_UP, 60)
+                for row in todo:
+                    results["rows"][row] = compare(tool, brokers, row, rounds, seconds)
+                results["processes"][flush] = {
+                    broker.name: {
+                        "boot_s": round(broker.boot_seconds, 2),
+                        "rss_anon_mib": round(broker.memory_mib(), 1),
+                    }
+                    for broker in brokers
+                }
+                print(flush, results["processes"][flush], flush=True)
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+    return results
+
+
+def main() -> None:
+    """Runs the comparison that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--seconds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results = run_all(arguments.rows.split(","), arguments.rounds, arguments.seconds)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
