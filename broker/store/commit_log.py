@@ -199,12 +199,12 @@ class CommitLog:
         except struct.error as error:
             return PutMessageResult(_ILLEGAL, remark=f"a number of the message does not fit its field: {error}")
         # the head goes in last: a process that is killed half-way leaves nothing that looks like a record
-        view = file.view
+        buffer = file.buffer
         body_end = body_at + body_length
         end = at + size
-        view[body_at:body_end] = body
-        view[body_end:end] = queue.topic_part + properties_length.to_bytes(2, "big") + properties
-        view[at:body_at] = head
+        buffer[body_at:body_end] = body
+        buffer[body_end:end] = queue.topic_part + properties_length.to_bytes(2, "big") + properties
+        buffer[at:body_at] = head
         file.wrote = end
         if takes_offset:
             queue.next_offset = queue_offset + 1
@@ -307,7 +307,7 @@ class CommitLog:
             return PutMessageResult(_ILLEGAL, remark=f"a number of the batch does not fit its field: {error}")
         at = file.wrote
         end = physical_offset - file.start
-        file.view[at:end] = b"".join(parts)
+        file.buffer[at:end] = b"".join(parts)
         file.wrote = end
         first = queue.next_offset
         queue.next_offset = queue_offset

@@ -29,6 +29,7 @@ class MappedFile:
         "_holders",
         "_mapping",
         "append_limit",
+        "buffer",
         "destroyed",
         "fd",
         "flushed",
@@ -50,6 +51,7 @@ class MappedFile:
         self.size = size
         self.fd = fd
         self.view = self._mapping.view
+        self.buffer = self._mapping.buffer
         self.wrote = 0
         self.flushed = 0
         self.reserved = 0

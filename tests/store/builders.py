@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import trio
+import trio.testing
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.commit_log import CommitLog

@@ -84,6 +84,7 @@ class _NameChange:
 
 class _SimMapping:
     def __init__(self, inode: _Inode, size: int) -> None:
+        self.buffer = inode.cache
         self.view = memoryview(inode.cache)[:size]
 
     def close(self) -> None:
