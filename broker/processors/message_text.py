@@ -6,8 +6,8 @@ The text is ``name 0x01 value 0x02``, repeated (see protocol.message); of equal 
 import re
 from typing import Final
 
-from protocol.errors import RemotingError
 from protocol.codes import ResponseCode
+from protocol.errors import RemotingError
 from protocol.hashing import tags_code
 from protocol.topic_rules import SCHEDULE_TOPIC
 
@@ -60,7 +60,7 @@ def delay_level(properties: dict[str, str]) -> int:
 def park(properties: dict[str, str], topic: str, queue_id: int, level: int) -> tuple[str, int]:
     """Turn a message with a delay level to the schedule topic: its place there; the real one goes into its properties.
 
-    ``level`` is at most the highest one there is. The DELAY property is set to it (ScheduleMessageService's hook does so).
+    ``level`` is at most the highest one there is. The DELAY property is set to it.
     """
     properties["DELAY"] = str(level)
     properties["REAL_TOPIC"] = topic

@@ -1,0 +1,140 @@
+"""The command ``mqbroker``: the flags of RocketMQ's, the effective configuration, the broker in the foreground."""
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import click
+
+from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, load_broker
+from remoting.config import Configuration, Effective
+from remoting.properties import ConfigError
+
+if TYPE_CHECKING:
+    from broker.controller import BrokerController
+
+IMPORTANT: Final = (
+    "brokerClusterName",
+    "brokerName",
+    "brokerId",
+    "brokerIP1",
+    "bindAddress",
+    "listenPort",
+    "fastListenPort",
+    "namesrvAddr",
+    "embeddedNamesrvEnable",
+    "embeddedNamesrvPort",
+    "autoCreateTopicEnable",
+    "autoCreateSubscriptionGroup",
+    "storePathRootDir",
+    "flushDiskType",
+    "fileReservedTime",
+    "deleteWhen",
+    "diskMaxUsedSpaceRatio",
+    "maxMessageSize",
+    "logFile",
+)
+"""What ``-m`` prints."""
+
+
+@click.command(name="mqbroker", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-c", "--configFile", "file", metavar="FILE", help="Configuration in RocketMQ's properties format.")
+@click.option(
+    "-n", "--namesrvAddr", "namesrv", metavar="NAMESRV", help="Name servers, HOST:PORT separated by semicolons."
+)
+@click.option("-p", "--printConfigItem", "show_all", is_flag=True, help="Print the effective configuration and exit.")
+@click.option("-m", "--printImportantConfig", "show_some", is_flag=True, help="Print its most important keys and exit.")
+def main(file: str | None, namesrv: str | None, show_all: bool, show_some: bool) -> None:
+    """A message broker that Apache RocketMQ's clients can use.
+
+    Without a name server (-n, or namesrvAddr in the configuration file) it runs one of its own on port 9876.
+    """
+    began = time.monotonic()
+    try:
+        flags = {} if namesrv is None else {"namesrvAddr": (namesrv, "-n")}
+        configuration = load_broker(file, flags)
+    except ConfigError as error:
+        fail(f"the configuration cannot be used: {error}", 2)
+    if show_all or show_some:
+        print_configuration(configuration.effective(), None if show_all else IMPORTANT)
+        return
+    run(configuration, began)
+
+
+def print_configuration(rows: Iterable[Effective], keys: tuple[str, ...] | None) -> None:
+    """One key a line: its value, where that came from, what it means."""
+    shown = [row for row in rows if keys is None or row.key in keys]
+    width = max(len(row.key) + len(row.value) for row in shown) + 1
+    width = min(width, 60)
+    for row in shown:
+        print(f"{f'{row.key}={row.value}':<{width}}  # {row.source}: {row.meaning}")
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """Say why there is no broker, and end."""
+    print(f"mqbroker: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def run(configuration: Configuration, began: float) -> None:
+    """The broker until SIGTERM or SIGINT; exit code 1 where it cannot start."""
+    import trio  # noqa: PLC0415 - not needed to print a configuration
+
+    from broker.controller import BrokerController, StartError, prepare_process  # noqa: PLC0415 - as above
+    from remoting.config import LogConfig  # noqa: PLC0415 - as above
+    from remoting.log_setup import configure  # noqa: PLC0415 - as above
+
+    try:
+        close_log = configure(configuration.section(LogConfig))
+    except OSError as error:
+        fail(f"the log file cannot be opened: {error}", 1)
+    for text in configuration.warnings:
+        print(f"mqbroker: warning: {text}", file=sys.stderr)
+    prepare_process()
+    controller = BrokerController(configuration)
+
+    def ready() -> None:
+        for line in banner(controller, time.monotonic() - began):
+            print(line, flush=True)
+
+    try:
+        trio.run(controller.serve, ready)
+    except StartError as error:
+        fail(str(error), 1)
+    finally:
+        close_log()
+
+
+def banner(controller: "BrokerController", seconds: float) -> list[str]:
+    """What somebody who has just started a broker wants to know."""
+    broker = controller.configuration.section(BrokerConfig)
+    store = controller.configuration.section(MessageStoreConfig)
+    listening = " and ".join(controller.listening)
+    why = "" if broker.broker_ip1 else "  (brokerIP1 is not set: the first address of this machine that is no loopback)"
+    servers = "; ".join(controller.name_servers)
+    lines = [
+        f"TriMQ broker {broker.broker_name} of {broker.broker_cluster_name} is up after {seconds:.2f} s",
+        f"  listens on     {listening}",
+        f"  clients use    {controller.address}{why}",
+        f"  name server    {servers or 'none'}",
+        f"  stores in      {store.store_path_root_dir}",
+        f"  acknowledged   {durability(store)}",
+    ]
+    if servers:
+        first = controller.name_servers[0].partition(" ")[0]
+        lines.append(f"  first message  mqadmin sendMessage -n {first} -t Hello -p 'hello world'")
+        lines.append(f"                 mqadmin consumeMessage -n {first} -t Hello")
+    return lines
+
+
+def durability(store: MessageStoreConfig) -> str:
+    """How safe an acknowledged message is, in plain words."""
+    if store.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+        return "means on the disk: the message survives a power cut (flushDiskType=SYNC_FLUSH)"
+    seconds = store.flush_commit_log_thorough_interval / 1000
+    return (
+        "means in the memory of the operating system: the message survives a crash of this process; a power cut can"
+        f" take what came in the last {store.flush_interval_commit_log / 1000:g} to {seconds:g} s"
+        " (flushDiskType=ASYNC_FLUSH)"
+    )

@@ -1,0 +1,56 @@
+"""What the processors work with: the services and the store, put together once by the controller."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protocol.body import MessageQueue
+
+if TYPE_CHECKING:
+    from broker.services.config_file import ConfigFile
+    from broker.services.consumers import ConsumerManager
+    from broker.services.groups import SubscriptionGroupManager
+    from broker.services.long_polling import PullRequestHoldService
+    from broker.services.offsets import ConsumerOffsetManager
+    from broker.services.producers import ProducerManager
+    from broker.services.rebalance_lock import RebalanceLockManager
+    from broker.services.registration import BrokerOuterAPI
+    from broker.services.schedule import ScheduleMessageService
+    from broker.services.stats import BrokerStats
+    from broker.services.topics import TopicConfigManager
+    from broker.store.disk import Disk
+    from broker.store.message_store import MessageStore
+    from protocol.message_id import UniqueIdGenerator
+    from remoting.clock import Clock
+    from remoting.config import Configuration
+
+
+@dataclass(slots=True)
+class BrokerParts:
+    """One broker's parts. ``address`` is what clients are told to connect to, ``store_host`` the same packed."""
+
+    configuration: "Configuration"
+    config_file: "ConfigFile"
+    clock: "Clock"
+    disk: "Disk"
+    store: "MessageStore"
+    topics: "TopicConfigManager"
+    groups: "SubscriptionGroupManager"
+    offsets: "ConsumerOffsetManager"
+    consumers: "ConsumerManager"
+    producers: "ProducerManager"
+    locks: "RebalanceLockManager"
+    long_polling: "PullRequestHoldService"
+    schedule: "ScheduleMessageService"
+    registration: "BrokerOuterAPI"
+    stats: "BrokerStats"
+    unique_ids: "UniqueIdGenerator"
+    broker_name: str
+    address: str
+    store_host: bytes
+    started_wall_ms: int
+    requests_in_flight: Callable[[], int]
+
+    def queue(self, topic: str, queue_id: int) -> MessageQueue:
+        """A queue of this broker as clients name it."""
+        return MessageQueue(topic=topic, broker_name=self.broker_name, queue_id=queue_id)

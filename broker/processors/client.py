@@ -1,0 +1,158 @@
+"""Clients: HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38), CHECK_CLIENT_CONFIG (46).
+
+Source: RocketMQ's ClientManageProcessor and ConsumerManageProcessor.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.filters.tag import is_tag_type
+from broker.processors.send_checks import UNIT_RETRY
+from broker.services.client_channel import ClientChannel
+from protocol.body import (
+    PERM_READ,
+    PERM_WRITE,
+    Body,
+    ConsumerData,
+    HeartbeatData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    decode_json,
+    encode_json,
+)
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.errors import RemotingError
+from protocol.headers.client import (
+    GetConsumerListByGroupRequestHeader,
+    HeartbeatResponseHeader,
+    UnregisterClientRequestHeader,
+)
+from protocol.topic_rules import retry_topic
+from remoting.connection import Connection
+from remoting.handlers import HandlerTable, Outcome
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+_WATCHED: Final = "broker_clients"
+
+
+class CheckClientRequestBody(Body):
+    """Body of CHECK_CLIENT_CONFIG (46)."""
+
+    client_id: str = ""
+    group: str = ""
+    namespace: str | None = None
+    subscription_data: SubscriptionData | None = None
+
+
+class ClientProcessor:
+    """Keeps the tables of producers and consumers as the clients tell it."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._consumers = parts.consumers
+        self._producers = parts.producers
+        self._registration = parts.registration
+        self._fingerprints: dict[str, int] = {}
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.HEART_BEAT, self.heartbeat)
+        table.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
+        table.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.members)
+        table.register(RequestCode.CHECK_CLIENT_CONFIG, self.check_config)
+
+    def heartbeat(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """HEART_BEAT (34): the client's groups and what they want.
+
+        A group's retry topic exists and is routed when the reply goes out: consumers look for its route right away.
+        """
+        data = decode_json(command.body, HeartbeatData)
+        self._watch(connection)
+        before = self._topics.data_version
+        changed = False
+        for consumer in data.consumer_data_set:
+            changed = self._consumer(connection, command, data, consumer) or changed
+        for producer in data.producer_data_set:
+            self._producers.register(producer.group_name, _channel(connection, command, data.client_id))
+        header = HeartbeatResponseHeader(
+            is_sub_change=changed if data.heartbeat_fingerprint else True, trimq_msgpack=True
+        )
+        reply = command.reply(header=header)
+        return reply if self._topics.data_version is before else self._when_known(reply)
+
+    async def _when_known(self, reply: RemotingCommand) -> Any:
+        await self._topics.persisted()
+        await self._registration.registered()
+        return reply
+
+    def _consumer(
+        self, connection: Connection, command: RemotingCommand, data: HeartbeatData, consumer: ConsumerData
+    ) -> bool:
+        """Take one consumer group, if it can be; True where its fingerprint is another one than last time."""
+        group = self._groups.find(consumer.group_name)
+        if group is None:
+            return False
+        self._topics.create_on_send_back(
+            retry_topic(consumer.group_name),
+            group.retry_queue_nums,
+            PERM_READ | PERM_WRITE,
+            UNIT_RETRY if consumer.unit_mode else 0,
+        )
+        self._consumers.register(
+            consumer.group_name,
+            _channel(connection, command, data.client_id),
+            consumer.consume_type,
+            consumer.message_model,
+            consumer.consume_from_where,
+            consumer.subscription_data_set,
+            notify=group.notify_consumer_ids_changed_enable,
+            update_subscription=not (data.heartbeat_fingerprint and data.without_sub),
+        )
+        if not data.heartbeat_fingerprint:
+            return False
+        known = self._fingerprints.get(consumer.group_name)
+        self._fingerprints[consumer.group_name] = data.heartbeat_fingerprint
+        return known is not None and known != data.heartbeat_fingerprint
+
+    def _watch(self, connection: Connection) -> None:
+        if _WATCHED not in connection.data:
+            connection.data[_WATCHED] = True
+            connection.on_close.append(self._consumers.client_closed)
+            connection.on_close.append(self._producers.client_closed)
+
+    def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UNREGISTER_CLIENT (35): the client leaves the groups named."""
+        header = command.header(UnregisterClientRequestHeader)
+        if header.producer_group:
+            self._producers.unregister(header.producer_group, connection)
+        if header.consumer_group:
+            group: SubscriptionGroupConfig | None = self._groups.get(header.consumer_group)
+            notify = group is None or group.notify_consumer_ids_changed_enable
+            self._consumers.unregister(header.consumer_group, connection, notify=notify)
+        return command.reply()
+
+    def members(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_CONSUMER_LIST_BY_GROUP (38): ids of the members; SYSTEM_ERROR for none, which clients rely on."""
+        group = command.header(GetConsumerListByGroupRequestHeader).consumer_group
+        info = self._consumers.group(group)
+        ids = info.client_ids() if info is not None else []
+        if not ids:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        return command.reply(body=encode_json({"consumerIdList": ids}))
+
+    def check_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """CHECK_CLIENT_CONFIG (46): whether a subscription can be served; SYSTEM_ERROR for one that is not by tag."""
+        subscription = decode_json(command.body, CheckClientRequestBody).subscription_data
+        if subscription is not None and not is_tag_type(subscription.expression_type):
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the broker does not support consumers that filter by {subscription.expression_type}: use tags",
+            )
+        return command.reply()
+
+
+def _channel(connection: Connection, command: RemotingCommand, client_id: str) -> ClientChannel:
+    return ClientChannel(connection, client_id, command.language, command.version)

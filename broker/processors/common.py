@@ -1,0 +1,52 @@
+"""Small things that several processors need."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from protocol.body import encode_json
+from protocol.codes import ResponseCode
+from protocol.errors import RemotingError
+from protocol.lenient_json import dumps_object_keys
+from protocol.record import pack_host
+from remoting.connection import Connection
+
+UNKNOWN_HOST: Final = bytes(8)
+
+
+def born_host(connection: Connection) -> bytes:
+    """The packed address of a client, kept with its connection."""
+    host: bytes = connection.data.get("host", b"")
+    if not host:
+        try:
+            host = pack_host(connection.peer[0], connection.peer[1])
+        except (ValueError, IndexError):
+            host = UNKNOWN_HOST
+        connection.data["host"] = host
+    return host
+
+
+def queue_table(name: str, entries: Iterable[tuple[Any, Any]], **others: Any) -> bytes:
+    """A JSON body with a map under ``name`` whose keys are message queues, in the form that every client reads.
+
+    That is fastjson's ``{{"brokerName":"b",...}:value}``; Go's client takes no other.
+    """
+    parts = [b'"%b":%b' % (name.encode(), dumps_object_keys(entries))]
+    parts += [b'"%b":%b' % (key.encode(), encode_json(value)) for key, value in others.items()]
+    return b"{" + b",".join(parts) + b"}"
+
+
+def no_such_topic(topic: str) -> RemotingError:
+    """TOPIC_NOT_EXIST."""
+    return RemotingError(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist on this broker")
+
+
+def no_such_group(group: str) -> RemotingError:
+    """SUBSCRIPTION_GROUP_NOT_EXIST."""
+    return RemotingError(
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the consumer group {group} does not exist on this broker"
+    )
+
+
+def invalid(problem: str) -> RemotingError:
+    """INVALID_PARAMETER."""
+    return RemotingError(ResponseCode.INVALID_PARAMETER, problem)

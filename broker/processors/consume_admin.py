@@ -1,0 +1,325 @@
+"""Administration of consumption: 208, 222, 223, 303, 307, 308, 309, 314, and what is passed on to clients (220, 221).
+
+Source: RocketMQ's AdminBrokerProcessor and Broker2Client.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+
+from broker.config import BrokerConfig
+from broker.processors.common import no_such_group, no_such_topic, queue_table
+from broker.processors.consume_stats import ConsumeStatsReader
+from broker.services.client_channel import ClientChannel
+from protocol.body import Body, MessageQueue, TopicConfig, encode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.errors import FrameError, RemotingError
+from protocol.headers.admin import (
+    CloneGroupOffsetRequestHeader,
+    GetConsumeStatsRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    QueryCorrectionOffsetRequestHeader,
+)
+from protocol.headers.client import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    ResetOffsetRequestHeader,
+)
+from protocol.message_id import decode_offset_id
+from remoting.connection import Connection
+from remoting.errors import RemotingTimeoutError, RemotingTransportError
+from remoting.handlers import HandlerTable
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+CLIENT_TIMEOUT: Final = 10.0
+"""Seconds that a client has to answer what is passed on to it."""
+_V3_0_7: Final = 24
+_V3_1_8: Final = 62
+_MAX_LONG: Final = 2**63 - 1
+
+
+class QueueTimeSpan(Body):
+    """A queue in the reply to QUERY_CONSUME_TIME_SPAN (303); times in ms."""
+
+    message_queue: MessageQueue
+    min_time_stamp: int
+    max_time_stamp: int
+    consume_time_stamp: int
+    delay_time: int
+
+
+class ConsumeAdminProcessor:
+    """Shows how far groups are, moves them, and passes questions on to their members."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._offsets = parts.offsets
+        self._consumers = parts.consumers
+        self._stats = ConsumeStatsReader(parts)
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.GET_CONSUME_STATS, self.consume_stats)
+        table.register(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_span)
+        table.register(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset)
+        table.register(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.consumer_status)
+        table.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
+        table.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
+        table.register(RequestCode.QUERY_CORRECTION_OFFSET, self.correction_offset)
+        table.register(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
+
+    async def consume_stats(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_CONSUME_STATS (208): the queues of the topics asked for, or of all in which the group has offsets."""
+        header = command.header(GetConsumeStatsRequestHeader)
+        group = header.consumer_group
+        named = [topic.strip() for topic in (header.topic_list or "").split(";") if topic.strip()]
+        if named:
+            topics = named
+        elif header.topic and header.topic.strip():
+            topics = [header.topic] if self._stats.subscribed(group, header.topic) else []
+        else:
+            topics = sorted(topic for topic in self._offsets.topics_of(group) if self._stats.subscribed(group, topic))
+        entries: list[tuple[Any, Any]] = []
+        tps = 0.0
+        for topic in topics:
+            stats = await self._stats.of_topic(group, topic)
+            if stats is not None:
+                entries += stats.entries
+                tps += stats.tps
+        return command.reply(body=queue_table("offsetTable", entries, consumeTps=tps))
+
+    async def time_span(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """QUERY_CONSUME_TIME_SPAN (303): for each queue the times of its first, last and last consumed message."""
+        header = command.header(QueryConsumeTimeSpanRequestHeader)
+        config = self._topic(header.topic)
+        spans = [await self._span(header.group, header.topic, n) for n in range(config.write_queue_nums)]
+        return command.reply(body=encode_json({"consumeTimeSpanSet": spans}))
+
+    async def _span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
+        store = self._store
+        first = await store.earliest_store_time(topic, queue_id)
+        end = store.max_offset(topic, queue_id)
+        consumed = self._offsets.query(group, topic, queue_id)
+        delay = 0
+        if consumed < end:
+            following = await store.message_store_time(topic, queue_id, max(0, consumed))
+            delay = max(0, self._parts.clock.wall_ms() - following) if following > 0 else 0
+        return QueueTimeSpan(
+            message_queue=self._parts.queue(topic, queue_id),
+            min_time_stamp=first,
+            max_time_stamp=await store.message_store_time(topic, queue_id, end - 1) if end else -1,
+            consume_time_stamp=await store.message_store_time(topic, queue_id, consumed - 1) if consumed > 0 else first,
+            delay_time=delay,
+        )
+
+    def _topic(self, name: str) -> TopicConfig:
+        config: TopicConfig | None = self._parts.topics.get(name)
+        if config is None:
+            raise no_such_topic(name)
+        return config
+
+    # resets
+
+    async def reset_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """INVOKE_BROKER_TO_RESET_OFFSET (222): to a time (-1: the end) or an offset, in one queue or all.
+
+        By default the broker keeps the new offsets and hands each out at the next pull of its queue
+        (PULL_OFFSET_MOVED).
+        With useServerSideResetOffset=false the members of the group are told to move (220). TOPIC_NOT_EXIST,
+        SUBSCRIPTION_GROUP_NOT_EXIST, SYSTEM_ERROR for an offset that the queue does not have, CONSUMER_NOT_ONLINE.
+        """
+        header = command.header(ResetOffsetRequestHeader)
+        config = self._topic(header.topic)
+        if header.group not in self._parts.groups.table:
+            raise no_such_group(header.group)
+        targets = await self._targets(header, config)
+        entries = [(self._parts.queue(header.topic, queue_id), offset) for queue_id, offset in targets.items()]
+        if self._parts.configuration.section(BrokerConfig).use_server_side_reset_offset:
+            for queue_id, offset in targets.items():
+                self._offsets.assign_reset(header.topic, header.group, queue_id, offset)
+            await self._offsets.persisted()
+        else:
+            self._tell_members(header, queue_table("offsetTable", entries))
+        return command.reply(body=queue_table("offsetTable", entries))
+
+    async def _targets(self, header: ResetOffsetRequestHeader, config: TopicConfig) -> dict[int, int]:
+        queue_id = -1 if header.queue_id is None else header.queue_id
+        if queue_id < 0:
+            return {n: await self._target(header, n) for n in range(config.read_queue_nums)}
+        if header.offset is None or header.offset == -1:
+            return {queue_id: await self._target(header, queue_id)}
+        first = self._store.min_offset(header.topic, queue_id)
+        end = self._store.max_offset(header.topic, queue_id)
+        if not first <= header.offset <= end + 1:
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                f"queue {queue_id} of {header.topic} has the offsets {first} to {end}, not {header.offset}",
+            )
+        return {queue_id: header.offset}
+
+    async def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
+        if header.timestamp < 0:
+            return max(0, self._store.max_offset(header.topic, queue_id))
+        found = max(0, await self._store.offset_by_time(header.topic, queue_id, header.timestamp))
+        if (
+            header.is_force is False
+            and not self._parts.configuration.section(BrokerConfig).use_server_side_reset_offset
+        ):
+            current = self._offsets.query(header.group, header.topic, queue_id)
+            return min(found, current) if current >= 0 else found
+        return found
+
+    def _tell_members(self, header: ResetOffsetRequestHeader, body: bytes) -> None:
+        members = [client for client in self._members(header.group) if client.version >= _V3_0_7]
+        if not members:
+            raise RemotingError(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of the group {header.group} is online to be moved"
+            )
+        ext = {"topic": header.topic, "group": header.group, "timestamp": str(header.timestamp)}
+        for client in members:
+            client.connection.send_oneway(
+                RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body, oneway=True)
+            )
+
+    def _members(self, group: str) -> list[ClientChannel]:
+        info = self._consumers.group(group)
+        return list(info.channels.values()) if info is not None else []
+
+    # what clients are asked
+
+    async def consumer_status(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): the offsets that the members of a group hold, by client.
+
+        CONSUMER_NOT_ONLINE where there is no member, or none with the address asked for.
+        """
+        header = command.header(GetConsumerStatusRequestHeader)
+        wanted = header.client_addr
+        members = [c for c in self._members(header.group) if not wanted or c.client_id == wanted]
+        if not members:
+            raise RemotingError(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer {wanted or ''} of the group {header.group} is online"
+            )
+        tables: dict[str, bytes] = {}
+        ext = {"topic": header.topic, "group": header.group}
+
+        async def ask(client: ClientChannel) -> None:
+            request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext)
+            try:
+                reply = await client.connection.request(request, CLIENT_TIMEOUT / 2)
+            except (RemotingTransportError, FrameError):
+                return
+            if reply.code == ResponseCode.SUCCESS:
+                tables[client.client_id] = _inner_table(bytes(reply.body))
+
+        async with trio.open_nursery() as nursery:
+            for client in members:
+                nursery.start_soon(ask, client)
+        consumer_table = b",".join(b"%b:%b" % (msgspec.json.encode(name), table) for name, table in tables.items())
+        return command.reply(body=b'{"consumerTable":{%b},"messageQueueTable":{}}' % consumer_table)
+
+    async def running_info(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_CONSUMER_RUNNING_INFO (307), passed on to the client; its reply is relayed as it comes."""
+        header = command.header(GetConsumerRunningInfoRequestHeader)
+        return await self._pass_on(command, header.consumer_group, header.client_id, command.ext_fields(), b"")
+
+    async def consume_directly(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """CONSUME_MESSAGE_DIRECTLY (309): a client handles one message now; its result is relayed."""
+        header = command.header(ConsumeMessageDirectlyRequestHeader)
+        ext = command.ext_fields()
+        ext["brokerName"] = self._parts.configuration.section(BrokerConfig).broker_name
+        topic = self._parts.topics.get(header.topic) if header.topic else None
+        if topic is not None:
+            ext["topicSysFlag"] = str(topic.topic_sys_flag)
+        group = self._parts.groups.find(header.consumer_group)
+        if group is not None:
+            ext["groupSysFlag"] = str(group.group_sys_flag)
+        try:
+            _, offset = decode_offset_id(header.msg_id or "")
+        except ValueError as error:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        record = self._store.look_message(offset)
+        if record is None:
+            record = await self._store.look_message_cold(offset)
+        if record is None or not len(record):
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message begins at the commit log offset {offset}")
+        return await self._pass_on(command, header.consumer_group, header.client_id or "", ext, bytes(record))
+
+    async def _pass_on(
+        self, command: RemotingCommand, group: str, client_id: str, ext: dict[str, str], body: bytes
+    ) -> RemotingCommand:
+        client = self._consumers.find_channel(group, client_id)
+        if client is None:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the consumer {client_id} of {group} is not online")
+        if client.version < _V3_1_8:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the consumer {client_id} is too old for this question")
+        request = RemotingCommand.request(command.code, ext, body)
+        try:
+            reply = await client.connection.request(request, CLIENT_TIMEOUT)
+        except RemotingTimeoutError:
+            raise RemotingError(
+                ResponseCode.CONSUME_MSG_TIMEOUT, f"the consumer {client_id} did not answer in {CLIENT_TIMEOUT:.0f} s"
+            ) from None
+        except RemotingTransportError as error:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the consumer {client_id} is gone: {error}") from None
+        return command.reply(reply.code, reply.remark, reply.ext_fields() or None, bytes(reply.body))
+
+    # offsets between groups
+
+    async def clone_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """CLONE_GROUP_OFFSET (314): give a group the offsets of another, in one topic or all."""
+        header = command.header(CloneGroupOffsetRequestHeader)
+        named = [header.topic] if header.topic and header.topic.strip() else None
+        for topic in named or sorted(self._offsets.topics_of(header.src_group)):
+            if topic not in self._parts.topics.table:
+                continue
+            if header.offline or self._stats.subscribed(header.src_group, topic):
+                self._offsets.clone(header.src_group, header.dest_group, topic)
+        await self._offsets.persisted()
+        return command.reply()
+
+    def correction_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """QUERY_CORRECTION_OFFSET (308): per queue the smallest offset of all groups but some, against one group's."""
+        header = command.header(QueryCorrectionOffsetRequestHeader)
+        left_out = frozenset((header.filter_groups or "").split(","))
+        smallest = self._offsets.smallest(
+            header.topic, left_out, lambda queue_id: self._store.min_offset(header.topic, queue_id)
+        )
+        for queue_id, offset in (self._offsets.query_all(header.compare_group, header.topic) or {}).items():
+            if queue_id in smallest and smallest[queue_id] > offset:
+                smallest[queue_id] = _MAX_LONG
+        return command.reply(body=encode_json({"correctionOffsets": smallest}))
+
+
+def _inner_table(body: bytes) -> bytes:
+    """The text of ``messageQueueTable`` in a client's answer, whose keys may be objects; ``{}`` where there is none."""
+    name = b'"messageQueueTable":'
+    at = body.find(name)
+    if at < 0:
+        return b"{}"
+    start = at + len(name)
+    depth = 0
+    quoted = False
+    end = start
+    while end < len(body):
+        sign = body[end]
+        if quoted:
+            if sign == 0x5C:
+                end += 1
+            elif sign == 0x22:
+                quoted = False
+        elif sign == 0x22:
+            quoted = True
+        elif sign == 0x7B:
+            depth += 1
+        elif sign == 0x7D:
+            depth -= 1
+            if not depth:
+                return body[start : end + 1]
+        end += 1
+    return b"{}"

@@ -1,0 +1,179 @@
+"""Administration of consumer groups and clients: 200, 201, 203, 204, 207, 225, 328, 343, 345, 352, 353."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import field
+
+from broker.processors.common import invalid, no_such_group
+from broker.services.client_channel import ClientChannel
+from broker.services.groups import FORBIDDEN_READ
+from protocol.body import Body, SubscriptionGroupConfig, decode_json, encode_json
+from protocol.codes import LanguageCode, RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.errors import RemotingError
+from protocol.headers.admin import (
+    ConsumerGroupRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    GroupRequestHeader,
+    ProducerGroupRequestHeader,
+    QuerySubscriptionByConsumerRequestHeader,
+    UpdateGroupForbiddenRequestHeader,
+)
+from protocol.topic_rules import group_problem
+from remoting.connection import Connection
+from remoting.handlers import HandlerTable
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+
+class SubscriptionGroupList(Body):
+    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+
+    group_config_list: list[SubscriptionGroupConfig] = field(default_factory=list)
+
+
+class GroupAdminProcessor:
+    """Creates, changes, shows and deletes consumer groups; shows who is connected."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._parts = parts
+        self._groups = parts.groups
+        self._consumers = parts.consumers
+        self._producers = parts.producers
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update, copy_body=True)
+        table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.update_list, copy_body=True)
+        table.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
+        table.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.config)
+        table.register(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
+        table.register(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid)
+        table.register(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics)
+        table.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
+        table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
+        table.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
+        table.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
+
+    async def update(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200); INVALID_PARAMETER for the name."""
+        await self._put([decode_json(command.body, SubscriptionGroupConfig)])
+        return command.reply()
+
+    async def update_list(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): all of them or none."""
+        await self._put(decode_json(command.body, SubscriptionGroupList).group_config_list)
+        return command.reply()
+
+    async def _put(self, configs: list[SubscriptionGroupConfig]) -> None:
+        for config in configs:
+            problem = group_problem(config.group_name)
+            if problem is not None:
+                raise invalid(problem)
+        if configs:
+            self._groups.put(*configs)
+            await self._groups.persisted()
+
+    def all_configs(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
+        return command.reply(body=self._groups.encode())
+
+    def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352): made with the defaults where that is allowed."""
+        group = command.header(GroupRequestHeader).group
+        found = self._groups.find(group)
+        if found is None:
+            raise no_such_group(group)
+        return command.reply(body=encode_json(found))
+
+    async def delete(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """DELETE_SUBSCRIPTIONGROUP (207), with its offsets where ``cleanOffset`` says so."""
+        header = command.header(DeleteSubscriptionGroupRequestHeader)
+        self._groups.delete(header.group_name)
+        if header.clean_offset:
+            self._parts.offsets.remove_group(header.group_name)
+            await self._parts.offsets.persisted()
+        await self._groups.persisted()
+        return command.reply()
+
+    async def forbid(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): whether a group may read a topic; ``readable`` changes it."""
+        header = command.header(UpdateGroupForbiddenRequestHeader)
+        if header.readable is not None:
+            self._groups.set_forbidden(header.group, header.topic, FORBIDDEN_READ, not header.readable)
+            await self._groups.persisted()
+        readable = self._groups.may_read(header.group, header.topic)
+        return command.reply(body=encode_json({"group": header.group, "topic": header.topic, "readable": readable}))
+
+    def topics(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """QUERY_TOPICS_BY_CONSUMER (343): topics in which the group has offsets."""
+        topics = sorted(self._parts.offsets.topics_of(command.header(GroupRequestHeader).group))
+        return command.reply(body=encode_json({"brokerAddr": self._parts.address, "topicList": topics}))
+
+    def subscription(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """QUERY_SUBSCRIPTION_BY_CONSUMER (345): what the members want of the topic; left out where nobody is online."""
+        header = command.header(QuerySubscriptionByConsumerRequestHeader)
+        body: dict[str, Any] = {"group": header.group, "topic": header.topic}
+        found = self._consumers.find_subscription(header.group, header.topic)
+        if found is not None:
+            body["subscriptionData"] = found
+        return command.reply(body=encode_json(body))
+
+    def consumer_connections(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_CONSUMER_CONNECTION_LIST (203); CONSUMER_NOT_ONLINE."""
+        group = command.header(ConsumerGroupRequestHeader).consumer_group
+        info = self._consumers.group(group)
+        if info is None:
+            raise RemotingError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group {group} is not online")
+        body = {
+            "connectionSet": _connections(info.channels.values()),
+            "consumeFromWhere": info.consume_from_where,
+            "consumeType": info.consume_type,
+            "messageModel": info.message_model,
+            "subscriptionTable": info.subscriptions,
+        }
+        return command.reply(body=encode_json(body))
+
+    def producer_connections(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_PRODUCER_CONNECTION_LIST (204); SYSTEM_ERROR for none."""
+        group = command.header(ProducerGroupRequestHeader).producer_group
+        channels = self._producers.channels(group)
+        if not channels:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the producer group {group} is not online")
+        return command.reply(body=encode_json({"connectionSet": _connections(channels)}))
+
+    def all_producers(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_ALL_PRODUCER_INFO (328)."""
+        data = {
+            group: [
+                {
+                    "clientId": channel.client_id,
+                    "language": _language(channel.language),
+                    "lastUpdateTimestamp": channel.last_update_timestamp,
+                    "remoteIP": "/" + channel.connection.peer_text,
+                    "version": channel.version,
+                }
+                for channel in members.values()
+            ]
+            for group, members in self._producers.table.items()
+        }
+        return command.reply(body=encode_json({"data": data}))
+
+
+def _connections(channels: Iterable[ClientChannel]) -> list[dict[str, Any]]:
+    return [
+        {
+            "clientAddr": channel.connection.peer_text,
+            "clientId": channel.client_id,
+            "language": _language(channel.language),
+            "version": channel.version,
+        }
+        for channel in channels
+    ]
+
+
+def _language(language: Any) -> str:
+    """A name of RocketMQ's list: its own tools read no other."""
+    return str(language) if str(language) in LanguageCode.__members__ else LanguageCode.OTHER.name

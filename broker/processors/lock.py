@@ -1,0 +1,36 @@
+"""Queue locks of orderly consumers: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42)."""
+
+from typing import TYPE_CHECKING
+
+from protocol.body import LockBatchBody, decode_json, encode_json
+from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
+from remoting.connection import Connection
+from remoting.handlers import HandlerTable
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+
+class LockProcessor:
+    """Gives and takes back queue locks."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._locks = parts.locks
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.LOCK_BATCH_MQ, self.lock)
+        table.register(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
+
+    def lock(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """LOCK_BATCH_MQ (41): which of the queues the client holds now."""
+        body = decode_json(command.body, LockBatchBody)
+        held = self._locks.lock_batch(body.consumer_group, body.client_id, body.mq_set)
+        return command.reply(body=encode_json({"lockOKMQSet": held}))
+
+    def unlock(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UNLOCK_BATCH_MQ (42): often one-way."""
+        body = decode_json(command.body, LockBatchBody)
+        self._locks.unlock_batch(body.consumer_group, body.client_id, body.mq_set)
+        return command.reply()

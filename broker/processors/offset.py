@@ -1,0 +1,123 @@
+"""Consumer offsets and the limits of queues: 14, 15, 29, 30, 31, 32, 43, 45.
+
+Source: RocketMQ's ConsumerManageProcessor and AdminBrokerProcessor.
+"""
+
+from typing import TYPE_CHECKING
+
+from broker.store.types import GetMessageStatus
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.errors import RemotingError
+from protocol.headers.offset import (
+    GetEarliestMsgStoretimeRequestHeader,
+    GetMaxOffsetRequestHeader,
+    GetMinOffsetRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    SearchOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from remoting.connection import Connection
+from remoting.handlers import HandlerTable
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+_ONE_MESSAGE_BYTES = 4096
+
+
+class OffsetProcessor:
+    """Answers how far groups are, and from where to where queues reach."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._configuration = parts.configuration
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._offsets = parts.offsets
+        self._schedule = parts.schedule
+        self._store = parts.store
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.QUERY_CONSUMER_OFFSET, self.query)
+        table.register(RequestCode.UPDATE_CONSUMER_OFFSET, self.update)
+        table.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search_by_time)
+        table.register(RequestCode.GET_MAX_OFFSET, self.max_offset)
+        table.register(RequestCode.GET_MIN_OFFSET, self.min_offset)
+        table.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_store_time)
+        table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
+        table.register(RequestCode.GET_ALL_DELAY_OFFSET, self.all_delay_offsets)
+
+    def query(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """QUERY_CONSUMER_OFFSET (14): the group's offset; 0 for a young queue it never read; else QUERY_NOT_FOUND.
+
+        A young queue is one whose first message is still there and in memory: new groups begin there at its start.
+        """
+        header = command.header(QueryConsumerOffsetRequestHeader)
+        offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
+        if offset >= 0:
+            return _offset_reply(command, offset)
+        if header.set_zero_if_not_found is not False and self._starts_at_zero(header.topic, header.queue_id):
+            return _offset_reply(command, 0)
+        raise RemotingError(
+            ResponseCode.QUERY_NOT_FOUND,
+            f"the group {header.consumer_group} has no offset in queue {header.queue_id} of {header.topic}",
+        )
+
+    def _starts_at_zero(self, topic: str, queue_id: int) -> bool:
+        if self._store.min_offset(topic, queue_id) > 0:
+            return False
+        first = self._store.get_message(topic, queue_id, 0, 1, _ONE_MESSAGE_BYTES, None)
+        if first is None:
+            return False
+        first.release()
+        return first.status is GetMessageStatus.FOUND
+
+    def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_CONSUMER_OFFSET (15): commits, backwards too. Ignored while a reset waits to be fetched."""
+        header = command.header(UpdateConsumerOffsetRequestHeader)
+        if header.consumer_group not in self._groups.table:
+            raise RemotingError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the consumer group {header.consumer_group} does not exist"
+            )
+        if header.topic not in self._topics.table:
+            raise RemotingError(ResponseCode.TOPIC_NOT_EXIST, f"the topic {header.topic} does not exist")
+        taken = self._offsets.commit(
+            connection.peer_text, header.consumer_group, header.topic, header.queue_id, header.commit_offset
+        )
+        return command.reply(remark=None if taken else "ignored: a reset of this offset waits to be fetched")
+
+    async def search_by_time(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+        header = command.header(SearchOffsetRequestHeader)
+        upper = (header.boundary_type or "").upper() == "UPPER"
+        offset = await self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
+        return _offset_reply(command, offset)
+
+    def max_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_MAX_OFFSET (30): the offset that the next message will get; 0 for a queue that is not there."""
+        header = command.header(GetMaxOffsetRequestHeader)
+        return _offset_reply(command, self._store.max_offset(header.topic, header.queue_id))
+
+    def min_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_MIN_OFFSET (31): the offset of the oldest message; 0 for a queue that is not there."""
+        header = command.header(GetMinOffsetRequestHeader)
+        return _offset_reply(command, self._store.min_offset(header.topic, header.queue_id))
+
+    async def earliest_store_time(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_EARLIEST_MSG_STORETIME (32): ms, -1 for a queue without messages."""
+        header = command.header(GetEarliestMsgStoretimeRequestHeader)
+        timestamp = await self._store.earliest_store_time(header.topic, header.queue_id)
+        return command.reply(header={"timestamp": str(timestamp)})
+
+    def all_offsets(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_ALL_CONSUMER_OFFSET (43): what consumerOffset.json would hold if it were written now."""
+        return command.reply(body=self._offsets.encode())
+
+    def all_delay_offsets(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_ALL_DELAY_OFFSET (45): what delayOffset.json would hold."""
+        return command.reply(body=self._schedule.encode())
+
+
+def _offset_reply(command: RemotingCommand, offset: int) -> RemotingCommand:
+    return command.reply(header={"offset": str(max(0, offset))})

@@ -1,0 +1,80 @@
+"""Looking up messages: QUERY_MESSAGE (12) by key, VIEW_MESSAGE_BY_ID (33) by place (QueryMessageProcessor)."""
+
+from typing import TYPE_CHECKING, Any
+
+from broker.config import MessageStoreConfig
+from broker.store.types import QueryMessageResult
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.errors import RemotingError
+from protocol.frame import encode_head
+from protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
+from remoting.connection import Connection
+from remoting.handlers import HandlerTable, Outcome
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+
+class QueryMessageProcessor:
+    """Answers with records as they lie in the commit log."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._configuration = parts.configuration
+        self._store = parts.store
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.QUERY_MESSAGE, self.query)
+        table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
+
+    def query(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """QUERY_MESSAGE (12): messages of a topic with a key in a time range; QUERY_NOT_FOUND for none."""
+        header = command.header(QueryMessageRequestHeader)
+        limit = header.max_num
+        if header.unique_key_query:
+            limit = self._configuration.section(MessageStoreConfig).default_query_max_num
+        arguments = (header.topic, header.key, limit, header.begin_timestamp, header.end_timestamp)
+        result = self._store.query_message(*arguments)
+        if result is None:
+            return self._query_cold(connection, command, arguments)
+        return self._found(connection, command, result)
+
+    async def _query_cold(
+        self, connection: Connection, command: RemotingCommand, arguments: tuple[str, str, int, int, int]
+    ) -> Any:
+        return self._found(connection, command, await self._store.query_message_cold(*arguments))
+
+    def _found(self, connection: Connection, command: RemotingCommand, result: QueryMessageResult) -> Outcome:
+        ext = {
+            "indexLastUpdateTimestamp": str(result.last_update_timestamp),
+            "indexLastUpdatePhyoffset": str(result.last_update_physical_offset),
+        }
+        if not result.size:
+            result.release()
+            return command.reply(
+                ResponseCode.QUERY_NOT_FOUND, "no message of the topic has this key in the time asked for", ext
+            )
+        if command.is_oneway:
+            result.release()
+            return None
+        head = encode_head(command.reply(header=ext), result.size)
+        connection.write_owned([head, *result.buffers], result.release)
+        return None
+
+    def view(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """VIEW_MESSAGE_BY_ID (33): the record at an offset of the commit log; SYSTEM_ERROR where none begins."""
+        header = command.header(ViewMessageRequestHeader)
+        record = self._store.look_message(header.offset)
+        if record is None:
+            return self._view_cold(connection, command, header.offset)
+        return _record_reply(command, record, header.offset)
+
+    async def _view_cold(self, _connection: Connection, command: RemotingCommand, offset: int) -> Any:
+        return _record_reply(command, await self._store.look_message_cold(offset), offset)
+
+
+def _record_reply(command: RemotingCommand, record: Any, offset: int) -> RemotingCommand:
+    if record is None or not len(record):
+        raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message begins at the commit log offset {offset}")
+    return command.reply(body=bytes(record))

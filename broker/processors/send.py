@@ -1,0 +1,370 @@
+"""Sending: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), with and without a reply.
+
+A send to a topic that exists, without any property that means something to the broker, takes the short way through
+``_send`` and ``_put``. Everything else (new topics, retries, delays, batches, refusals) takes the checked way.
+Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each message with its own properties only).
+"""
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.config import BrokerConfig
+from broker.processors.common import born_host
+from broker.processors.message_text import index_keys, join_properties, pairs, tag_hash, waits_for_store
+from broker.processors.send_checks import SendChecks, SendHeader, illegal_queue, random_queue
+from broker.store.types import BatchEntry, MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
+from protocol import sysflag
+from protocol.batch import BatchError, decode_batch
+from protocol.body import TopicConfig
+from protocol.codes import VERSION, RequestCode, ResponseCode
+from protocol.command import LANGUAGE, RemotingCommand
+from protocol.errors import RemotingError
+from protocol.hashing import tags_code
+from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
+from remoting.connection import Connection
+from remoting.handlers import DEFERRED, HandlerTable, Outcome
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+_UNUSUAL_NAMES: Final = frozenset(
+    {
+        "DELAY",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TRAN_MSG",
+        "POP_CK",
+        "INNER_NUM",
+        "MSG_REGION",
+        "TRACE_ON",
+        "CLUSTER",
+    }
+)
+"""Properties with which a message takes the long way: they mean something to the broker, or it sets them itself."""
+_UNUSUAL_FLAGS: Final = (
+    sysflag.TRANSACTION_PREPARED
+    | sysflag.BORN_HOST_V6
+    | sysflag.STORE_HOST_V6
+    | sysflag.NEED_UNWRAP
+    | sysflag.INNER_BATCH
+)
+_WORDS: Final = struct.Struct(">II")
+_STORED: Final = {
+    PutMessageStatus.PUT_OK: ResponseCode.SUCCESS,
+    PutMessageStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
+    PutMessageStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    PutMessageStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
+}
+_REFUSED: Final = {
+    PutMessageStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
+    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
+    PutMessageStatus.WHEEL_TIMER_MSG_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
+    PutMessageStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
+    PutMessageStatus.OS_PAGE_CACHE_BUSY: ResponseCode.SYSTEM_BUSY,
+}
+
+
+def refusal_code(status: PutMessageStatus) -> int:
+    """The response code for a put that did not happen."""
+    return int(_REFUSED.get(status, ResponseCode.SYSTEM_ERROR))
+
+
+def _nobody(_result: PutMessageResult) -> None:
+    """Takes the result of a one-way send."""
+
+
+class SendMessageProcessor:
+    """Checks a send, makes the message that is stored of it, and answers where it lies."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._configuration = parts.configuration
+        self._checks = SendChecks(parts)
+        self._topics = parts.topics
+        self._table = parts.topics.table
+        self._put_message = parts.store.put_message
+        self._put_messages = parts.store.put_messages
+        self._count = parts.stats.topic_put
+        self._store_host = parts.store_host
+        self._host_hex = parts.store_host.hex().upper()
+        self._next_unique = parts.unique_ids.next
+        self._configure()
+        parts.configuration.listeners.append(lambda _keys: self._configure())
+
+    def _configure(self) -> None:
+        config = self._configuration.section(BrokerConfig)
+        self._start_at = config.start_accept_send_request_time_stamp
+        self._ext = {"MSG_REGION": config.region_id, "TRACE_ON": "true" if config.trace_on else "false"}
+        self._added = self._ext | {"CLUSTER": config.broker_cluster_name}
+        self._added_text = join_properties(self._added)
+        region = config.region_id
+        self._templated = region.isascii() and region.isprintable() and not set('"\\%') & set(region)
+        self._template = (
+            f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{self._ext["TRACE_ON"]}",'
+            f'"msgId":"{self._host_hex}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%s"}},"flag":1,'
+            f'"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        )
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.SEND_MESSAGE, self.send_v1)
+        table.register(RequestCode.SEND_MESSAGE_V2, self.send_v2)
+        table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
+
+    def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """SEND_MESSAGE (10): whole field names."""
+        return self._send(connection, command, command.header(SendMessageRequestHeader))
+
+    def send_v2(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320): one-letter names; the field ``m`` says what a batch is."""
+        return self._send(connection, command, command.header(SendMessageRequestHeaderV2))
+
+    def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
+        topic = header.topic
+        config = self._table.get(topic)
+        try:
+            if config is None or header.batch or topic in NO_SEND_TOPICS or topic[:1] == "%" or self._start_at:
+                return self._send_checked(connection, command, header)
+            return self._put(connection, command, header, config)
+        except RemotingError as error:
+            return self._refuse(command, error)
+
+    def _put(
+        self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
+    ) -> Outcome:
+        queue_id = header.queue_id
+        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            raise illegal_queue(header, config)
+        if queue_id < 0:
+            queue_id = random_queue(config)
+        if not len(command.body):
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
+        text = header.properties or ""
+        properties = dict(pairs(text))
+        sys_flag = header.sys_flag
+        if sys_flag & _UNUSUAL_FLAGS or not _UNUSUAL_NAMES.isdisjoint(properties):
+            return self._put_unusual(connection, command, header, properties, header.topic, queue_id)
+        if text and text[-1] != "\x02":
+            text += "\x02"
+        unique = properties.get("UNIQ_KEY")
+        if unique is None:
+            unique = self._next_unique()
+            text = text + "UNIQ_KEY\x01" + unique + "\x02"
+        keys = properties.get("KEYS")
+        tags = properties.get("TAGS")
+        message = MessageInner(
+            header.topic,
+            queue_id,
+            command.body,
+            (text + self._added_text).encode(),
+            header.born_timestamp,
+            connection.data.get("host") or born_host(connection),
+            self._store_host,
+            header.flag,
+            sys_flag,
+            header.reconsume_times or 0,
+            0,
+            tags_code(tags) if tags else 0,
+            (unique, *keys.split()) if keys else (unique,),
+            "WAIT" not in properties or waits_for_store(properties),
+        )
+        return self._store(connection, command, message, queue_id, unique)
+
+    def _store(
+        self, connection: Connection, command: RemotingCommand, message: MessageInner, queue_id: int, unique: str
+    ) -> Outcome:
+        topic = message.topic
+        if command.flag & 2:
+            result = self._put_message(message, _nobody)
+            if result is not None and result.ok:
+                self._count(topic, 1, result.size)
+            return None
+
+        def done(result: PutMessageResult) -> None:
+            connection.complete(self._answer(command, topic, result, queue_id, unique))
+
+        result = self._put_message(message, done)
+        if result is None:
+            command.body = b""
+            return DEFERRED
+        return self._answer(command, topic, result, queue_id, unique)
+
+    def _answer(
+        self, command: RemotingCommand, topic: str, result: PutMessageResult, queue_id: int, unique: str
+    ) -> bytes | RemotingCommand:
+        status = result.status
+        if status > PutMessageStatus.SLAVE_NOT_AVAILABLE:
+            return command.reply(refusal_code(status), result.remark or status.name, self._ext)
+        self._count(topic, 1, result.size)
+        if not status and not command.encoding and unique.isalnum() and unique.isascii() and self._templated:
+            header = (
+                self._template % (result.physical_offset, queue_id, result.queue_offset, unique, command.opaque)
+            ).encode()
+            size = len(header)
+            return _WORDS.pack(size + 4, size) + header
+        ext = self._ext | {
+            "msgId": self._message_id(result.physical_offset),
+            "queueId": str(queue_id),
+            "queueOffset": str(result.queue_offset),
+            "transactionId": unique,
+        }
+        return command.reply(_STORED[status], None, ext)
+
+    def _message_id(self, physical_offset: int) -> str:
+        return f"{self._host_hex}{physical_offset:016X}"
+
+    def _refuse(self, command: RemotingCommand, error: RemotingError) -> RemotingCommand:
+        return command.reply(error.code, error.remark, self._ext)
+
+    # the checked way
+
+    def _send_checked(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
+        before = self._topics.data_version
+        self._checks.started()
+        config = self._checks.topic(header)
+        dead: TopicConfig | None = None
+        if header.topic.startswith(RETRY_PREFIX) and not header.batch:
+            dead = self._checks.dead_letter(command, header)
+        if self._topics.data_version is not before:
+            command.body = bytes(command.body)
+            return self._when_persisted(connection, command, header, config, dead)
+        return self._put_checked(connection, command, header, config, dead)
+
+    async def _when_persisted(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        config: TopicConfig,
+        dead: TopicConfig | None,
+    ) -> Any:
+        """The send that made a topic waits until the topic is on disk."""
+        try:
+            await self._topics.persisted()
+            return self._put_checked(connection, command, header, config, dead)
+        except RemotingError as error:
+            return self._refuse(command, error)
+
+    def _put_checked(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        config: TopicConfig,
+        dead: TopicConfig | None,
+    ) -> Outcome:
+        if header.batch:
+            return self._put_batch(connection, command, header, config)
+        if dead is None:
+            return self._put(connection, command, header, config)
+        properties = dict(pairs(header.properties or ""))
+        properties["DELAY"] = "-1"
+        return self._put_unusual(connection, command, header, properties, dead.topic_name, 0)
+
+    def _put_unusual(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        properties: dict[str, str],
+        topic: str,
+        queue_id: int,
+    ) -> Outcome:
+        if not len(command.body):
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
+        sys_flag = self._checks.flags(header.sys_flag, properties, header.reconsume_times or 0)
+        properties.pop("POP_CK", None)
+        unique = properties.get("UNIQ_KEY")
+        if unique is None:
+            unique = properties["UNIQ_KEY"] = self._next_unique()
+        properties |= self._added
+        stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
+        message = MessageInner(
+            stored_topic,
+            stored_queue,
+            command.body,
+            join_properties(properties).encode(),
+            header.born_timestamp,
+            born_host(connection),
+            self._store_host,
+            header.flag,
+            sys_flag,
+            header.reconsume_times or 0,
+            0,
+            tag_hash(properties),
+            index_keys(properties),
+            waits_for_store(properties),
+        )
+        return self._store(connection, command, message, queue_id, unique)
+
+    # batches
+
+    def _put_batch(
+        self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
+    ) -> Outcome:
+        batch, unique = self._batch(connection, command, header, config)
+        topic, count = batch.topic, len(batch.entries)
+        if command.is_oneway:
+            result = self._put_messages(batch, _nobody)
+            if result is not None and result.ok:
+                self._count(topic, count, result.size)
+            return None
+
+        def done(result: PutMessageResult) -> None:
+            connection.complete(self._answer_batch(command, batch, result, unique))
+
+        result = self._put_messages(batch, done)
+        if result is None:
+            command.body = b""
+            return DEFERRED
+        return self._answer_batch(command, batch, result, unique)
+
+    def _batch(
+        self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
+    ) -> tuple[MessageBatch, str | None]:
+        queue_id = header.queue_id
+        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            raise illegal_queue(header, config)
+        self._checks.batch(header)
+        shared = dict(pairs(header.properties or ""))
+        sys_flag = self._checks.flags(header.sys_flag, shared, 0)
+        try:
+            items = decode_batch(command.body)
+        except BatchError as error:
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        if not items:
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the batch has no message")
+        entries = []
+        for flag, body, raw in items:
+            properties = dict(pairs(raw.decode("utf-8", "replace")))
+            self._checks.batch_item(properties)
+            entries.append(BatchEntry(body, raw, flag, tag_hash(properties), index_keys(properties)))
+        batch = MessageBatch(
+            header.topic,
+            queue_id if queue_id >= 0 else random_queue(config),
+            entries,
+            header.born_timestamp,
+            born_host(connection),
+            self._store_host,
+            sys_flag,
+            header.reconsume_times or 0,
+            waits_for_store(shared),
+        )
+        return batch, shared.get("UNIQ_KEY")
+
+    def _answer_batch(
+        self, command: RemotingCommand, batch: MessageBatch, result: PutMessageResult, unique: str | None
+    ) -> RemotingCommand:
+        if not result.ok:
+            return command.reply(refusal_code(result.status), result.remark or result.status.name, self._ext)
+        self._count(batch.topic, len(batch.entries), result.size)
+        ids = result.offsets if result.offsets is not None else [result.physical_offset]
+        ext = self._ext | {
+            "msgId": ",".join([self._message_id(offset) for offset in ids]),
+            "queueId": str(batch.queue_id),
+            "queueOffset": str(result.queue_offset),
+        }
+        if unique is not None:
+            ext["transactionId"] = unique
+        return command.reply(_STORED[result.status], None, ext)
