@@ -1,0 +1,235 @@
+"""Connection: one accepted client, as handlers and services see it."""
+
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+
+from protocol.command import Encoding, RemotingCommand
+from protocol.frame import encode, encode_head
+from remoting.errors import RemotingSendError, RemotingTimeoutError
+from remoting.handlers import Handler, Outcome, Reply, own_bytes
+from remoting.out_buffer import Buffer, OutBuffer
+
+if TYPE_CHECKING:
+    from remoting.intake import BigFrame
+    from remoting.server import Reactor
+
+_log = structlog.get_logger("remoting")
+
+_LARGE_BODY: Final = 16 * 1024
+"""A reply's body of this size is sent from where it is, not copied behind its header."""
+
+
+class _Pending:
+    """A request of ours that waits for the client's reply."""
+
+    __slots__ = ("event", "reply")
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
+        self.reply: RemotingCommand | None = None
+
+
+class Connection:
+    """A client's connection. Everything here is called in the reactor's own loop, from handlers or from other tasks.
+
+    ``peer`` and ``peer_text`` ("ip:port") say who it is, ``encoding`` is that of the client's last frame, ``data`` is
+    for whoever has to remember something about it, and ``on_close`` is called once with it when it is gone.
+    ``inflight`` and ``held`` count requests without a reply and long polls.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_pending",
+        "_reactor",
+        "active_at",
+        "big",
+        "closed",
+        "data",
+        "dirty",
+        "encoding",
+        "handlers",
+        "held",
+        "inflight",
+        "mask",
+        "on_close",
+        "out",
+        "paused",
+        "peer",
+        "peer_text",
+        "ready",
+        "rest",
+        "sock",
+        "tasks",
+    )
+
+    def __init__(
+        self, sock: socket.socket, peer: tuple[str, int], handlers: dict[int, Handler], reactor: "Reactor"
+    ) -> None:
+        self.peer = peer
+        self.peer_text = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
+        self.encoding: Encoding = Encoding.JSON
+        self.closed = False
+        self.data: dict[str, Any] = {}
+        self.on_close: list[Callable[[Connection], None]] = []
+        self.inflight = 0
+        self.held = 0
+        # The rest is the reactor's.
+        self.sock = sock
+        self.handlers = handlers
+        self.out = OutBuffer()
+        self.rest = b""  # bytes received and not yet served
+        self.ready = False  # rest begins with a whole frame
+        self.big: BigFrame | None = None
+        self.dirty = False  # will be flushed at the end of the round
+        self.paused = False  # not read until its out-buffer has drained
+        self.mask = 0  # what the selector watches
+        self.active_at = 0.0
+        self.tasks = 0  # one-way requests that run as tasks
+        self._reactor = reactor
+        self._pending: dict[int, _Pending] = {}
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.peer_text}{' closed' if self.closed else ''}>"
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that wait to be sent."""
+        return self.out.queued - self.out.sent
+
+    def write(self, *buffers: Buffer) -> None:
+        """Queue ``buffers``: bytes, or views of bytes that stay as they are.
+
+        They are sent at the end of the reactor's round, or as soon as the calling task has yielded. Nothing happens on
+        a closed connection.
+        """
+        if self.closed:
+            return
+        out = self.out
+        for buffer in buffers:
+            out.chunks.append(buffer)
+            out.queued += len(buffer)
+        if not self.dirty:
+            self._reactor.mark(self)
+
+    def write_owned(self, buffers: Iterable[Buffer], release: Callable[[], None]) -> None:
+        """As ``write``, for views of memory that somebody has to keep.
+
+        ``release`` is called when they have been sent, or at once when the connection is gone. It must not raise.
+        """
+        if self.closed:
+            release()
+            return
+        self.write(*buffers)
+        self.out.on_sent(release)
+
+    def send(self, command: RemotingCommand) -> None:
+        """Queue ``command`` in its own encoding.
+
+        Raises FrameError where it is too long for a frame.
+        """
+        body = command.body
+        if type(body) is bytes and len(body) >= _LARGE_BODY:
+            self.write(encode_head(command, len(body)), body)
+        else:
+            self.write(encode(command))
+
+    def send_oneway(self, command: RemotingCommand) -> None:
+        """Queue a request of ours that wants no reply, in the encoding of the client's last frame."""
+        self._number(command)
+        self.send(command)
+
+    async def request(self, command: RemotingCommand, timeout: float) -> RemotingCommand:
+        """Ask the client and wait for its reply, ``timeout`` seconds at most.
+
+        Raises RemotingTimeoutError, RemotingSendError (the connection ended), FrameError (too long for a frame).
+        """
+        if self.closed:
+            raise RemotingSendError(self.peer_text, "the connection is closed", written=False)
+        self._number(command)
+        pending = self._pending[command.opaque] = _Pending()
+        try:
+            self.send(command)
+            end = self.out.queued
+            with trio.move_on_after(timeout):
+                await pending.event.wait()
+            if pending.reply is not None:
+                return pending.reply
+            written = self.out.sent >= end
+            if self.closed:
+                raise RemotingSendError(self.peer_text, "the connection was closed", written=written)
+            raise RemotingTimeoutError(self.peer_text, command.code, timeout, written=written)
+        finally:
+            self._pending.pop(command.opaque, None)
+
+    def complete(self, reply: Reply) -> None:
+        """The end of a DEFERRED request: ``reply`` is queued, unless it is None (one-way, or already written)."""
+        if self.closed:
+            return
+        self.inflight -= 1
+        self._reactor.stats.inflight -= 1
+        self._reactor.request_ended()
+        if reply is not None:
+            self._reactor.intake.answer(self, reply)
+
+    def settle(self, command: RemotingCommand, outcome: Outcome) -> None:
+        """The end of a HELD request: ``outcome`` is what its handler would have returned; HELD again is possible.
+
+        On a closed connection only an awaitable is closed.
+        """
+        if self.closed:
+            _drop(outcome)
+            return
+        self.held -= 1
+        self._reactor.stats.held -= 1
+        self._reactor.intake.conclude(self, command, outcome)
+
+    def close(self, reason: str, *, broken: bool = False, quiet: bool = False) -> None:
+        """End the connection now: what is queued is offered to the socket once, the rest is dropped.
+
+        ``reason`` goes to the log: a warning where the peer is to blame (``broken``), for debugging only if ``quiet``.
+        """
+        if self.closed:
+            return
+        if self.out.chunks:
+            with suppress(OSError):
+                self.out.flush(self.sock)
+        self.closed = True
+        self._reactor.forget(self, reason, broken=broken, quiet=quiet)
+        self.sock.close()
+        self.rest, self.big, self.ready = b"", None, False
+        self.inflight = self.held = 0
+        try:
+            self.out.discard()
+        except Exception:  # noqa: BLE001 - a fault of the owner must not keep the connection
+            _log.exception("release_failed", peer=self.peer_text)
+        for pending in self._pending.values():
+            pending.event.set()
+        callbacks, self.on_close = self.on_close, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001 - one listener's fault must not hide the end from the others
+                _log.exception("on_close_failed", peer=self.peer_text)
+
+    def reply_arrived(self, command: RemotingCommand) -> None:
+        """A reply of the client to a request of ours; ignored where nobody waits for it any more."""
+        pending = self._pending.get(command.opaque)
+        if pending is not None and pending.reply is None:
+            own_bytes(command)
+            pending.reply = command
+            pending.event.set()
+
+    def _number(self, command: RemotingCommand) -> None:
+        command.opaque = self._reactor.next_opaque()
+        command.encoding = self.encoding
+
+
+def _drop(outcome: Outcome) -> None:
+    close = getattr(outcome, "close", None)
+    if close is not None and isinstance(outcome, Awaitable):
+        close()

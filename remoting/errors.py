@@ -1,0 +1,44 @@
+"""What can go wrong between two peers before there is a reply: each error says whether the request may have arrived."""
+
+
+class RemotingTransportError(Exception):
+    """No reply, for a reason that lies between the peers (RocketMQ's RemotingException).
+
+    ``address`` is the peer. ``written`` tells whether the request was handed to the operating system: where it is
+    False the peer has certainly not seen it, and sending it again (elsewhere too) cannot do anything twice.
+    """
+
+    def __init__(self, address: str, text: str, *, written: bool) -> None:
+        super().__init__(text)
+        self.address = address
+        self.written = written
+
+
+class RemotingConnectError(RemotingTransportError):
+    """No connection to ``address``; ``cause`` is the operating system's error (RemotingConnectException)."""
+
+    def __init__(self, address: str, cause: OSError | TimeoutError, detail: str = "") -> None:
+        reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        super().__init__(address, f"cannot connect to {address}: {reason}{detail}", written=False)
+        self.cause = cause
+
+
+class RemotingSendError(RemotingTransportError):
+    """The connection ended before the reply had come (RemotingSendRequestException)."""
+
+    def __init__(self, address: str, reason: str, *, written: bool) -> None:
+        known = "it may have arrived" if written else "it was not sent"
+        super().__init__(address, f"request to {address}: {reason}; {known}", written=written)
+        self.reason = reason
+
+
+class RemotingTimeoutError(RemotingTransportError):
+    """No reply within ``timeout`` seconds (RemotingTimeoutException)."""
+
+    def __init__(self, address: str, code: int, timeout: float, *, written: bool) -> None:
+        known = "it was sent" if written else "it was not sent"
+        super().__init__(
+            address, f"no reply from {address} to request {code} within {timeout:g} s; {known}", written=written
+        )
+        self.code = code
+        self.timeout = timeout

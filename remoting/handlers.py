@@ -1,0 +1,82 @@
+"""What a server does with a request: handlers by request code, and the outcomes they may have."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from protocol.codes import ResponseCode
+from protocol.command import RemotingCommand
+
+if TYPE_CHECKING:
+    from remoting.connection import Connection
+
+
+class Later(Enum):
+    """Outcomes of a handler whose reply comes later."""
+
+    DEFERRED = "deferred"
+    """By ``Connection.complete``; counts as a request in flight until then."""
+
+    HELD = "held"
+    """By ``Connection.settle``: a long poll, which may wait for long and does not count as in flight."""
+
+
+DEFERRED: Final = Later.DEFERRED
+HELD: Final = Later.HELD
+
+Reply: TypeAlias = bytes | RemotingCommand | None
+Outcome: TypeAlias = Reply | Literal[Later.DEFERRED, Later.HELD] | Awaitable["Outcome"]
+"""bytes (a whole frame) or a RemotingCommand: the reply, queued now. None: nothing more to send. An awaitable: the
+reactor runs it as a task and treats its result in the same way."""
+
+Handler: TypeAlias = Callable[["Connection", RemotingCommand], Outcome]
+"""Called with each request. The reply to a one-way request is dropped.
+
+The body and the raw ext fields of the command are views into the receive buffer, valid until the handler returns. A
+handler that keeps them is registered with ``copy_body=True``; coroutine functions always are.
+
+RemotingError becomes an error reply; any other exception becomes SYSTEM_ERROR and an event in the log.
+"""
+
+
+class HandlerTable:
+    """Handlers by request code: what one listening port can do. Codes that are not in it are answered with 3."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Handler] = {}
+
+    def register(self, code: int, handler: Handler, *, copy_body: bool = False) -> None:
+        """``handler`` serves ``code`` from now on, on open connections too.
+
+        ``copy_body`` gives it a command of its own bytes, that stays valid after it has returned.
+        """
+        if copy_body or inspect.iscoroutinefunction(handler):
+            self.handlers[int(code)] = _with_copy(handler)
+        else:
+            self.handlers[int(code)] = handler
+
+    def without(self, *codes: int) -> "HandlerTable":
+        """A table of the same handlers but for ``codes`` (the VIP port serves no pulls)."""
+        table = HandlerTable()
+        table.handlers = {code: handler for code, handler in self.handlers.items() if code not in codes}
+        return table
+
+
+def own_bytes(command: RemotingCommand) -> None:
+    """Copy what ``command`` has in a receive buffer, so that it can be kept."""
+    command.body = bytes(command.body)
+    command.ext_raw = command.ext_raw.copy()
+
+
+def not_supported(command: RemotingCommand) -> RemotingCommand:
+    """The reply to a request code that nobody serves."""
+    return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
+
+
+def _with_copy(handler: Handler) -> Handler:
+    def copying(connection: "Connection", command: RemotingCommand) -> Outcome:
+        own_bytes(command)
+        return handler(connection, command)
+
+    return copying

@@ -1,0 +1,263 @@
+"""Intake: from the bytes of a socket to handler calls, and from their outcomes to replies. The reactor's hot path."""
+
+import socket
+import struct
+from collections.abc import Awaitable
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from protocol.codes import ResponseCode
+from protocol.command import ONEWAY_FLAG, RemotingCommand
+from protocol.errors import FrameError, RemotingError
+from protocol.frame import check_length, decode
+from remoting.connection import Connection
+from remoting.handlers import DEFERRED, HELD, Outcome, Reply, not_supported
+
+if TYPE_CHECKING:
+    from remoting.server import Reactor
+
+RECEIVE_BUFFER: Final = 256 * 1024
+"""Bytes of the buffer that all connections share: the most that one turn of one connection can take."""
+
+BIG_FRAME: Final = 32 * 1024
+"""An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
+
+_length_at = struct.Struct(">I").unpack_from
+
+_FOREIGN: Final = {
+    0x16: "a TLS handshake on a port without TLS: switch tls.enable off in the client",
+    0x47: "an HTTP request on a remoting port",
+    0x50: "an HTTP request or a proxy protocol preamble on a remoting port",
+}
+"""What other protocols begin with. As a length word each of these would be far over any limit."""
+
+
+class BigFrame:
+    """A long frame on its way, in a buffer that grows with what really arrives: an announced length costs nothing."""
+
+    __slots__ = ("buffer", "filled", "size")
+
+    def __init__(self, size: int, first: memoryview) -> None:
+        self.size = size
+        self.filled = len(first)
+        self.buffer = bytearray(min(size, max(RECEIVE_BUFFER, 2 * self.filled)))
+        self.buffer[: self.filled] = first
+
+    def receive(self, sock: socket.socket) -> int:
+        """Read on; how many bytes came. Raises as recv does."""
+        if self.filled == len(self.buffer):
+            self.buffer += bytes(min(self.size - self.filled, self.filled))
+        count = sock.recv_into(memoryview(self.buffer)[self.filled :])
+        self.filled += count
+        return count
+
+
+class Intake:
+    """Receives into one shared buffer, decodes every whole frame in it, calls handlers and queues replies."""
+
+    def __init__(self, reactor: "Reactor") -> None:
+        self._reactor = reactor
+        self._stats = reactor.stats
+        limits = reactor.limits
+        self._max_total = limits.max_frame - 4
+        self._max_frame = limits.max_frame
+        self._high_water = limits.high_water
+        self._max_inflight = limits.max_inflight
+        self._max_inflight_here = limits.max_inflight_per_connection
+        self._buffer = bytearray(RECEIVE_BUFFER)
+        self._view = memoryview(self._buffer)
+        self.turn_end = 0.0
+        """When the turn that is going on has to stop, in perf_counter's time."""
+
+    def serve(self, conn: Connection) -> None:
+        """One turn of a connection: what it has sent, as far as one read brings it, or what is left of the last one."""
+        if conn.big is not None:
+            self._serve_big(conn, conn.big)
+            return
+        start = len(conn.rest)
+        end = start
+        if start:
+            self._view[:start] = conn.rest
+        if not conn.ready:
+            try:
+                end += conn.sock.recv_into(self._view[start:] if start else self._buffer)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                conn.close(f"the connection was lost: {error}")
+                return
+            if end == start:
+                conn.close("the client has closed it" + (" within a frame" if start else ""), quiet=not start)
+                return
+            self._stats.bytes_in += end - start
+            conn.active_at = self._reactor.now
+        conn.ready = False
+        at = self._frames(conn, self._buffer, self._view, end)
+        if not conn.closed:
+            self._keep(conn, at, end)
+
+    def _serve_big(self, conn: Connection, big: BigFrame) -> None:
+        try:
+            count = big.receive(conn.sock)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            conn.close(f"the connection was lost: {error}")
+            return
+        if not count:
+            conn.close("the client has closed it within a frame")
+            return
+        self._stats.bytes_in += count
+        conn.active_at = self._reactor.now
+        if big.filled == big.size:
+            conn.big = None
+            self._frames(conn, big.buffer, memoryview(big.buffer), big.size)
+
+    def _frames(  # noqa: PLR0912 - every request passes here: a call more is a cost for all
+        self, conn: Connection, buffer: bytearray, view: memoryview, end: int
+    ) -> int:
+        """Serve whole frames until there is none, the turn is over, or the connection is; where the next one begins."""
+        handlers = conn.handlers
+        out = conn.out
+        max_total = self._max_total
+        at = count = 0
+        while end - at >= 4:
+            (total,) = _length_at(buffer, at)
+            stop = at + 4 + total
+            if stop > end or total > max_total:
+                break
+            try:
+                command = decode(view[at + 4 : stop])
+            except Exception as error:  # noqa: BLE001 - no frame may end the broker, whatever is wrong with it
+                conn.close(f"broken frame: {error}", broken=True)
+                break
+            at = stop
+            count += 1
+            conn.encoding = command.encoding
+            if command.flag & 1:
+                conn.reply_arrived(command)
+                continue
+            handler = handlers.get(command.code)
+            try:
+                if (
+                    conn.inflight >= self._max_inflight_here or self._stats.inflight >= self._max_inflight
+                ) and not command.flag & ONEWAY_FLAG:
+                    outcome: Outcome = self._busy(conn, command)
+                elif handler is None:
+                    outcome = not_supported(command)
+                else:
+                    outcome = handler(conn, command)
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises ends one request, not the broker
+                outcome = self.failure(conn, command, error)
+            if type(outcome) is bytes:
+                if not command.flag & ONEWAY_FLAG and not conn.closed:
+                    out.chunks.append(outcome)
+                    out.queued += len(outcome)
+                    if not conn.dirty:
+                        self._reactor.mark(conn)
+            elif outcome is not None:
+                self.conclude(conn, command, outcome)
+            if conn.closed:
+                break
+            if out.queued - out.sent >= self._high_water and self._reactor.is_stuck(conn):
+                break
+            if perf_counter() >= self.turn_end:
+                break
+        self._stats.frames += count
+        return at
+
+    def _keep(self, conn: Connection, at: int, end: int) -> None:
+        """Keep what was not served: the beginning of a frame, or whole ones that have to wait for another turn."""
+        left = end - at
+        conn.rest = b""
+        if left < 4:
+            if left:
+                conn.rest = bytes(self._view[at:end])
+            return
+        (total,) = _length_at(self._buffer, at)
+        try:
+            check_length(total, self._max_frame)
+        except FrameError as error:
+            known = _FOREIGN.get(self._buffer[at]) if at == 0 else None
+            conn.close(known or f"broken frame: {error}", broken=True)
+            return
+        if total + 4 <= left:
+            conn.rest = bytes(self._view[at:end])
+            conn.ready = True
+            self._reactor.continue_later(conn)
+        elif total + 4 > BIG_FRAME:
+            conn.big = BigFrame(total + 4, self._view[at:end])
+        else:
+            conn.rest = bytes(self._view[at:end])
+
+    def conclude(self, conn: Connection, command: RemotingCommand, outcome: Outcome) -> None:
+        """Do what an outcome asks for."""
+        if outcome is None:
+            return
+        if outcome is DEFERRED:
+            if not conn.closed:
+                conn.inflight += 1
+                self._stats.inflight += 1
+        elif outcome is HELD:
+            if not conn.closed:
+                conn.held += 1
+                self._stats.held += 1
+        elif isinstance(outcome, (bytes, RemotingCommand)):
+            if not command.flag & ONEWAY_FLAG:
+                self.answer(conn, outcome)
+        else:  # an awaitable; what is not one fails there, like any other mistake of a handler
+            self._start(conn, command, outcome)
+
+    def answer(self, conn: Connection, reply: Reply) -> None:
+        """Queue a reply; one that is too long for a frame becomes an error reply."""
+        if isinstance(reply, RemotingCommand):
+            try:
+                conn.send(reply)
+            except FrameError as error:
+                conn.send(reply.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}"))
+        elif reply is not None:
+            conn.write(reply)
+
+    def failure(self, conn: Connection, command: RemotingCommand, error: Exception) -> RemotingCommand:
+        """The reply to a request whose handler has raised."""
+        if isinstance(error, RemotingError):
+            return command.reply(error.code, error.remark)
+        self._reactor.log_failure(conn, command, error)
+        return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _busy(self, conn: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        self._stats.busy += 1
+        if conn.inflight >= self._max_inflight_here:
+            where, limit = "on this connection", self._max_inflight_here
+        else:
+            where, limit = "on this server", self._max_inflight
+        return command.reply(
+            ResponseCode.SYSTEM_BUSY, f"system busy: {limit} requests are in flight {where}, try again in a moment"
+        )
+
+    def _start(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
+        """Run the rest of a handler as a task. One-ways do not count as in flight: beyond the limit they are lost."""
+        if command.flag & ONEWAY_FLAG:
+            if conn.tasks >= self._max_inflight_here:
+                self._stats.busy += 1
+                getattr(awaitable, "close", lambda: None)()
+                return
+        elif not conn.closed:
+            conn.inflight += 1
+            self._stats.inflight += 1
+        conn.tasks += 1
+        self._reactor.start_task(self._run, conn, command, awaitable)
+
+    async def _run(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
+        outcome: Outcome
+        try:
+            outcome = await awaitable
+        except Exception as error:  # noqa: BLE001 - as for a handler that is a plain function
+            outcome = self.failure(conn, command, error)
+        finally:
+            conn.tasks -= 1
+            if not conn.closed and not command.flag & ONEWAY_FLAG:
+                conn.inflight -= 1
+                self._stats.inflight -= 1
+            self._reactor.task_ended()
+        self.conclude(conn, command, outcome)

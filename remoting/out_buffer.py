@@ -1,0 +1,100 @@
+"""OutBuffer: what a connection still has to send, and who wants to know when it has gone."""
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+Buffer: TypeAlias = bytes | memoryview
+
+MAX_BUFFERS: Final = 1024
+"""Buffers in one sendmsg (IOV_MAX)."""
+
+SMALL: Final = 8 * 1024
+"""Neighbours shorter than this are joined: copying them costs less than one more entry for the kernel."""
+
+JOINED: Final = 32 * 1024
+"""Up to this much goes out as one joined buffer by a plain send."""
+
+
+class OutBuffer:
+    """Buffers in the order they are to be sent. ``chunks`` and ``queued`` are written by Connection's hot path too.
+
+    ``queued`` and ``sent`` count all bytes since the connection began; their difference waits.
+    """
+
+    __slots__ = ("_releases", "chunks", "queued", "sent")
+
+    def __init__(self) -> None:
+        self.chunks: list[Buffer] = []
+        self.queued = 0
+        self.sent = 0
+        self._releases: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def on_sent(self, release: Callable[[], None]) -> None:
+        """Call ``release`` once all that is queued now has been sent, or at ``discard``.
+
+        By then no view of the buffers is left here, so that their owner may unmap them.
+        """
+        self._releases.append((self.queued, release))
+
+    def flush(self, sock: socket.socket) -> bool:
+        """Send as much as the socket takes; True when nothing is left. Raises OSError where the connection is gone."""
+        chunks = self.chunks
+        try:
+            while chunks:
+                if self.queued - self.sent <= JOINED:
+                    if len(chunks) > 1:
+                        chunks[:] = (b"".join(chunks),)
+                    self._advance(sock.send(chunks[0]))
+                else:
+                    self._advance(sock.sendmsg(self._gather()))
+        except BlockingIOError:
+            pass
+        if self._releases:
+            self._release_sent()
+        return not chunks
+
+    def discard(self) -> None:
+        """Forget what was not sent; release everything."""
+        self.chunks.clear()
+        releases, self._releases = self._releases, deque()
+        for _, release in releases:
+            release()
+
+    def _gather(self) -> list[Buffer]:
+        """The next buffers for one sendmsg; runs of small ones are joined, in ``chunks`` as well."""
+        vector: list[Buffer] = []
+        small: list[Buffer] = []
+        taken = 0
+        for chunk in self.chunks:
+            if len(chunk) < SMALL:
+                small.append(chunk)
+            else:
+                if small:
+                    vector.append(b"".join(small))
+                    small.clear()
+                vector.append(chunk)
+            taken += 1
+            if len(vector) >= MAX_BUFFERS - 1 or len(small) >= 2 * MAX_BUFFERS:
+                break
+        if small:
+            vector.append(b"".join(small))
+        self.chunks[:taken] = vector
+        return vector
+
+    def _advance(self, count: int) -> None:
+        self.sent += count
+        whole = 0
+        for chunk in self.chunks:
+            if count < len(chunk):
+                break
+            count -= len(chunk)
+            whole += 1
+        del self.chunks[:whole]
+        if count:
+            self.chunks[0] = memoryview(self.chunks[0])[count:]
+
+    def _release_sent(self) -> None:
+        while self._releases and self._releases[0][0] <= self.sent:
+            self._releases.popleft()[1]()
