@@ -1,7 +1,7 @@
 """Apache's broker and ours under the same load, one after the other in the same minutes; prints the ratios.
 
-``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--json FILE]``. Both brokers get the same
-properties file but for ports and directories. Needs Go, a JDK and Maven.
+``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--json FILE]``. Both brokers get the
+same properties file but for ports and directories. Needs Go, a JDK and Maven.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def apache_command(home: Path) -> list[str]:
 
 def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
     """One run of the load generator; its figures."""
-    command = [tool, "-addr", f"127.0.0.1:{port}", "-queues", "4", "-dur", f"{seconds}s", "-warm", "2s"]
+    command = [str(tool), "-addr", f"127.0.0.1:{port}", "-queues", "4", "-dur", f"{seconds}s", "-warm", "2s"]
     run = subprocess.run(
         [*command, *arguments.split()], capture_output=True, text=True, timeout=seconds + 60, check=False
     )
