@@ -465,12 +465,21 @@ SCHEMA = Schema(
 )
 
 
+def saved_changes_path(root: Path) -> Path:
+    """Where changes at run time are kept when the broker was started without a configuration file."""
+    return root / "config" / "broker.properties"
+
+
 def load_broker(file: str | Path | None = None, flags: Mapping[str, tuple[str, str]] | None = None) -> Configuration:
     """The broker's configuration from a file and from flags (key -> (value, name of the flag)), which win.
 
-    Raises ConfigError for the first value that cannot be used.
+    Without a file, changes that were made at run time are read from the store (see `saved_changes_path`). Raises ConfigError for the first value that cannot be used.
     """
     configuration = Configuration(SCHEMA)
+    if file is None:
+        root = (flags or {}).get("storePathRootDir", (MessageStoreConfig().store_path_root_dir, ""))[0]
+        saved = saved_changes_path(Path(root))
+        file = saved if saved.exists() else None
     if file is not None:
         configuration.load_file(file)
     for key, (value, flag) in (flags or {}).items():

@@ -105,7 +105,9 @@ class ConsumerOffsetManager:
         before = offsets.get(queue_id, offset)
         offsets[queue_id] = offset
         if offset < before:
-            _log.info("offset_went_back", group=group, topic=topic, queue=queue_id, before=before, now=offset, client=client)
+            _log.info(
+                "offset_went_back", group=group, topic=topic, queue=queue_id, before=before, now=offset, client=client
+            )
         self._commits += 1
         if not self._commits % self._configuration.section(BrokerConfig).consumer_offset_update_version_step:
             self.data_version = self.data_version.next(self._clock.wall_ms())
@@ -192,9 +194,7 @@ class ConsumerOffsetManager:
                 done += 1
         return done
 
-    def smallest(
-        self, topic: str, without_groups: frozenset[str], min_offset: Callable[[int], int]
-    ) -> dict[int, int]:
+    def smallest(self, topic: str, without_groups: frozenset[str], min_offset: Callable[[int], int]) -> dict[int, int]:
         """Per queue the smallest offset of all groups that is still in the store, leaving some groups out (308)."""
         result: dict[int, int] = {}
         for group in self._groups_of.get(topic, set()) - without_groups:

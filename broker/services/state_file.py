@@ -73,7 +73,8 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
     disk.sync_directory(directory)
 
 
-def _read(disk: Disk, path: str) -> bytes | None:
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """The content of a file, None if there is none. Blocks."""
     try:
         fd = disk.open(path, writable=False)
     except FileNotFoundError:
@@ -121,7 +122,7 @@ class StateFile:
         problems: list[str] = []
         for path in (self.path, self.path + ".bak"):
             try:
-                data = await self._disk.run(_read, self._disk, path)
+                data = await self._disk.run(read_file, self._disk, path)
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}")
                 continue

@@ -154,9 +154,7 @@ class TopicConfigManager:
 
     # creating and changing
 
-    def create_on_send(
-        self, topic: str, default_topic: str, queue_nums: int, sys_flag: int = 0
-    ) -> TopicConfig | None:
+    def create_on_send(self, topic: str, default_topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig | None:
         """The topic of a send, made after the model of ``default_topic`` if it is not there; None if that is not allowed.
 
         The model must have the inherit bit; the new topic gets its permissions without that bit and at most its number of queues.
@@ -210,6 +208,16 @@ class TopicConfigManager:
         for listener in self.delete_listeners:
             listener(topic)
         return True
+
+    def update_order(self, table: Mapping[str, str]) -> None:
+        """Ordered topics are those that the name servers have an order of queues for (their reply to a registration)."""
+        changed = [
+            msgspec.structs.replace(topic, order=name in table)
+            for name, topic in self.table.items()
+            if topic.order != (name in table) and (table or topic.order)
+        ]
+        if changed:
+            self._put(changed)
 
     def adopt(self, queues: Mapping[str, int]) -> list[str]:
         """Make topics of queues that the store has and topics.json has not (topic -> number of queues); gives back their names.

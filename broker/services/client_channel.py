@@ -1,0 +1,18 @@
+"""A client as the membership tables know it (RocketMQ's ClientChannelInfo)."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from remoting.connection import Connection
+
+
+class ClientChannel(Struct):
+    """One client process on one connection. ``last_update`` is monotonic seconds, ``last_update_timestamp`` the same moment in ms since the epoch."""
+
+    connection: Connection
+    client_id: str
+    language: Any = None
+    version: int = 0
+    last_update: float = 0.0
+    last_update_timestamp: int = 0

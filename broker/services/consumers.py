@@ -1,0 +1,234 @@
+"""Who consumes what: the members of consumer groups and their subscriptions, from heartbeats (RocketMQ's ConsumerManager, ConsumerGroupInfo)."""
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Final
+
+import structlog
+import trio
+from msgspec import Struct
+
+from broker.config import BrokerConfig
+from broker.services.client_channel import ClientChannel
+from protocol.body import SubscriptionData
+from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
+from protocol.headers.client import NotifyConsumerIdsChangedRequestHeader
+from remoting.clock import Clock
+from remoting.config import Configuration
+from remoting.connection import Connection
+
+_log = structlog.get_logger("broker.consumers")
+
+SCAN_SECONDS: Final = 10.0
+BROADCASTING: Final = "BROADCASTING"
+CLUSTERING: Final = "CLUSTERING"
+CONSUME_ACTIVELY: Final = "CONSUME_ACTIVELY"
+CONSUME_PASSIVELY: Final = "CONSUME_PASSIVELY"
+
+
+class ConsumerGroupInfo(Struct):
+    """A consumer group that has members now. Type, model and start are those of the last heartbeat."""
+
+    group_name: str
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+    channels: dict[Connection, ClientChannel] = {}
+    subscriptions: dict[str, SubscriptionData] = {}
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether each member gets all messages."""
+        return self.message_model == BROADCASTING
+
+    def client_ids(self) -> list[str]:
+        """The members, each once."""
+        return list(dict.fromkeys(channel.client_id for channel in self.channels.values()))
+
+    def find_channel(self, client_id: str) -> ClientChannel | None:
+        """The newest connection of a member."""
+        found = [channel for channel in self.channels.values() if channel.client_id == client_id]
+        return max(found, key=lambda channel: channel.last_update, default=None)
+
+
+class GroupChange(Enum):
+    """What happened to a group: members or topics changed, or the last member went."""
+
+    CHANGED = "changed"
+    GONE = "gone"
+
+
+class ConsumerManager:
+    """Groups with members, by name; ``table`` is the look-up of the hot path.
+
+    A change of a group's members or topics makes its members rebalance: each gets NOTIFY_CONSUMER_IDS_CHANGED (40), once for all changes of one turn. ``listeners`` are
+    called at once for each change.
+    """
+
+    def __init__(self, configuration: Configuration, clock: Clock) -> None:
+        self._configuration = configuration
+        self._clock = clock
+        self._groups_of: dict[Connection, set[str]] = {}
+        self._to_notify: dict[str, None] = {}
+        self._wake = trio.Event()
+        self.table: dict[str, ConsumerGroupInfo] = {}
+        self.listeners: list[Callable[[str, GroupChange], None]] = []
+        self.group = self.table.get
+
+    # heartbeats
+
+    def register(
+        self,
+        group: str,
+        channel: ClientChannel,
+        consume_type: str,
+        message_model: str,
+        consume_from_where: str,
+        subscriptions: Iterable[SubscriptionData],
+        *,
+        notify: bool = True,
+        update_subscription: bool = True,
+    ) -> bool:
+        """Take one group of a heartbeat; True if members or topics changed.
+
+        The group's topics become those of this heartbeat: topics that another member subscribed to and this one does not are gone (as in RocketMQ, where all members of a
+        group have to subscribe to the same topics). ``update_subscription`` False (a heartbeat without subscriptions) keeps them. ``notify`` False leaves the other
+        members alone.
+        """
+        info = self.table.get(group)
+        if info is None:
+            info = self.table[group] = ConsumerGroupInfo(group, consume_type, message_model, consume_from_where)
+        info.consume_type, info.message_model = consume_type, message_model
+        info.consume_from_where = consume_from_where
+        changed = self._update_channel(info, channel)
+        if update_subscription:
+            changed = _update_subscriptions(info, subscriptions) or changed
+        if changed:
+            self._changed(info, notify=notify)
+        return changed
+
+    def _update_channel(self, info: ConsumerGroupInfo, channel: ClientChannel) -> bool:
+        channel.last_update = self._clock.monotonic()
+        channel.last_update_timestamp = self._clock.wall_ms()
+        before = info.channels.get(channel.connection)
+        info.channels[channel.connection] = channel
+        if before is None:
+            if channel.connection not in self._groups_of:
+                channel.connection.on_close.append(self.client_closed)
+            self._groups_of.setdefault(channel.connection, set()).add(info.group_name)
+            _log.info("consumer_joined", group=info.group_name, client=channel.client_id)
+            return True
+        return before.client_id != channel.client_id
+
+    # leaving
+
+    def unregister(self, group: str, connection: Connection, *, notify: bool = True) -> bool:
+        """A client leaves a group (35); False if it was not in it."""
+        info = self.table.get(group)
+        channel = info.channels.pop(connection, None) if info is not None else None
+        if info is None or channel is None:
+            return False
+        groups = self._groups_of.get(connection, set())
+        groups.discard(group)
+        if not groups:
+            self._groups_of.pop(connection, None)
+        _log.info("consumer_left", group=group, client=channel.client_id)
+        if info.channels:
+            self._changed(info, notify=notify)
+        else:
+            del self.table[group]
+            self._to_notify.pop(group, None)
+            self._tell(group, GroupChange.GONE)
+        return True
+
+    def client_closed(self, connection: Connection) -> None:
+        """A connection ended: its client leaves all groups, and the others hear of it."""
+        for group in list(self._groups_of.get(connection, ())):
+            self.unregister(group, connection, notify=self._notify_allowed())
+
+    def remove_expired(self) -> int:
+        """Close connections whose client has sent no heartbeat for channelExpiredTimeout; gives back how many there were."""
+        limit = self._clock.monotonic() - self._configuration.section(BrokerConfig).channel_expired_timeout / 1000
+        expired: dict[Connection, str] = {}
+        for info in self.table.values():
+            for connection, channel in info.channels.items():
+                if channel.last_update < limit:
+                    expired[connection] = channel.client_id
+        for connection, client_id in expired.items():
+            _log.warning("consumer_expired", client=client_id, peer=connection.peer_text)
+            self.client_closed(connection)
+            connection.close("no heartbeat of its consumer")
+        return len(expired)
+
+    # looking
+
+    def find_channel(self, group: str, client_id: str) -> ClientChannel | None:
+        """A member's connection."""
+        info = self.table.get(group)
+        return None if info is None else info.find_channel(client_id)
+
+    def find_subscription(self, group: str, topic: str) -> SubscriptionData | None:
+        """What a group wants of a topic now."""
+        info = self.table.get(group)
+        return None if info is None else info.subscriptions.get(topic)
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Groups whose members subscribe to a topic now."""
+        return {name for name, info in self.table.items() if topic in info.subscriptions}
+
+    # telling
+
+    def _changed(self, info: ConsumerGroupInfo, *, notify: bool) -> None:
+        if notify and not info.is_broadcasting and self._notify_allowed():
+            self._to_notify[info.group_name] = None
+            self._wake.set()
+        self._tell(info.group_name, GroupChange.CHANGED)
+
+    def _notify_allowed(self) -> bool:
+        return self._configuration.section(BrokerConfig).notify_consumer_ids_changed_enable
+
+    def _tell(self, group: str, change: GroupChange) -> None:
+        for listener in self.listeners:
+            listener(group, change)
+
+    def notify_now(self) -> None:
+        """Send the notifications that wait."""
+        groups, self._to_notify = self._to_notify, {}
+        for group in groups:
+            info = self.table.get(group)
+            if info is None:
+                continue
+            header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
+            for connection in info.channels:
+                connection.send_oneway(
+                    RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
+                )
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Send notifications as groups change, and look for silent clients every 10 s, for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_notifier)
+            task_status.started()
+            while True:
+                await self._clock.sleep(SCAN_SECONDS)
+                self.remove_expired()
+
+    async def _run_notifier(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            self.notify_now()
+
+
+def _update_subscriptions(info: ConsumerGroupInfo, subscriptions: Iterable[SubscriptionData]) -> bool:
+    """New topics are added, newer versions replace, topics that are not there any more go; True if the set of topics changed."""
+    given = {subscription.topic: subscription for subscription in subscriptions}
+    changed = given.keys() != info.subscriptions.keys()
+    for topic, subscription in given.items():
+        known = info.subscriptions.get(topic)
+        if known is None or subscription.sub_version > known.sub_version:
+            info.subscriptions[topic] = subscription
+    for topic in info.subscriptions.keys() - given.keys():
+        del info.subscriptions[topic]
+    return changed

@@ -1,0 +1,186 @@
+"""Pulls that wait for a message (RocketMQ's PullRequestHoldService).
+
+A pull that finds nothing is parked under its queue. A message that is appended there and fits the pull's tags wakes it; otherwise its time runs out. Woken pulls are
+served again at the end of the reactor's round, so that a burst of messages goes out in one reply.
+
+Times lie in buckets of 200 ms: parking and waking cost the same however many pulls wait, and nothing is looked through.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+import trio
+from msgspec import Struct
+
+from broker.config import BrokerConfig
+from broker.store.types import MessageFilter
+from protocol.command import RemotingCommand
+from protocol.headers.pull import PullMessageRequestHeader
+from remoting.clock import Clock
+from remoting.config import Configuration
+from remoting.connection import Connection
+
+_log = structlog.get_logger("broker.long_polling")
+
+BUCKETS_PER_SECOND: Final = 5
+LONGEST_HOLD_MS: Final = 120_000
+"""No pull waits longer, whatever the client asks: its connection would be idle by then."""
+
+_HELD_KEY: Final = "held_pulls"
+
+
+class PullRequest(Struct, eq=False, gc=True):
+    """A parked pull. ``filter`` None takes any message; ``token`` is for whoever parked it."""
+
+    connection: Connection
+    command: RemotingCommand
+    header: PullMessageRequestHeader
+    topic: str
+    queue_id: int
+    offset: int
+    filter: MessageFilter | None = None
+    token: Any = None
+    bucket: int = -1
+
+
+class PullRequestHoldService:
+    """Parked pulls by queue. ``again`` serves a pull that was woken or whose time is over; it does not park it a second time.
+
+    ``in_round`` tells whether the reactor is in a round; then woken pulls wait for ``serve_woken``, which belongs into the reactor's at_round_end. Otherwise the
+    service's own task serves them.
+    """
+
+    def __init__(self, configuration: Configuration, clock: Clock) -> None:
+        self._configuration = configuration
+        self._clock = clock
+        self._queues: dict[tuple[str, int], dict[PullRequest, None]] = {}
+        self._buckets: dict[int, dict[PullRequest, None]] = {}
+        self._woken: list[PullRequest] = []
+        self._wake = trio.Event()
+        self._first = trio.Event()
+        self.again: Callable[[PullRequest], None] = _nobody
+        self.in_round: Callable[[], bool] = lambda: False
+        self.held = 0
+        self.refused = 0
+
+    def hold(self, request: PullRequest, suspend_ms: int) -> bool:
+        """Park a pull; False when too many wait already: answer it at once.
+
+        To be called in the same turn as the look into the store that found nothing, or a message between the two would not wake it.
+        """
+        config = self._configuration.section(BrokerConfig)
+        if self.held >= config.max_held_requests or request.connection.closed:
+            self.refused += 1
+            return False
+        if not config.long_polling_enable:
+            suspend_ms = config.short_polling_time_mills
+        seconds = min(max(suspend_ms, 0), LONGEST_HOLD_MS) / 1000
+        request.bucket = int((self._clock.monotonic() + seconds) * BUCKETS_PER_SECOND) + 1
+        self._queues.setdefault((request.topic, request.queue_id), {})[request] = None
+        self._buckets.setdefault(request.bucket, {})[request] = None
+        mine = request.connection.data.get(_HELD_KEY)
+        if mine is None:
+            mine = request.connection.data[_HELD_KEY] = {}
+            request.connection.on_close.append(self._connection_closed)
+        mine[request] = None
+        if not self.held:
+            self._first.set()
+        self.held += 1
+        return True
+
+    def notify_arriving(
+        self, topic: str, queue_id: int, next_offset: int, tags_code: int, store_timestamp: int
+    ) -> None:
+        """A message was appended and can be read: wake the pulls that want it. Belongs into the store's message_arriving."""
+        if not self.held:
+            return
+        waiting = self._queues.get((topic, queue_id))
+        if waiting is None:
+            return
+        fits = [
+            request
+            for request in waiting
+            if request.offset < next_offset and (request.filter is None or request.filter.match_tags(tags_code))
+        ]
+        if fits:
+            self._wake_up(fits)
+
+    def wake_topic(self, topic: str) -> None:
+        """Serve all pulls of a topic again: it was deleted, its permission or a group's offset changed."""
+        self._wake_up([r for (name, _), waiting in self._queues.items() if name == topic for r in waiting])
+
+    def wake_all(self) -> None:
+        """Serve all pulls again (shutdown)."""
+        self._wake_up([request for waiting in self._queues.values() for request in waiting])
+
+    def held_by_queue(self, topic: str, queue_id: int) -> int:
+        """Pulls that wait for a queue."""
+        return len(self._queues.get((topic, queue_id), ()))
+
+    def serve_woken(self) -> None:
+        """Serve the pulls that were woken."""
+        while self._woken:
+            woken, self._woken = self._woken, []
+            for request in woken:
+                if request.connection.closed:
+                    continue
+                try:
+                    self.again(request)
+                except Exception:
+                    _log.exception("held_pull_failed", topic=request.topic, queue=request.queue_id)
+
+    def _wake_up(self, requests: list[PullRequest]) -> None:
+        for request in requests:
+            self._take_out(request)
+        self._woken += requests
+        if self._woken and not self.in_round():
+            self._wake.set()
+
+    def _take_out(self, request: PullRequest) -> None:
+        key = (request.topic, request.queue_id)
+        waiting = self._queues[key]
+        del waiting[request]
+        if not waiting:
+            del self._queues[key]
+        bucket = self._buckets[request.bucket]
+        del bucket[request]
+        if not bucket:
+            del self._buckets[request.bucket]
+        del request.connection.data[_HELD_KEY][request]
+        self.held -= 1
+
+    def _connection_closed(self, connection: Connection) -> None:
+        for request in list(connection.data.get(_HELD_KEY, ())):
+            self._take_out(request)
+
+    # time
+
+    def expire(self) -> None:
+        """Wake the pulls whose time is over."""
+        now = int(self._clock.monotonic() * BUCKETS_PER_SECOND)
+        over = [request for bucket, waiting in self._buckets.items() if bucket <= now for request in waiting]
+        if over:
+            self._wake_up(over)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wake pulls whose time is over, and serve those woken outside of the reactor's rounds, for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_woken)
+            task_status.started()
+            while True:
+                if not self._buckets:
+                    self._first = trio.Event()
+                    await self._first.wait()
+                await self._clock.sleep(1 / BUCKETS_PER_SECOND)
+                self.expire()
+
+    async def _run_woken(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            self.serve_woken()
+
+
+def _nobody(_: PullRequest) -> None:
+    raise RuntimeError("nobody serves held pulls")

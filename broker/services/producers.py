@@ -1,0 +1,110 @@
+"""Who produces: the members of producer groups, from heartbeats (RocketMQ's ProducerManager)."""
+
+import itertools
+from typing import Final
+
+import structlog
+import trio
+
+from broker.config import BrokerConfig
+from broker.services.client_channel import ClientChannel
+from remoting.clock import Clock
+from remoting.config import Configuration
+from remoting.connection import Connection
+
+_log = structlog.get_logger("broker.producers")
+
+SCAN_SECONDS: Final = 10.0
+
+
+class ProducerManager:
+    """Producer groups with members, by name: group -> connection -> client."""
+
+    def __init__(self, configuration: Configuration, clock: Clock) -> None:
+        self._configuration = configuration
+        self._clock = clock
+        self._groups_of: dict[Connection, set[str]] = {}
+        self._clients: dict[str, dict[Connection, None]] = {}
+        self._turns: dict[str, itertools.count[int]] = {}
+        self.table: dict[str, dict[Connection, ClientChannel]] = {}
+
+    def register(self, group: str, channel: ClientChannel) -> bool:
+        """Take one group of a heartbeat; True for a new member."""
+        if not self._configuration.section(BrokerConfig).enable_register_producer:
+            return False
+        channel.last_update = self._clock.monotonic()
+        channel.last_update_timestamp = self._clock.wall_ms()
+        members = self.table.setdefault(group, {})
+        new = channel.connection not in members
+        members[channel.connection] = channel
+        self._clients.setdefault(channel.client_id, {})[channel.connection] = None
+        if new:
+            if channel.connection not in self._groups_of:
+                channel.connection.on_close.append(self.client_closed)
+            self._groups_of.setdefault(channel.connection, set()).add(group)
+            _log.info("producer_joined", group=group, client=channel.client_id)
+        return new
+
+    def unregister(self, group: str, connection: Connection) -> bool:
+        """A client leaves a group (35); False if it was not in it."""
+        members = self.table.get(group, {})
+        channel = members.pop(connection, None)
+        if channel is None:
+            return False
+        if not members:
+            del self.table[group]
+            self._turns.pop(group, None)
+        groups = self._groups_of.get(connection, set())
+        groups.discard(group)
+        if not groups:
+            self._groups_of.pop(connection, None)
+            connections = self._clients.get(channel.client_id, {})
+            connections.pop(connection, None)
+            if not connections:
+                self._clients.pop(channel.client_id, None)
+        _log.info("producer_left", group=group, client=channel.client_id)
+        return True
+
+    def client_closed(self, connection: Connection) -> None:
+        """A connection ended: its client leaves all groups."""
+        for group in list(self._groups_of.get(connection, ())):
+            self.unregister(group, connection)
+
+    def remove_expired(self) -> int:
+        """Close connections whose client has sent no heartbeat for channelExpiredTimeout; gives back how many there were."""
+        limit = self._clock.monotonic() - self._configuration.section(BrokerConfig).channel_expired_timeout / 1000
+        expired = {
+            connection: channel.client_id
+            for members in self.table.values()
+            for connection, channel in members.items()
+            if channel.last_update < limit
+        }
+        for connection, client_id in expired.items():
+            _log.warning("producer_expired", client=client_id, peer=connection.peer_text)
+            self.client_closed(connection)
+            connection.close("no heartbeat of its producer")
+        return len(expired)
+
+    def channels(self, group: str) -> list[ClientChannel]:
+        """The members of a group."""
+        return list(self.table.get(group, {}).values())
+
+    def available_channel(self, group: str) -> ClientChannel | None:
+        """A live member of a group, each in its turn."""
+        members = [channel for channel in self.channels(group) if not channel.connection.closed]
+        if not members:
+            return None
+        turn = next(self._turns.setdefault(group, itertools.count()))
+        return members[turn % len(members)]
+
+    def find_by_client_id(self, client_id: str) -> Connection | None:
+        """A connection of a client, the newest."""
+        connections = self._clients.get(client_id)
+        return next(reversed(connections), None) if connections else None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look for silent clients every 10 s, for ever."""
+        task_status.started()
+        while True:
+            await self._clock.sleep(SCAN_SECONDS)
+            self.remove_expired()
