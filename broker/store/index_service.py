@@ -65,6 +65,8 @@ class IndexService:
         self._next: IndexFile | None = None
         self._wake = trio.Event()
         self._space = trio.Lock()
+        self._readers = 0
+        self._retired: list[IndexFile] = []
 
     # -- putting
 
@@ -175,7 +177,8 @@ class IndexService:
             with trio.move_on_after(_TICK):
                 await self._wake.wait()
             self._wake = trio.Event()
-            await self.flush_pending()
+            if not await self.flush_pending():
+                await trio.sleep(_RETRY)
 
     async def flush_pending(self) -> bool:
         """Put everything that waits now; False where the disk has no room for it."""
@@ -186,7 +189,6 @@ class IndexService:
                     await self._make_room()
                 except OSError as error:
                     self._report(error)
-                    await trio.sleep(_RETRY)
                     return False
                 self._flags.clear(Flag.WRITE_INDEX_FILE_ERROR)
             elif complete:
@@ -200,24 +202,30 @@ class IndexService:
 
     # -- asking
 
-    def select(self, topic: str, key: str, begin: int, end: int, limit: int, *, wait: bool = False) -> list[int]:
-        """Log offsets of messages that may have the key, newest first, without doubles.
+    def select(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[int]:
+        """Log offsets of messages that may have the key, newest first, without doubles; times are ms.
 
-        Times are ms. Raises Cold where the answer has to come from the device or from keys that still wait for a file;
-        with ``wait`` only for the latter.
+        Raises Cold where the answer has to come from the device, or keys wait for a file that is not there yet.
         """
         while self.pending:
             if not self.apply():
                 raise Cold
-        key_hash = key_hash_of(f"{topic}#{key}")
-        found: dict[int, None] = {}
-        for file in reversed(self.files):
-            if file.matches_time(begin, end):
-                for phy in file.select(key_hash, begin, end, limit, wait=wait):
-                    found[phy] = None
-            if len(found) >= limit or file.begin_timestamp < begin:
-                break
-        return list(found)[:limit]
+        return _search(self.files, key_hash_of(f"{topic}#{key}"), begin, end, limit, False)
+
+    async def select_cold(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[int]:
+        """The same, waiting for the device. Keys that no file has room for are looked at where they wait."""
+        waiting: list[int] = []
+        if not await self.flush_pending():
+            waiting = [phy for name, keys, phy, _ in reversed(self.pending) if name == topic and key in keys]
+        files = list(self.files)
+        self._readers += 1
+        try:
+            key_hash = key_hash_of(f"{topic}#{key}")
+            found = await self._disk.run(_search, files, key_hash, begin, end, limit, True)
+        finally:
+            self._readers -= 1
+            self._close_retired()
+        return list(dict.fromkeys(waiting + found))[:limit]
 
     @property
     def last_update(self) -> tuple[int, int]:
@@ -251,8 +259,15 @@ class IndexService:
         while len(self.files) > 1 and self.files[0].end_phy < log_min and self.files[0].count > 1:
             file = self.files.pop(0)
             deleted += 1
-            await self._disk.run(file.destroy)
+            self._retired.append(file)
+            await self._disk.run(self._disk.delete, file.path)
+            self._close_retired()
         return deleted
+
+    def _close_retired(self) -> None:
+        """Close deleted files once no thread reads any file."""
+        while self._retired and not self._readers:
+            self._retired.pop().close()
 
     # -- opening and closing
 
@@ -306,3 +321,15 @@ class IndexService:
                 await self._disk.run(following.destroy)
         for file in self.files:
             file.close()
+
+
+def _search(files: list[IndexFile], key_hash: int, begin: int, end: int, limit: int, wait: bool) -> list[int]:
+    """Walk the chains of a hash, newest file first, up to ``limit`` places. Raises Cold unless ``wait``."""
+    found: dict[int, None] = {}
+    for file in reversed(files):
+        if file.matches_time(begin, end):
+            for phy in file.select(key_hash, begin, end, limit, wait=wait):
+                found[phy] = None
+        if len(found) >= limit or (file.count > 1 and file.begin_timestamp < begin):
+            break
+    return list(found)[:limit]

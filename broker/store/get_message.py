@@ -1,0 +1,269 @@
+"""Reads messages of a queue for a consumer: units, filter, and the records as views of the mapped log.
+
+``get`` answers from memory in the same turn, or not at all (None): then ``get_cold`` waits for the device. Both run the
+same steps, written as a generator that yields what has to be waited for. Source: RocketMQ's
+DefaultMessageStore.getMessage, with its statuses, next offsets and limits.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from broker.config import MessageStoreConfig
+from broker.store.commit_log import CommitLog
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.consume_queue_store import ConsumeQueueStore
+from broker.store.mapped_file import MappedFile
+from broker.store.stats import StoreStats
+from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
+from protocol.message import decode_properties
+from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from protocol.record import AT_PHYSICAL_OFFSET, MAGIC_V1, MAGIC_V2, SIZE_MAGIC, RecordError, decode_head
+
+_MIN_BYTES: Final = 100
+_FOUND: Final = GetMessageStatus.FOUND
+_ITERATE: Final = UNIT.iter_unpack
+_SIZE_MAGIC: Final = SIZE_MAGIC.unpack_from
+
+ReadRequest = tuple[int, int]
+"""Offset and length in the log."""
+Steps = Generator[ReadRequest, bytes, GetMessageResult]
+
+
+class MessageGetter:
+    """The read path. ``config`` may be replaced at any time.
+
+    ``readable_offset`` tells the end of the log, ``memory`` how many bytes of RAM this machine has: what lies further
+    back than the configured part of it counts as on disk for the limits of a pull.
+    """
+
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueueStore, stats: StoreStats, config: MessageStoreConfig, memory: int
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._stats = stats
+        self._ram = memory
+        self.set_config(config)
+
+    def set_config(self, config: MessageStoreConfig) -> None:
+        """Take changed limits."""
+        self._memory = self._ram * config.access_message_in_memory_max_ratio // 100
+        self._scan_units = config.max_filter_message_size // UNIT_SIZE
+        self._memory_limits = (
+            config.max_transfer_bytes_on_message_in_memory,
+            config.max_transfer_count_on_message_in_memory,
+        )
+        self._disk_limits = (
+            config.max_transfer_bytes_on_message_in_disk,
+            config.max_transfer_count_on_message_in_disk,
+        )
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+    ) -> GetMessageResult | None:
+        """What a consumer gets at ``offset``; None where that has to come from the device."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.next_offset:
+            return self._refuse(queue, offset)
+        units = self._queues.read(queue, offset, self._units_to_read(max_count, filter))
+        if units is None:
+            return None
+        steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: GetMessageResult = end.value
+            return result
+        steps.close()
+        return None
+
+    async def get_cold(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+    ) -> GetMessageResult:
+        """The same, waiting for the device."""
+        started = time.perf_counter()
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.next_offset:
+            return self._refuse(queue, offset)
+        units = await self._queues.read_cold(queue, offset, self._units_to_read(max_count, filter))
+        steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
+        result = await self._drive(steps)
+        took = int((time.perf_counter() - started) * 1000)
+        self._stats.get_message_entire_time_max = max(self._stats.get_message_entire_time_max, took)
+        return result
+
+    async def _drive(self, steps: Steps) -> GetMessageResult:
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(await self._log.read_cold(*request))
+        except StopIteration as end:
+            result: GetMessageResult = end.value
+            return result
+        finally:
+            steps.close()
+
+    def _units_to_read(self, max_count: int, filter: MessageFilter | None) -> int:
+        if filter is None:
+            return max(1, min(max_count, max(self._memory_limits[1], self._disk_limits[1])))
+        return max(self._scan_units, max_count)
+
+    def _limits(self, max_bytes: int, max_count: int, *, on_disk: bool) -> tuple[int, int]:
+        size, count = self._disk_limits if on_disk else self._memory_limits
+        return min(size, max(max_bytes, _MIN_BYTES)), min(count, max_count)
+
+    def _refuse(self, queue: ConsumeQueue | None, offset: int) -> GetMessageResult:
+        """The answer where there is no unit at ``offset``."""
+        self._stats.missed_times_total += 1
+        if queue is None:
+            return GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
+        low, high = queue.min_offset, queue.next_offset
+        if high == 0:
+            return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE)
+        if offset < low:
+            return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
+        if offset == high:
+            return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+
+    def _gather(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        units: bytes,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+    ) -> Steps:
+        """Choose the units that fit the limits and the filter, then read their records."""
+        log_min, log_max = self._log.min_offset, self._log.max_offset
+        in_memory_from = log_max - self._memory
+        match = None if filter is None else filter.match_tags
+        needs_record = filter is not None and filter.needs_properties
+        on_disk = len(units) >= UNIT_SIZE and int.from_bytes(units[:8], "big") < in_memory_from
+        limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=on_disk)
+        total = count = scanned = phy = 0
+        run_end = -1
+        runs: list[int] = []
+        status = GetMessageStatus.NO_MATCHED_MESSAGE if units else GetMessageStatus.OFFSET_FOUND_NULL
+        for phy, size, tags in _ITERATE(units):
+            if on_disk and phy >= in_memory_from:
+                on_disk = False
+                limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=False)
+            if total + size > limit_bytes or count >= limit_count:
+                if size == FILLER_SIZE:
+                    scanned += 1
+                    status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                    continue
+                if count:
+                    break
+            scanned += 1
+            if phy < log_min:
+                status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                continue
+            if match is not None and not match(tags):
+                continue
+            if needs_record and not (yield from self._matches_record(filter, phy, size)):
+                continue
+            if phy != run_end:
+                if runs:
+                    runs.append(run_end)
+                runs.append(phy)
+            run_end = phy + size
+            total += size
+            count += 1
+        low, high = queue.min_offset, queue.next_offset
+        suggest = log_max - phy > self._memory
+        if not count:
+            self._stats.missed_times_total += 1
+            if not units:
+                scanned = queue.file_of(offset) + queue.units_per_file - offset
+            return GetMessageResult(status, offset + scanned, low, high, suggest_slave=suggest)
+        runs.append(run_end)
+        result = GetMessageResult(_FOUND, offset + scanned, low, high, [], count, total, suggest)
+        yield from self._read_runs(result, runs, units, match)
+        self._stats.transferred_messages_total += result.count
+        self._stats.found_times_total += 1
+        return result
+
+    def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, bytes, bool]:
+        """Ask the filter about a record's properties; what is no record matches nothing."""
+        data = self._log.read(phy, size)
+        if data is None:
+            data = yield phy, size
+        if filter is None or not _begins_record(data, phy, size):
+            return False
+        try:
+            head = decode_head(data)
+        except RecordError:
+            return False
+        text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
+        return filter.match_record(decode_properties(text))
+
+    def _read_runs(
+        self, result: GetMessageResult, runs: list[int], units: bytes, match: Callable[[int], bool] | None
+    ) -> Generator[ReadRequest, bytes, None]:
+        """Read the records that lie side by side at once; a run that does not begin with its record is looked into."""
+        log = self._log
+        held: list[MappedFile] = []
+        complete = False
+        try:
+            for at in range(0, len(runs), 2):
+                begin, end = runs[at], runs[at + 1]
+                data = log.read(begin, end - begin)
+                if data is None:
+                    data = yield begin, end - begin
+                if not _begins_record(data, begin, end - begin):
+                    yield from self._salvage(result, begin, end, units, match)
+                    continue
+                if type(data) is memoryview:
+                    file = log.files.find(begin)
+                    if file is not None and file not in held:
+                        file.hold()
+                        held.append(file)
+                result.buffers.append(data)
+            complete = True
+        finally:
+            if not complete:
+                for file in held:
+                    file.release()
+        if not result.buffers:
+            result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
+        if len(held) == 1:
+            result.release = held[0].release
+        elif held:
+            result.release = lambda: _release_all(held)
+
+    def _salvage(
+        self, result: GetMessageResult, begin: int, end: int, units: bytes, match: Callable[[int], bool] | None
+    ) -> Generator[ReadRequest, bytes, None]:
+        """Go through the units of a run one by one: only what is the record that its unit tells of is given out."""
+        for phy, size, tags in _ITERATE(units):
+            if not begin <= phy < end or (match is not None and not match(tags)):
+                continue
+            data = self._log.read(phy, size)
+            if data is None:
+                data = yield phy, size
+            if _begins_record(data, phy, size) and _SIZE_MAGIC(data)[0] == size:
+                result.buffers.append(bytes(data))
+            else:
+                result.count -= 1
+                result.size -= size
+
+
+def _release_all(files: list[MappedFile]) -> None:
+    for file in files:
+        file.release()
+
+
+def _begins_record(data: Any, phy: int, length: int) -> bool:
+    """True where ``length`` bytes are there and a record that says it lies at ``phy`` begins in front of them."""
+    if len(data) != length or length < AT_PHYSICAL_OFFSET + 8:
+        return False
+    size, magic = _SIZE_MAGIC(data)
+    return (
+        size <= length
+        and magic in (MAGIC_V1, MAGIC_V2)
+        and int.from_bytes(data[AT_PHYSICAL_OFFSET : AT_PHYSICAL_OFFSET + 8], "big") == phy
+    )

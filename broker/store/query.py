@@ -1,0 +1,245 @@
+"""Finds messages by key, by log offset and by time.
+
+Unlike RocketMQ's, a query gives out only records that have the key: a hash that is the same by chance is not a match.
+Source: RocketMQ's DefaultMessageStore (queryMessage, lookMessageByOffset, getOffsetInQueueByTime).
+"""
+
+from collections.abc import Generator
+from enum import Enum
+from typing import Any, Final
+
+from broker.store.commit_log import CommitLog
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.consume_queue_store import ConsumeQueueStore
+from broker.store.dispatcher import has_key
+from broker.store.index_file import Cold
+from broker.store.index_service import IndexService
+from broker.store.mapped_file import MappedFile
+from broker.store.types import QueryMessageResult
+from protocol import record
+from protocol.message import decode_properties
+from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+
+_FIRST_READ: Final = 4096
+_TIME_READ: Final = 80
+
+Reads = Generator[tuple[int, int], bytes, Any]
+"""Steps of a read that yield (offset, length) of what has to be waited for."""
+
+
+class BoundaryType(Enum):
+    """Which message a search by time means where several, or none, have that time."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+
+
+class MessageFinder:
+    """Looks up single messages. Forms without ``_cold`` answer from memory in the same turn, or None."""
+
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueueStore, index: IndexService | None, *, max_query: int = 64
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self.max_query = max_query
+
+    # -- by log offset
+
+    def look(self, phy: int) -> Any | None:
+        """The record that begins at a log offset: a view (valid until the next await) or a copy.
+
+        b"" where there is none; None where it has to come from the device.
+        """
+        return _at_once(self._record(phy))
+
+    async def look_cold(self, phy: int) -> Any:
+        """The same, waiting for the device."""
+        return await self._drive(self._record(phy))
+
+    def _record(self, phy: int) -> Reads:
+        if phy < self._log.min_offset or phy >= self._log.max_offset:
+            return b""
+        data = self._log.read(phy, _FIRST_READ)
+        if data is None:
+            data = yield phy, _FIRST_READ
+        if len(data) < record.OVERHEAD_V1:
+            return b""
+        size, magic = record.SIZE_MAGIC.unpack_from(data)
+        if magic not in (record.MAGIC_V1, record.MAGIC_V2) or not record.OVERHEAD_V1 <= size <= self._log.files.size:
+            return b""
+        at = record.AT_PHYSICAL_OFFSET
+        if int.from_bytes(data[at : at + 8], "big") != phy:
+            return b""
+        if size > len(data):
+            data = self._log.read(phy, size)
+            if data is None:
+                data = yield phy, size
+        return data[:size] if len(data) >= size else b""
+
+    # -- by key
+
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult | None:
+        """Messages of a topic with ``key`` that were stored in [begin, end] ms: the newest ``max_num``, oldest first.
+
+        A key is UNIQ_KEY, a word of KEYS, or ``T#`` and the tag. None where the device is needed.
+        """
+        if self._index is None:
+            return QueryMessageResult([])
+        limit = min(max_num, self.max_query)
+        if limit <= 0:
+            return QueryMessageResult([])
+        try:
+            offsets = self._index.select(topic, key, begin, end, _candidates(limit))
+        except Cold:
+            return None
+        result: QueryMessageResult | None = _at_once(self._match(offsets, topic, key, limit, begin, end))
+        return result
+
+    async def query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
+        """The same, waiting for the device."""
+        index, limit = self._index, min(max_num, self.max_query)
+        if index is None or limit <= 0:
+            return QueryMessageResult([])
+        offsets = await index.select_cold(topic, key, begin, end, _candidates(limit))
+        result: QueryMessageResult = await self._drive(self._match(offsets, topic, key, limit, begin, end))
+        return result
+
+    def _match(self, offsets: list[int], topic: str, key: str, limit: int, begin: int, end: int) -> Reads:
+        """Read the candidates, newest first, and keep those that have the key."""
+        found: list[tuple[int, Any, MappedFile | None]] = []
+        complete = False
+        try:
+            for phy in offsets:
+                data = yield from self._record(phy)
+                if not data or not _has_key(data, topic, key, begin, end):
+                    continue
+                file = self._log.files.find(phy) if type(data) is memoryview else None
+                if file is not None:
+                    file.hold()
+                found.append((phy, data, file))
+                if len(found) >= limit:
+                    break
+            complete = True
+        finally:
+            if not complete:
+                _release(found)
+        found.sort(key=lambda entry: entry[0])
+        timestamp, last_phy = self._index.last_update if self._index is not None else (0, 0)
+        buffers = [data for _, data, _ in found]
+        return QueryMessageResult(
+            buffers, len(buffers), sum(map(len, buffers)), timestamp, last_phy, lambda: _release(found)
+        )
+
+    # -- by time
+
+    async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """Store timestamp (ms) of a queue's message; -1 where there is none."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.next_offset:
+            return -1
+        return await self._time_of(queue, offset)
+
+    async def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """Store timestamp of a queue's first message; -1 where it has none."""
+        queue = self._queues.find(topic, queue_id)
+        return -1 if queue is None else await self.store_time(topic, queue_id, queue.min_offset)
+
+    async def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: BoundaryType = BoundaryType.LOWER
+    ) -> int:
+        """The queue offset for a time in ms.
+
+        LOWER: the first message stored at that time or later, the queue's end where all are older. UPPER: the last one
+        stored at that time or earlier. Always in [min, max] of the queue.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        later = timestamp if boundary is BoundaryType.LOWER else timestamp + 1
+        low, high = queue.min_offset, queue.next_offset
+        while low < high:
+            middle = (low + high) // 2
+            at, time = middle, -1
+            while at < high and time < 0:
+                time = await self._time_of(queue, at)
+                at += 1
+            if time < 0 or time >= later:
+                high = middle
+            else:
+                low = at
+        if boundary is BoundaryType.UPPER:
+            low -= 1
+        return max(queue.min_offset, min(low, queue.next_offset))
+
+    async def _time_of(self, queue: ConsumeQueue, offset: int) -> int:
+        """Store timestamp of the record that a unit points to; -1 for a filler or a record that is gone."""
+        unit = self._queues.read(queue, offset, 1)
+        if unit is None:
+            unit = await self._queues.read_cold(queue, offset, 1)
+        if len(unit) < UNIT_SIZE:
+            return -1
+        phy, size, _ = UNIT.unpack(unit)
+        if size == FILLER_SIZE or phy < self._log.min_offset:
+            return -1
+        data = self._log.read(phy, _TIME_READ)
+        if data is None:
+            data = await self._log.read_cold(phy, _TIME_READ)
+        return store_timestamp_of(data, phy)
+
+    async def _drive(self, steps: Reads) -> Any:
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(await self._log.read_cold(*request))
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+
+def store_timestamp_of(data: Any, phy: int) -> int:
+    """Store timestamp of the record whose first bytes are ``data``; -1 if they are not those of a record at ``phy``."""
+    if len(data) < _TIME_READ:
+        return -1
+    magic = record.SIZE_MAGIC.unpack_from(data)[1]
+    at = record.AT_PHYSICAL_OFFSET
+    if magic not in (record.MAGIC_V1, record.MAGIC_V2) or int.from_bytes(data[at : at + 8], "big") != phy:
+        return -1
+    at = record.AT_SYS_FLAG
+    at = record.store_time_at(int.from_bytes(data[at : at + 4], "big"))
+    return int.from_bytes(data[at : at + 8], "big")
+
+
+def _candidates(limit: int) -> int:
+    """How many places to take from the index: some may belong to other keys of the same hash."""
+    return 2 * limit + 16
+
+
+def _at_once(steps: Reads) -> Any | None:
+    """What the steps come to without waiting; None if they have to."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    steps.close()
+    return None
+
+
+def _has_key(data: Any, topic: str, key: str, begin: int, end: int) -> bool:
+    try:
+        head = record.decode_head(data)
+    except record.RecordError:
+        return False
+    if not begin <= head.store_timestamp <= end or bytes(data[head.topic_at : head.topic_end]) != topic.encode():
+        return False
+    text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
+    return has_key(decode_properties(text), key)
+
+
+def _release(found: list[tuple[int, Any, MappedFile | None]]) -> None:
+    while found:
+        file = found.pop()[2]
+        if file is not None:
+            file.release()
