@@ -49,9 +49,8 @@ from protocol.headers.namesrv import (
 from protocol.register_broker_body import decode_register_broker_body
 from remoting.clock import Clock
 from remoting.config import Configuration, parse_changes
-from remoting.connection import Connection
 from remoting.properties import ConfigError, decode, replace_values
-from remoting.server import HandlerTable
+from remoting.server import Connection, Handler, HandlerTable
 
 _WATCHED: Final = "namesrv.watched"
 """Attachment of a connection whose closing removes brokers."""
@@ -98,7 +97,7 @@ class DefaultRequestProcessor:
 
     def register(self, table: HandlerTable) -> None:
         """Put the handlers into the table."""
-        handlers = {
+        handlers: dict[RequestCode, Handler] = {
             RequestCode.REGISTER_BROKER: self.register_broker,
             RequestCode.UNREGISTER_BROKER: self.unregister_broker,
             RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,

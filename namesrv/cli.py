@@ -1,0 +1,83 @@
+"""The command ``mqnamesrv``: RocketMQ's flags, the effective configuration, the server in the foreground."""
+
+import sys
+import time
+from typing import NoReturn
+
+import click
+
+from namesrv.config import NamesrvConfig, load_namesrv
+from remoting.config import Configuration, LogConfig
+from remoting.properties import ConfigError
+
+
+@click.command(name="mqnamesrv", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-c", "--configFile", "file", metavar="FILE", help="Configuration in RocketMQ's properties format.")
+@click.option("-p", "--printConfigItem", "show", is_flag=True, help="Print the effective configuration and exit.")
+def main(file: str | None, show: bool) -> None:
+    """A name server that Apache RocketMQ's brokers and clients can use."""
+    began = time.monotonic()
+    try:
+        configuration = load_namesrv(file)
+    except ConfigError as error:
+        fail(f"the configuration cannot be used: {error}", 2)
+    if show:
+        from remoting.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
+
+        print_configuration(configuration.effective())
+        return
+    run(configuration, began)
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """Say why there is no name server, and end."""
+    print(f"mqnamesrv: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def run(configuration: Configuration, began: float) -> None:
+    """The name server until SIGTERM or SIGINT; exit code 1 where it cannot start."""
+    import trio  # noqa: PLC0415 - not needed to print a configuration
+
+    from namesrv.controller import NamesrvController, StartError  # noqa: PLC0415 - as above
+    from remoting.command_line import prepare_process, stop_on_signal  # noqa: PLC0415 - as above
+    from remoting.log_setup import configure  # noqa: PLC0415 - as above
+
+    try:
+        close_log = configure(configuration.section(LogConfig))
+    except OSError as error:
+        fail(f"the log file cannot be opened: {error}", 1)
+    for text in configuration.warnings:
+        print(f"mqnamesrv: warning: {text}", file=sys.stderr)
+    prepare_process()
+    controller = NamesrvController(configuration)
+
+    async def serve() -> None:
+        controller.bind()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(stop_on_signal, controller.shutdown)
+            host, port = await nursery.start(controller.run)
+            for line in banner(configuration, host, port, time.monotonic() - began):
+                print(line, flush=True)
+            await controller.stopped.wait()
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(serve)
+    except StartError as error:
+        fail(str(error), 1)
+    finally:
+        close_log()
+
+
+def banner(configuration: Configuration, host: str, port: int, seconds: float) -> list[str]:
+    """What somebody who has just started a name server wants to know."""
+    where = f"port {port} of all addresses" if host in ("0.0.0.0", "::") else f"{host}:{port}"  # noqa: S104 - compared
+    kv_path = configuration.section(NamesrvConfig).kv_config_path
+    return [
+        f"TriMQ name server is up after {seconds:.2f} s",
+        f"  listens on     {where}",
+        f"  for brokers    mqbroker -n HOST:{port}, or namesrvAddr=HOST:{port} in their configuration file",
+        f"  remembers      keys and values in {kv_path}",
+        "                 routes in memory: after a restart brokers register again within 30 s",
+    ]

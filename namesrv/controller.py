@@ -1,0 +1,104 @@
+"""NamesrvController: the name server put together, as a service that runs in a nursery of whoever starts it."""
+
+import socket
+from pathlib import Path
+
+import structlog
+import trio
+
+from namesrv.config import NamesrvConfig
+from namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
+from namesrv.processor import ClientRequestProcessor, DefaultRequestProcessor
+from namesrv.route_info import RouteInfoManager
+from remoting.clock import Clock, SystemClock
+from remoting.config import Configuration, NettyServerConfig
+from remoting.properties import ConfigError
+from remoting.server import Connection, HandlerTable, Reactor, ReactorLimits, listen
+
+_log = structlog.get_logger("namesrv")
+
+
+class StartError(Exception):
+    """The name server cannot start; the text says why, for the person at the terminal."""
+
+
+class NamesrvController:
+    """The name server's parts (RocketMQ's NamesrvController).
+
+    ``routes`` and ``kv_config`` are its state, ``address`` is where it listens once ``run`` has started, ``stopped``
+    is set when it has ended.
+    """
+
+    def __init__(self, configuration: Configuration, clock: Clock | None = None) -> None:
+        self._configuration = configuration
+        self._clock = clock or SystemClock()
+        self._stop = trio.Event()
+        self.stopped = trio.Event()
+        self._sock: socket.socket | None = None
+        self.address: tuple[str, int] | None = None
+        self.kv_config = KVConfigManager(Path(self._config().kv_config_path))
+        self.routes = RouteInfoManager(self._config, self._clock, self._order_topic_conf)
+
+    def _config(self) -> NamesrvConfig:
+        return self._configuration.section(NamesrvConfig)
+
+    def _order_topic_conf(self, topic: str) -> str | None:
+        return self.kv_config.get(NAMESPACE_ORDER_TOPIC_CONFIG, topic)
+
+    def bind(self) -> socket.socket:
+        """Load the KV file and take the address, before anything runs. ``run`` does it where nobody has.
+
+        Raises StartError where the file is broken or the address is not to be had.
+        """
+        network = self._configuration.section(NettyServerConfig)
+        port = self._config().listen_port
+        try:
+            self.kv_config.load()
+            self._sock = listen(network.bind_address, port, network)
+        except ConfigError as error:
+            raise StartError(str(error)) from error
+        except OSError as error:
+            raise StartError(str(error.strerror)) from error
+        return self._sock
+
+    async def run(self, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until ``shutdown``; started with the address it listens on. Runs once. Raises what ``bind`` raises."""
+        network = self._configuration.section(NettyServerConfig)
+        sock = self._sock or self.bind()
+        address = self.address = sock.getsockname()[:2]
+        reactor = Reactor(ReactorLimits.of(network), self._clock)
+        reactor.add_listener(sock, self._handlers())
+        self._configuration.listeners.append(self._config_changed)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(reactor.run)
+                nursery.start_soon(self._scan_not_active_brokers)
+                _log.info("namesrv_started", address=f"{address[0]}:{address[1]}")
+                task_status.started(address)
+                await self._stop.wait()
+                await reactor.shutdown(network.shutdown_wait_time_seconds)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._configuration.listeners.remove(self._config_changed)
+            self.stopped.set()
+            _log.info("namesrv_stopped")
+
+    def _config_changed(self, _keys: frozenset[str]) -> None:
+        self.routes.forget_routes()
+
+    def shutdown(self) -> None:
+        """Stop: answer what is in work, within shutdownWaitTimeSeconds, then close all connections."""
+        self._stop.set()
+
+    def _handlers(self) -> HandlerTable:
+        table = HandlerTable()
+        ClientRequestProcessor(self.routes, self._config, self._clock).register(table)
+        DefaultRequestProcessor(self.routes, self.kv_config, self._configuration).register(table)
+        return table
+
+    async def _scan_not_active_brokers(self) -> None:
+        while True:
+            await self._clock.sleep(self._config().scan_not_active_broker_interval / 1000)
+            for info in self.routes.scan_not_active_brokers():
+                if isinstance(info.connection, Connection):
+                    info.connection.close(f"broker {info.broker_name} was silent for too long")
