@@ -1,11 +1,12 @@
-"""The broker's configuration: one frozen dataclass a section, RocketMQ's keys and defaults (BrokerConfig, MessageStoreConfig, NettyServerConfig).
+"""The broker's configuration.
 
-`load_broker(file, flags)` gives a Configuration whose sections are BrokerConfig, MessageStoreConfig, NettyServerConfig and LogConfig. Sizes are plain numbers of
-bytes and times plain numbers of milliseconds, as RocketMQ writes them.
+One frozen dataclass a section, RocketMQ's keys and defaults (BrokerConfig, MessageStoreConfig, NettyServerConfig).
+
+`load_broker(file, flags)` gives a Configuration whose sections are BrokerConfig, MessageStoreConfig, NettyServerConfig
+and LogConfig. Sizes are plain numbers of bytes and times plain numbers of milliseconds, as RocketMQ writes them.
 """
 
 import enum
-import os
 import re
 import socket
 from collections.abc import Mapping
@@ -237,7 +238,9 @@ def _hours_problem(text: str) -> str:
 class MessageStoreConfig:
     """Where and how messages are kept (RocketMQ's MessageStoreConfig)."""
 
-    store_path_root_dir: str = option(lambda: os.path.expanduser("~/store"), "Directory of everything that is kept.")
+    store_path_root_dir: str = option(
+        lambda: str(Path("~/store").expanduser()), "Directory of everything that is kept."
+    )
     store_path_commit_log: str | None = option(
         None, "Directory of the commit log.", unset="commitlog in storePathRootDir"
     )
@@ -473,7 +476,8 @@ def saved_changes_path(root: Path) -> Path:
 def load_broker(file: str | Path | None = None, flags: Mapping[str, tuple[str, str]] | None = None) -> Configuration:
     """The broker's configuration from a file and from flags (key -> (value, name of the flag)), which win.
 
-    Without a file, changes that were made at run time are read from the store (see `saved_changes_path`). Raises ConfigError for the first value that cannot be used.
+    Without a file, changes that were made at run time are read from the store (see `saved_changes_path`). Raises
+    ConfigError for the first value that cannot be used.
     """
     configuration = Configuration(SCHEMA)
     if file is None:

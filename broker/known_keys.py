@@ -1,7 +1,7 @@
-"""Keys that RocketMQ's broker knows and this one does not honour, so that a configuration file from there gets a clear word instead of "unknown key".
+"""Keys that RocketMQ's broker knows and this one does not honour: a file from there gets a clear word about each.
 
-INERT keys have no effect because there is nothing to tune here (one event loop instead of thread pools, other locks): a note.
-UNSUPPORTED keys belong to features that are not there (yet): a warning.
+INERT keys have no effect because there is nothing to tune here (one event loop instead of thread pools, other locks):
+a note. UNSUPPORTED keys belong to features that are not there (yet): a warning.
 """
 
 from typing import Final
@@ -14,66 +14,93 @@ def _table(*groups: tuple[str, str]) -> dict[str, str]:
 INERT: Final = _table(
     (
         "there are no thread pools; requests run in one event loop",
-        "sendMessageThreadPoolNums putMessageFutureThreadPoolNums pullMessageThreadPoolNums litePullMessageThreadPoolNums "
-        "ackMessageThreadPoolNums processReplyMessageThreadPoolNums queryMessageThreadPoolNums adminBrokerThreadPoolNums "
-        "clientManageThreadPoolNums consumerManageThreadPoolNums loadBalanceProcessorThreadPoolNums heartbeatThreadPoolNums "
-        "recoverThreadPoolNums endTransactionThreadPoolNums sendThreadPoolQueueCapacity putThreadPoolQueueCapacity "
-        "pullThreadPoolQueueCapacity litePullThreadPoolQueueCapacity ackThreadPoolQueueCapacity replyThreadPoolQueueCapacity "
-        "queryThreadPoolQueueCapacity clientManagerThreadPoolQueueCapacity consumerManagerThreadPoolQueueCapacity "
-        "heartbeatThreadPoolQueueCapacity endTransactionPoolQueueCapacity adminBrokerThreadPoolQueueCapacity "
-        "loadBalanceThreadPoolQueueCapacity asyncSendEnable recoverConcurrently serverWorkerThreads serverCallbackExecutorThreads "
-        "serverSelectorThreads serverOnewaySemaphoreValue serverAsyncSemaphoreValue serverNettyWorkerGroupEnable "
-        "serverPooledByteBufAllocatorEnable useEpollNativeSelector clientWorkerThreads clientCallbackExecutorThreads "
-        "disableCallbackExecutor disableNettyWorkerGroup batchDispatchRequestThreadPoolNums enableFastChannelEventProcess",
+        """
+        sendMessageThreadPoolNums putMessageFutureThreadPoolNums pullMessageThreadPoolNums
+        litePullMessageThreadPoolNums ackMessageThreadPoolNums processReplyMessageThreadPoolNums
+        queryMessageThreadPoolNums adminBrokerThreadPoolNums clientManageThreadPoolNums
+        consumerManageThreadPoolNums loadBalanceProcessorThreadPoolNums heartbeatThreadPoolNums
+        recoverThreadPoolNums endTransactionThreadPoolNums sendThreadPoolQueueCapacity
+        putThreadPoolQueueCapacity pullThreadPoolQueueCapacity litePullThreadPoolQueueCapacity
+        ackThreadPoolQueueCapacity replyThreadPoolQueueCapacity queryThreadPoolQueueCapacity
+        clientManagerThreadPoolQueueCapacity consumerManagerThreadPoolQueueCapacity
+        heartbeatThreadPoolQueueCapacity endTransactionPoolQueueCapacity adminBrokerThreadPoolQueueCapacity
+        loadBalanceThreadPoolQueueCapacity asyncSendEnable recoverConcurrently serverWorkerThreads
+        serverCallbackExecutorThreads serverSelectorThreads serverOnewaySemaphoreValue
+        serverAsyncSemaphoreValue serverNettyWorkerGroupEnable serverPooledByteBufAllocatorEnable
+        useEpollNativeSelector clientWorkerThreads clientCallbackExecutorThreads disableCallbackExecutor
+        disableNettyWorkerGroup batchDispatchRequestThreadPoolNums enableFastChannelEventProcess
+        """,
     ),
     (
-        "no queue of requests stands in front of the handlers; the limits are maxRequestsInFlight and maxRequestsInFlightPerConnection",
-        "brokerFastFailureEnable waitTimeMillsInSendQueue waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue "
-        "waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue waitTimeMillsInAckQueue waitTimeMillsInAdminBrokerQueue "
-        "maxAsyncPutMessageRequests",
+        "no queue stands in front of the handlers; maxRequestsInFlight is the limit",
+        """
+        brokerFastFailureEnable waitTimeMillsInSendQueue waitTimeMillsInPullQueue
+        waitTimeMillsInLitePullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue
+        waitTimeMillsInAckQueue waitTimeMillsInAdminBrokerQueue maxAsyncPutMessageRequests
+        """,
     ),
     (
         "appends take their turn without locks of this kind",
-        "useReentrantLockWhenPutMessage useABSLock spinLockCollisionRetreatOptimalDegree topicQueueLockNum debugLockEnable",
+        """
+        useReentrantLockWhenPutMessage useABSLock spinLockCollisionRetreatOptimalDegree topicQueueLockNum
+        debugLockEnable
+        """,
     ),
     (
         "pulls are always sent from the mapped files without a copy",
-        "transferMsgByHeap enableNetWorkFlowControl",
+        """
+        transferMsgByHeap enableNetWorkFlowControl
+        """,
     ),
     (
         "messages are dispatched in the same turn they are stored in",
-        "enableAsyncReput dispatchFromSenderThread dispatchCqThreads dispatchCqCacheNum enableBuildConsumeQueueConcurrently "
-        "recheckReputOffsetFromCq putMsgIndexHightWater",
+        """
+        enableAsyncReput dispatchFromSenderThread dispatchCqThreads dispatchCqCacheNum
+        enableBuildConsumeQueueConcurrently recheckReputOffsetFromCq putMsgIndexHightWater
+        """,
     ),
     (
         "files are made ready ahead of the writer in another way",
-        "warmMapedFileEnable flushLeastPagesWhenWarmMapedFile writeWithoutMmap mappedFileSwapEnable commitLogForceSwapMapInterval "
-        "commitLogSwapMapInterval commitLogSwapMapReserveFileNum logicQueueForceSwapMapInterval logicQueueSwapMapInterval "
-        "cleanSwapedMapInterval logicQueueSwapMapReserveFileNum putConsumeQueueDataByFileChannel dataReadAheadEnable "
-        "searchBcqByCacheEnable sampleSteps sampleCountThreshold maxConsumeQueueScan",
+        """
+        warmMapedFileEnable flushLeastPagesWhenWarmMapedFile writeWithoutMmap mappedFileSwapEnable
+        commitLogForceSwapMapInterval commitLogSwapMapInterval commitLogSwapMapReserveFileNum
+        logicQueueForceSwapMapInterval logicQueueSwapMapInterval cleanSwapedMapInterval
+        logicQueueSwapMapReserveFileNum putConsumeQueueDataByFileChannel dataReadAheadEnable
+        searchBcqByCacheEnable sampleSteps sampleCountThreshold maxConsumeQueueScan
+        """,
     ),
     (
         "RocketMQ does not use it either",
-        "putMessageTimeout maxRecoveryCommitlogFiles maxTopicLength highSpeedMode commercialBaseCount commercialSizePerMsg "
-        "bitMapLengthConsumeQueueExt",
+        """
+        putMessageTimeout maxRecoveryCommitlogFiles maxTopicLength highSpeedMode commercialBaseCount
+        commercialSizePerMsg bitMapLengthConsumeQueueExt
+        """,
     ),
     (
         "a slow flush wakes nobody by polling here",
-        "wakeCommitWhenPutMessage wakeFlushWhenPutMessage",
+        """
+        wakeCommitWhenPutMessage wakeFlushWhenPutMessage
+        """,
     ),
     (
         "statistics are always kept and cost plain counters",
-        "accountStatsEnable accountStatsPrintZeroValues maxStatsIdleTimeInMinutes enableDetailStat autoDeleteUnusedStats "
-        "enableScheduleMessageStats enableLmqStats",
+        """
+        accountStatsEnable accountStatsPrintZeroValues maxStatsIdleTimeInMinutes enableDetailStat
+        autoDeleteUnusedStats enableScheduleMessageStats enableLmqStats
+        """,
     ),
     (
         "where this program is installed does not matter",
-        "rocketmqHome isolateLogEnable",
+        """
+        rocketmqHome isolateLogEnable
+        """,
     ),
     (
         "registration is always complete, so nothing needs splitting or saving",
-        "enableSplitRegistration splitRegistrationSize enableSingleTopicRegister enableSplitMetadata splitMetadataSize "
-        "compatibleWithOldNameSrv",
+        """
+        enableSplitRegistration splitRegistrationSize enableSingleTopicRegister enableSplitMetadata
+        splitMetadataSize compatibleWithOldNameSrv
+        """,
     ),
 )
 
@@ -91,136 +118,192 @@ _SCHEDULE = "delay levels are always delivered one after the other"
 UNSUPPORTED: Final = _table(
     (
         _REPLICATION,
-        "haMasterAddress haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize haMaxGapNotInSync haSlaveFallbehindMax "
-        "slaveTimeout offsetCheckInSlave duplicationEnable totalReplicas inSyncReplicas minInSyncReplicas allAckInSyncStateSet "
-        "enableAutoInSyncReplicas haFlowControlEnable maxHaTransferByteInSecond haMaxTimeSlaveNotCatchup "
-        "syncMasterFlushOffsetWhenStartup maxChecksumRange maxSlaveResendLength syncFromLastFile asyncLearner slaveReadEnable "
-        "sendHeartbeatTimeoutMillis brokerHeartbeatInterval brokerNotActiveTimeoutMillis enableSlaveActingMaster "
-        "enableRemoteEscape skipPreOnline syncBrokerMemberGroupPeriod forwardTimeout lockInStrictMode readUnCommitted "
-        "enableDLegerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId enableBatchPush storePathDLedgerCommitLog "
-        "loadBalancePollNameServerInterval cleanOfflineBrokerInterval",
+        """
+        haMasterAddress haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize haMaxGapNotInSync
+        haSlaveFallbehindMax slaveTimeout offsetCheckInSlave duplicationEnable totalReplicas inSyncReplicas
+        minInSyncReplicas allAckInSyncStateSet enableAutoInSyncReplicas haFlowControlEnable
+        maxHaTransferByteInSecond haMaxTimeSlaveNotCatchup syncMasterFlushOffsetWhenStartup maxChecksumRange
+        maxSlaveResendLength syncFromLastFile asyncLearner slaveReadEnable sendHeartbeatTimeoutMillis
+        brokerHeartbeatInterval brokerNotActiveTimeoutMillis enableSlaveActingMaster enableRemoteEscape
+        skipPreOnline syncBrokerMemberGroupPeriod forwardTimeout lockInStrictMode readUnCommitted
+        enableDLegerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId enableBatchPush
+        storePathDLedgerCommitLog loadBalancePollNameServerInterval cleanOfflineBrokerInterval
+        """,
     ),
     (
         _CONTROLLER,
-        "enableControllerMode controllerAddr fetchControllerAddrByDnsLookup syncBrokerMetadataPeriod checkSyncStateSetPeriod "
-        "syncControllerMetadataPeriod controllerHeartBeatTimeoutMills brokerElectionPriority storePathEpochFile "
-        "storePathBrokerIdentity isBrokerContainer isInBrokerContainer",
+        """
+        enableControllerMode controllerAddr fetchControllerAddrByDnsLookup syncBrokerMetadataPeriod
+        checkSyncStateSetPeriod syncControllerMetadataPeriod controllerHeartBeatTimeoutMills
+        brokerElectionPriority storePathEpochFile storePathBrokerIdentity isBrokerContainer
+        isInBrokerContainer
+        """,
     ),
     (
         _POP,
-        "popPollingSize popPollingMapSize popPollingMapExpireTimeSeconds maxPopPollingSize reviveQueueNum reviveInterval "
-        "reviveMaxSlow reviveScanTime enableSkipLongAwaitingAck reviveAckWaitMs enablePopLog enablePopBufferMerge "
-        "popCkStayBufferTime popCkStayBufferTimeOut popCkMaxBufferSize popCkOffsetMaxQueueSize enablePopBatchAck "
-        "popLongPollingForceNotifyInterval enableNotifyBeforePopCalculateLag enableNotifyAfterPopOrderLockRelease "
-        "initPopOffsetByCheckMsgInMem retrieveMessageFromPopRetryTopicV1 enableRetryTopicV2 popFromRetryProbability "
-        "popConsumerFSServiceInit popConsumerKVServiceLog popConsumerKVServiceInit popConsumerKVServiceEnable "
-        "popReviveMaxReturnSizePerRead popReviveMaxAttemptTimes popResponseReturnActualRetryTopic popInflightMessageThreshold "
-        "enablePopMessageThreshold skipWhenCKRePutReachMaxTimes appendAckAsync appendCkAsync serverLoadBalancerEnable "
-        "defaultMessageRequestMode defaultPopShareQueueNum pullBatchMaxMessageCount",
+        """
+        popPollingSize popPollingMapSize popPollingMapExpireTimeSeconds maxPopPollingSize reviveQueueNum
+        reviveInterval reviveMaxSlow reviveScanTime enableSkipLongAwaitingAck reviveAckWaitMs enablePopLog
+        enablePopBufferMerge popCkStayBufferTime popCkStayBufferTimeOut popCkMaxBufferSize
+        popCkOffsetMaxQueueSize enablePopBatchAck popLongPollingForceNotifyInterval
+        enableNotifyBeforePopCalculateLag enableNotifyAfterPopOrderLockRelease initPopOffsetByCheckMsgInMem
+        retrieveMessageFromPopRetryTopicV1 enableRetryTopicV2 popFromRetryProbability
+        popConsumerFSServiceInit popConsumerKVServiceLog popConsumerKVServiceInit popConsumerKVServiceEnable
+        popReviveMaxReturnSizePerRead popReviveMaxAttemptTimes popResponseReturnActualRetryTopic
+        popInflightMessageThreshold enablePopMessageThreshold skipWhenCKRePutReachMaxTimes appendAckAsync
+        appendCkAsync serverLoadBalancerEnable defaultMessageRequestMode defaultPopShareQueueNum
+        pullBatchMaxMessageCount
+        """,
     ),
     (
         _FILTER,
-        "enablePropertyFilter enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan "
-        "filterSupportRetry enableConsumeQueueExt mappedFileSizeConsumeQueueExt",
+        """
+        enablePropertyFilter enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
+        filterDataCleanTimeSpan filterSupportRetry enableConsumeQueueExt mappedFileSizeConsumeQueueExt
+        """,
     ),
     (
         _TRANSACTIONS,
-        "rejectTransactionMessage transactionTimeOut transactionCheckMax transactionCheckInterval transactionMetricFlushInterval "
-        "transactionOpMsgMaxSize transactionOpBatchInterval transRocksDBEnable",
+        """
+        rejectTransactionMessage transactionTimeOut transactionCheckMax transactionCheckInterval
+        transactionMetricFlushInterval transactionOpMsgMaxSize transactionOpBatchInterval transRocksDBEnable
+        """,
     ),
     (
         _TIMER,
-        "mappedFileSizeTimerLog timerPrecisionMs timerRollWindowSlot timerFlushIntervalMs timerGetMessageThreadNum "
-        "timerPutMessageThreadNum timerEnableDisruptor timerEnableCheckMetrics timerInterceptDelayLevel timerMaxDelaySec "
-        "timerWheelEnable disappearTimeAfterStart timerStopEnqueue timerCheckMetricsWhen timerSkipUnknownError timerWarmEnable "
-        "timerStopDequeue timerEnableRetryUntilSuccess timerCongestNumEachSlot timerMetricSmallThreshold "
-        "timerProgressLogIntervalMs timerColdDataCheckIntervalMs timerRocksDBEnable recallMessageEnable "
-        "allowRecallWhenBrokerNotWriteable",
+        """
+        mappedFileSizeTimerLog timerPrecisionMs timerRollWindowSlot timerFlushIntervalMs
+        timerGetMessageThreadNum timerPutMessageThreadNum timerEnableDisruptor timerEnableCheckMetrics
+        timerInterceptDelayLevel timerMaxDelaySec timerWheelEnable disappearTimeAfterStart timerStopEnqueue
+        timerCheckMetricsWhen timerSkipUnknownError timerWarmEnable timerStopDequeue
+        timerEnableRetryUntilSuccess timerCongestNumEachSlot timerMetricSmallThreshold
+        timerProgressLogIntervalMs timerColdDataCheckIntervalMs timerRocksDBEnable recallMessageEnable
+        allowRecallWhenBrokerNotWriteable
+        """,
     ),
     (
         _ROCKSDB,
-        "storeType rocksdbCQDoubleWriteEnable cleanRocksDBDirtyCQIntervalMin statRocksDBCQIntervalSec memTableFlushIntervalMs "
-        "realTimePersistRocksDBConfig enableRocksDBLog combineCQLoadingCQTypes combineCQPreferCQType combineAssignOffsetCQType "
-        "combineCQEnableCheckSelf combineCQMaxExtraSearchCommitLogFiles bottomMostCompressionTypeForConsumeQueueStore "
-        "rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold configManagerVersion "
-        "useSeparateStorePathForRocksdbCQ indexRocksDBEnable",
+        """
+        storeType rocksdbCQDoubleWriteEnable cleanRocksDBDirtyCQIntervalMin statRocksDBCQIntervalSec
+        memTableFlushIntervalMs realTimePersistRocksDBConfig enableRocksDBLog combineCQLoadingCQTypes
+        combineCQPreferCQType combineAssignOffsetCQType combineCQEnableCheckSelf
+        combineCQMaxExtraSearchCommitLogFiles bottomMostCompressionTypeForConsumeQueueStore
+        rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold configManagerVersion
+        useSeparateStorePathForRocksdbCQ indexRocksDBEnable
+        """,
     ),
     (
         _ACL,
-        "aclEnable authConfigPath authenticationEnabled authenticationProvider authenticationMetadataProvider "
-        "authenticationStrategy authenticationWhitelist initAuthenticationUser innerClientAuthenticationCredentials "
-        "authorizationEnabled authorizationProvider authorizationMetadataProvider authorizationStrategy authorizationWhitelist "
-        "migrateAuthFromV1Enabled useTLS tlsMode",
+        """
+        aclEnable authConfigPath authenticationEnabled authenticationProvider authenticationMetadataProvider
+        authenticationStrategy authenticationWhitelist initAuthenticationUser
+        innerClientAuthenticationCredentials authorizationEnabled authorizationProvider
+        authorizationMetadataProvider authorizationStrategy authorizationWhitelist migrateAuthFromV1Enabled
+        useTLS tlsMode
+        """,
     ),
     (
         _METRICS,
-        "metricsExporterType metricsOtelCardinalityLimit metricsGrpcExporterTarget metricsGrpcExporterHeader "
-        "metricGrpcExporterTimeOutInMills metricGrpcExporterIntervalInMills metricLoggingExporterIntervalInMills "
-        "metricsPromExporterPort metricsPromExporterHost metricsLabel metricsInDelta enableRemotingMetrics "
-        "enableMessageStoreMetrics enablePopMetrics enableConnectionMetrics enableTransactionMetrics enableStatsMetrics "
-        "enableRequestMetrics enableLagAndDlqMetrics estimateAccumulation",
+        """
+        metricsExporterType metricsOtelCardinalityLimit metricsGrpcExporterTarget metricsGrpcExporterHeader
+        metricGrpcExporterTimeOutInMills metricGrpcExporterIntervalInMills
+        metricLoggingExporterIntervalInMills metricsPromExporterPort metricsPromExporterHost metricsLabel
+        metricsInDelta enableRemotingMetrics enableMessageStoreMetrics enablePopMetrics
+        enableConnectionMetrics enableTransactionMetrics enableStatsMetrics enableRequestMetrics
+        enableLagAndDlqMetrics estimateAccumulation
+        """,
     ),
     (
         "the write buffer outside the page cache is not there",
-        "transientStorePoolEnable transientStorePoolSize fastFailIfNoBufferInStorePool commitIntervalCommitLog "
-        "commitCommitLogLeastPages commitCommitLogThoroughInterval",
+        """
+        transientStorePoolEnable transientStorePoolSize fastFailIfNoBufferInStorePool
+        commitIntervalCommitLog commitCommitLogLeastPages commitCommitLogThoroughInterval
+        """,
     ),
     (
         "the commit log is in one directory",
-        "readOnlyCommitLogStorePaths replicasPerDiskPartition logicalDiskSpaceCleanForciblyThreshold",
+        """
+        readOnlyCommitLogStorePaths replicasPerDiskPartition logicalDiskSpaceCleanForciblyThreshold
+        """,
     ),
     (
         "the checksum over properties is not written",
-        "enabledAppendPropCRC forceVerifyPropCRC",
+        """
+        enabledAppendPropCRC forceVerifyPropCRC
+        """,
     ),
     (
         "inner batches, light queues and multi-dispatch are not there yet",
-        "mapperFileSizeBatchConsumeQueue enableLmq enableMultiDispatch maxLmqConsumeQueueNum",
+        """
+        mapperFileSizeBatchConsumeQueue enableLmq enableMultiDispatch maxLmqConsumeQueueNum
+        """,
     ),
     (
         "compacted topics are not there yet",
-        "enableCompaction compactionMappedFileSize compactionCqMappedFileSize compactionScheduleInternal maxOffsetMapSize "
-        "compactionThreadNum",
+        """
+        enableCompaction compactionMappedFileSize compactionCqMappedFileSize compactionScheduleInternal
+        maxOffsetMapSize compactionThreadNum
+        """,
     ),
     (
         "replies to requests between clients are not there yet",
-        "storeReplyMessageEnable",
+        """
+        storeReplyMessageEnable
+        """,
     ),
     (
         "the tiered store is not there yet",
-        "messageStorePlugIn",
+        """
+        messageStorePlugIn
+        """,
     ),
     (
         "flow control by cold reads is not there",
-        "coldCtrStrategyEnable usePIDColdCtrStrategy cgColdReadThreshold globalColdReadThreshold coldDataFlowControlEnable "
-        "coldDataScanEnable accessMessageInMemoryHotRatio",
+        """
+        coldCtrStrategyEnable usePIDColdCtrStrategy cgColdReadThreshold globalColdReadThreshold
+        coldDataFlowControlEnable coldDataScanEnable accessMessageInMemoryHotRatio
+        """,
     ),
     (
         "give name servers by namesrvAddr",
-        "fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval updateNameServerAddrPeriod",
+        """
+        fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval
+        updateNameServerAddrPeriod
+        """,
     ),
     (
         "a consumer that lags is served like any other",
-        "disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold",
+        """
+        disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
+        """,
     ),
     (
         _SCHEDULE,
-        "enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked",
+        """
+        enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit
+        scheduleAsyncDeliverMaxResendNum2Blocked
+        """,
     ),
     (
         "offsets of broadcast groups are kept by the clients",
-        "enableBroadcastOffsetStore broadcastOffsetExpireSecond broadcastOffsetExpireMaxSecond",
+        """
+        enableBroadcastOffsetStore broadcastOffsetExpireSecond broadcastOffsetExpireMaxSecond
+        """,
     ),
     (
         "not there (yet)",
-        "flushConsumerOffsetHistoryInterval enableMixedMessageType printChannelGroups printChannelGroupsMinNum "
-        "useStaticSubscription subscriptionExpiredTimeout realTimeNotifyConsumerChange enableCleanExpiredOffset "
-        "enableRunningFlagsInFlush maxBatchDeleteFilesNum correctLogicMinOffsetSleepInterval correctLogicMinOffsetForceInterval "
-        "travelCqFileNumWhenGetMessage diskFallRecorded enableAcceleratedRecovery "
-        "enableLogConsumeQueueRepeatedlyBuildWhenRecover enableShutdownGracefully commitLogRecoverMaxNum "
-        "checkCommitLogOffsetOnRecover indexFileWriteEnable indexFileReadEnable clientOnewaySemaphoreValue "
-        "clientAsyncSemaphoreValue connectTimeoutMillis channelNotActiveInterval isScanAvailableNameSrv "
-        "clientChannelMaxIdleTimeSeconds clientSocketSndBufSize clientSocketRcvBufSize clientPooledByteBufAllocatorEnable "
-        "clientCloseSocketIfTimeout socksProxyConfig maxReconnectIntervalTimeSeconds enableReconnectForGoAway",
+        """
+        flushConsumerOffsetHistoryInterval enableMixedMessageType printChannelGroups
+        printChannelGroupsMinNum useStaticSubscription subscriptionExpiredTimeout
+        realTimeNotifyConsumerChange enableCleanExpiredOffset enableRunningFlagsInFlush
+        maxBatchDeleteFilesNum correctLogicMinOffsetSleepInterval correctLogicMinOffsetForceInterval
+        travelCqFileNumWhenGetMessage diskFallRecorded enableAcceleratedRecovery
+        enableLogConsumeQueueRepeatedlyBuildWhenRecover enableShutdownGracefully commitLogRecoverMaxNum
+        checkCommitLogOffsetOnRecover indexFileWriteEnable indexFileReadEnable clientOnewaySemaphoreValue
+        clientAsyncSemaphoreValue connectTimeoutMillis channelNotActiveInterval isScanAvailableNameSrv
+        clientChannelMaxIdleTimeSeconds clientSocketSndBufSize clientSocketRcvBufSize
+        clientPooledByteBufAllocatorEnable clientCloseSocketIfTimeout socksProxyConfig
+        maxReconnectIntervalTimeSeconds enableReconnectForGoAway
+        """,
     ),
 )

@@ -1,6 +1,5 @@
 """The name server's configuration: RocketMQ's keys and defaults (NamesrvConfig, NettyServerConfig)."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ class NamesrvConfig:
 
     listen_port: int = option(9876, "Port for brokers and clients.", minimum=0, maximum=65535)
     kv_config_path: str = option(
-        lambda: os.path.expanduser("~/namesrv/kvConfig.json"),
+        lambda: str(Path("~/namesrv/kvConfig.json").expanduser()),
         "File of the table of keys and values (order of topics among them).",
     )
     config_store_path: str = option(
-        lambda: os.path.expanduser("~/namesrv/namesrv.properties"),
+        lambda: str(Path("~/namesrv/namesrv.properties").expanduser()),
         "File that changes of the configuration at run time are written to when none was given with -c.",
     )
     scan_not_active_broker_interval: int = option(
@@ -55,15 +54,24 @@ class NamesrvConfig:
     )
 
 
-_INERT = {
-    key: "there are no thread pools; requests run in one event loop"
-    for key in (
-        "clientRequestThreadPoolNums defaultThreadPoolNums clientRequestThreadPoolQueueCapacity defaultThreadPoolQueueCapacity "
-        "unRegisterBrokerQueueCapacity serverWorkerThreads serverCallbackExecutorThreads serverSelectorThreads "
-        "serverOnewaySemaphoreValue serverAsyncSemaphoreValue serverNettyWorkerGroupEnable serverPooledByteBufAllocatorEnable "
-        "useEpollNativeSelector"
-    ).split()
-} | {"rocketmqHome": "where this program is installed does not matter"}
+_INERT = dict.fromkeys(
+    (
+        "clientRequestThreadPoolNums",
+        "defaultThreadPoolNums",
+        "clientRequestThreadPoolQueueCapacity",
+        "defaultThreadPoolQueueCapacity",
+        "unRegisterBrokerQueueCapacity",
+        "serverWorkerThreads",
+        "serverCallbackExecutorThreads",
+        "serverSelectorThreads",
+        "serverOnewaySemaphoreValue",
+        "serverAsyncSemaphoreValue",
+        "serverNettyWorkerGroupEnable",
+        "serverPooledByteBufAllocatorEnable",
+        "useEpollNativeSelector",
+    ),
+    "there are no thread pools; requests run in one event loop",
+) | {"rocketmqHome": "where this program is installed does not matter"}
 
 _UNSUPPORTED = {
     "clusterTest": "the name server that asks another cluster for routes is not there",

@@ -1,8 +1,11 @@
-"""The machinery of configuration: sections are frozen dataclasses, and each field says which RocketMQ key it is and what it means.
+"""The machinery of configuration.
 
-A program (broker, name server) has a `Schema`: its sections, the names of RocketMQ keys that it knows but does not honour, and the keys that nobody may
-change from outside. `Configuration` holds one value per section, where each came from, and applies changes at run time. Sections are immutable: code on
-the hot path keeps the section object only as long as one request, or reads `configuration.section(T)` again.
+Sections are frozen dataclasses, and each field says which RocketMQ key it is and what it means.
+
+A program (broker, name server) has a `Schema`: its sections, the names of RocketMQ keys that it knows but does not
+honour, and the keys that nobody may change from outside. `Configuration` holds one value per section, where each came
+from, and applies changes at run time. Sections are immutable: code on the hot path keeps the section object only as
+long as one request, or reads `configuration.section(T)` again.
 """
 
 import dataclasses
@@ -13,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from remoting import properties
 from remoting.properties import ConfigError
@@ -25,7 +28,10 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of one key. `unit` is text for people ("ms", "bytes"); `dynamic` means that a change applies while the program runs."""
+    """What is known of one key.
+
+    `unit` is text for people ("ms", "bytes"); `dynamic` means that a change applies while the program runs.
+    """
 
     key: str
     name: str
@@ -42,7 +48,7 @@ class Option:
     check: Callable[[Any], str] | None = None
 
     def parse(self, text: str, where: str) -> Any:
-        """The value of a text from a file, a flag or a remote change. Raises ConfigError that says what was expected."""
+        """The value of a text from a file, a flag or a remote change. Raises ConfigError."""
         text = text.strip()
         if not text and self.optional:
             return None
@@ -105,35 +111,29 @@ def camel_case(name: str) -> str:
     return head + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
-def option(
-    default: Any,
-    doc: str,
-    *,
-    key: str | None = None,
-    unit: str = "",
-    dynamic: bool = False,
-    minimum: int | None = None,
-    maximum: int | None = None,
-    ours: bool = False,
-    unset: str = "",
-    check: Callable[[Any], str] | None = None,
-) -> Any:
-    """A field of a section. `ours` marks a key that RocketMQ does not have; `unset` says what an empty value means;
-    `check` says what was expected of a value that is no good, and "" for a good one."""
-    facts = {
-        "doc": doc,
-        "key": key,
-        "unit": unit,
-        "dynamic": dynamic,
-        "minimum": minimum,
-        "maximum": maximum,
-        "ours": ours,
-        "unset": unset,
-        "check": check,
-    }
+class OptionFacts(TypedDict, total=False):
+    """What a field of a section may say beside its default and its doc sentence; see Option."""
+
+    key: str | None
+    unit: str
+    dynamic: bool
+    minimum: int | None
+    maximum: int | None
+    ours: bool
+    unset: str
+    check: Callable[[Any], str] | None
+
+
+def option(default: Any, doc: str, **facts: Unpack[OptionFacts]) -> Any:
+    """A field of a section.
+
+    ``ours`` marks a key that RocketMQ does not have; ``unset`` says what an empty value means; ``check`` says what was
+    expected of a value that is no good, and "" for a good one. A callable ``default`` makes the value.
+    """
+    metadata = {"doc": doc, "key": None, "maximum": None, "unit": ""} | facts
     if callable(default):
-        return dataclasses.field(default_factory=default, metadata=facts)
-    return dataclasses.field(default=default, metadata=facts)
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def options_of(section: type) -> list[Option]:
@@ -180,7 +180,7 @@ class Schema:
     protected: frozenset[str] = frozenset()
 
     def options(self) -> dict[str, tuple[type, Option]]:
-        """key -> (section, option). Raises ValueError when two sections claim one key."""
+        """Section and option of each key. Raises ValueError when two sections claim one key."""
         found: dict[str, tuple[type, Option]] = {}
         for section in self.sections:
             for opt in options_of(section):
@@ -192,7 +192,10 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """A row of the effective configuration: `source` is "default", "FILE:LINE", the flag's name or "changed at run time"."""
+    """A row of the effective configuration.
+
+    `source` is "default", "FILE:LINE", the flag's name or "changed at run time".
+    """
 
     key: str
     value: str
@@ -235,7 +238,7 @@ class Configuration:
 
     def section(self, kind: type[T]) -> T:
         """The current value of a section; replaced as a whole by a change."""
-        return typing.cast(T, self._sections[kind])
+        return typing.cast("T", self._sections[kind])
 
     def load_file(self, path: str | Path) -> None:
         """Apply a properties file. Raises ConfigError for an unreadable file or a bad value."""
@@ -319,7 +322,10 @@ class Configuration:
     # changing
 
     def check_change(self, changes: Mapping[str, str]) -> list[Refusal]:
-        """Why these changes cannot be made at run time; empty when they can. Nothing is changed. Unknown keys are not refused (RocketMQ ignores them)."""
+        """Why these changes cannot be made at run time; empty when they can. Nothing is changed.
+
+        Unknown keys are not refused (RocketMQ ignores them).
+        """
         refusals = []
         for key, value in changes.items():
             if key in self._protected:
@@ -354,7 +360,10 @@ class Configuration:
         return ""
 
     def change(self, changes: Mapping[str, str]) -> dict[str, str]:
-        """Make changes that `check_change` found no fault with; gives back the keys that now differ, for the file. Calls the listeners."""
+        """Make changes that `check_change` found no fault with; gives back the keys that now differ, for the file.
+
+        Calls the listeners.
+        """
         changed: dict[str, str] = {}
         for key, value in changes.items():
             if key not in self._options:
@@ -402,7 +411,10 @@ def describe(opt: Option) -> str:
 class NettyServerConfig:
     """How the server's sockets behave (RocketMQ's NettyServerConfig, and the limits of our reactor)."""
 
-    bind_address: str = option("0.0.0.0", "Address to listen on. 127.0.0.1 keeps everybody else out.")
+    bind_address: str = option(
+        "0.0.0.0",  # noqa: S104 - a server is there for others; brokerIP1 and this key restrict it
+        "Address to listen on. 127.0.0.1 keeps everybody else out.",
+    )
     server_channel_max_idle_time_seconds: int = option(
         120, "A connection that neither sends nor receives for this long gets closed.", unit="s", minimum=1
     )
@@ -430,7 +442,8 @@ class NettyServerConfig:
     )
     max_requests_in_flight: int = option(
         65536,
-        "Requests being worked on at once; beyond it the answer is SYSTEM_BUSY. Held long polls and one-ways do not count.",
+        "Requests being worked on at once; beyond it the answer is SYSTEM_BUSY. Held long polls and one-ways do "
+        "not count.",
         minimum=1,
         ours=True,
     )

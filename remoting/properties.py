@@ -1,8 +1,9 @@
 """Java properties files, the format of RocketMQ's configuration, read with the line number of every entry.
 
-The rules are those of java.util.Properties.load: `#` and `!` start a comment line, `=`, `:` or blanks separate key and value, a backslash at the
-end of a line continues it (leading blanks of the next line are dropped), and backslash escapes (t, n, r, f, uXXXX) work in keys and values. Two liberties:
-the file is UTF-8 where it can be (Java reads ISO-8859-1), and blanks at the end of a value are dropped, because nobody means them.
+The rules are those of java.util.Properties.load: `#` and `!` start a comment line, `=`, `:` or blanks separate key and
+value, a backslash at the end of a line continues it (leading blanks of the next line are dropped), and backslash
+escapes (t, n, r, f, uXXXX) work in keys and values. Two liberties: the file is UTF-8 where it can be (Java reads
+ISO-8859-1), and blanks at the end of a value are dropped, because nobody means them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,10 @@ _BLANKS = " \t\f"
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used: says the file and line (or the flag), the key, the value and what was expected."""
+    """A configuration that cannot be used.
+
+    Says the file and line (or the flag), the key, the value and what was expected.
+    """
 
     def __init__(self, where: str, key: str, value: str, expected: str) -> None:
         self.where, self.key, self.value, self.expected = where, key, value, expected
@@ -22,7 +26,10 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key of a file. `line` counts from 1 and is the line the entry starts in; `last_line` differs for continued lines."""
+    """One key of a file.
+
+    `line` counts from 1 and is the line the entry starts in; `last_line` differs for continued lines.
+    """
 
     key: str
     value: str
@@ -39,7 +46,7 @@ def decode(data: bytes) -> str:
 
 
 def parse(text: str, where: str = "<text>") -> list[Entry]:
-    """Read the entries of a file in order (a repeated key appears again). Raises ConfigError for a broken \\u escape."""
+    """The entries of a file in order; a repeated key is there again. Raises ConfigError for a broken escape."""
     return [_entry(logical, first, last, where) for logical, first, last in _logical_lines(text)]
 
 
@@ -122,7 +129,10 @@ def escape(text: str, *, key: bool = False) -> str:
 
 
 def replace_values(text: str, changes: Mapping[str, str]) -> str:
-    """Change values inside a file's text, keeping comments, order and everything else; keys that are not there are added at the end."""
+    """Change values inside a file's text, keeping comments, order and everything else.
+
+    Keys that are not there are added at the end.
+    """
     lines = _natural_lines(text)
     left = dict(changes)
     drop: set[int] = set()

@@ -8,7 +8,10 @@ from remoting.connection import Connection
 
 
 class ClientChannel(Struct):
-    """One client process on one connection. ``last_update`` is monotonic seconds, ``last_update_timestamp`` the same moment in ms since the epoch."""
+    """One client process on one connection.
+
+    ``last_update`` is monotonic seconds, ``last_update_timestamp`` the same moment in ms since the epoch.
+    """
 
     connection: Connection
     client_id: str

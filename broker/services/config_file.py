@@ -1,7 +1,8 @@
 """Changes of the configuration at run time, kept for the next start.
 
-With ``-c FILE`` the file itself is changed: the value in its line, comments and order as they were, new keys at the end. Without one the changes go to
-``config/broker.properties`` in the store, which is read at every start without ``-c``.
+With ``-c FILE`` the file itself is changed: the value in its line, comments and order as they were, new keys at the
+end. Without one the changes go to ``config/broker.properties`` in the store, which is read at every start without
+``-c``.
 """
 
 from collections.abc import Mapping

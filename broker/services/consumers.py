@@ -1,4 +1,7 @@
-"""Who consumes what: the members of consumer groups and their subscriptions, from heartbeats (RocketMQ's ConsumerManager, ConsumerGroupInfo)."""
+"""Who consumes what.
+
+The members of consumer groups and their subscriptions, from heartbeats (RocketMQ's ConsumerManager, ConsumerGroupInfo).
+"""
 
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -62,8 +65,8 @@ class GroupChange(Enum):
 class ConsumerManager:
     """Groups with members, by name; ``table`` is the look-up of the hot path.
 
-    A change of a group's members or topics makes its members rebalance: each gets NOTIFY_CONSUMER_IDS_CHANGED (40), once for all changes of one turn. ``listeners`` are
-    called at once for each change.
+    A change of a group's members or topics makes its members rebalance: each gets NOTIFY_CONSUMER_IDS_CHANGED (40),
+    once for all changes of one turn. ``listeners`` are called at once for each change.
     """
 
     def __init__(self, configuration: Configuration, clock: Clock) -> None:
@@ -92,8 +95,9 @@ class ConsumerManager:
     ) -> bool:
         """Take one group of a heartbeat; True if members or topics changed.
 
-        The group's topics become those of this heartbeat: topics that another member subscribed to and this one does not are gone (as in RocketMQ, where all members of a
-        group have to subscribe to the same topics). ``update_subscription`` False (a heartbeat without subscriptions) keeps them. ``notify`` False leaves the other
+        The group's topics become those of this heartbeat: topics that another member subscribed to and this one does
+        not are gone (as in RocketMQ, where all members of a group have to subscribe to the same topics).
+        ``update_subscription`` False (a heartbeat without subscriptions) keeps them. ``notify`` False leaves the other
         members alone.
         """
         info = self.table.get(group)
@@ -148,7 +152,10 @@ class ConsumerManager:
             self.unregister(group, connection, notify=self._notify_allowed())
 
     def remove_expired(self) -> int:
-        """Close connections whose client has sent no heartbeat for channelExpiredTimeout; gives back how many there were."""
+        """Close connections whose client has sent no heartbeat for channelExpiredTimeout.
+
+        Gives back how many there were.
+        """
         limit = self._clock.monotonic() - self._configuration.section(BrokerConfig).channel_expired_timeout / 1000
         expired: dict[Connection, str] = {}
         for info in self.table.values():
@@ -222,7 +229,10 @@ class ConsumerManager:
 
 
 def _update_subscriptions(info: ConsumerGroupInfo, subscriptions: Iterable[SubscriptionData]) -> bool:
-    """New topics are added, newer versions replace, topics that are not there any more go; True if the set of topics changed."""
+    """New topics are added, newer versions replace, topics that are not there any more go.
+
+    True if the set of topics changed.
+    """
     given = {subscription.topic: subscription for subscription in subscriptions}
     changed = given.keys() != info.subscriptions.keys()
     for topic, subscription in given.items():

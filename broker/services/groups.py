@@ -1,4 +1,4 @@
-"""The broker's consumer groups: subscriptionGroup.json and creation on first use (RocketMQ's SubscriptionGroupManager)."""
+"""The broker's consumer groups: subscriptionGroup.json, creation on first use (RocketMQ's SubscriptionGroupManager)."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -37,8 +37,9 @@ def is_system_group(group: str) -> bool:
 class SubscriptionGroupManager:
     """Consumer groups by name.
 
-    ``get`` is a plain dict look-up; ``find`` also creates the group where that is allowed, which is what every request of a consumer does. A group that came to be
-    on first use need not be waited for: it would come to be again. What an administrator asked for waits for ``persisted()``.
+    ``get`` is a plain dict look-up; ``find`` also creates the group where that is allowed, which is what every request
+    of a consumer does. A group that came to be on first use need not be waited for: it would come to be again. What an
+    administrator asked for waits for ``persisted()``.
     """
 
     def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
@@ -56,7 +57,7 @@ class SubscriptionGroupManager:
     # life
 
     async def load(self) -> None:
-        """Read subscriptionGroup.json and add the groups of RocketMQ's tools that are missing. Raises StateFileError."""
+        """Read subscriptionGroup.json, add the groups of RocketMQ's tools that are missing. Raises StateFileError."""
         state = await self._file.load()
         if state is not None:
             self._groups.load(state.get("subscriptionGroupTable") or {}, self._file.path, "groupName")
@@ -98,7 +99,7 @@ class SubscriptionGroupManager:
     # looking
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's configuration, created with the defaults where that is allowed and the name is legal; else None."""
+        """The group's configuration, created with the defaults where that is allowed; else None."""
         known = self.get(group)
         if known is not None:
             return known

@@ -1,7 +1,8 @@
 """Pulls that wait for a message (RocketMQ's PullRequestHoldService).
 
-A pull that finds nothing is parked under its queue. A message that is appended there and fits the pull's tags wakes it; otherwise its time runs out. Woken pulls are
-served again at the end of the reactor's round, so that a burst of messages goes out in one reply.
+A pull that finds nothing is parked under its queue. A message that is appended there and fits the pull's tags wakes it;
+otherwise its time runs out. Woken pulls are served again at the end of the reactor's round, so that a burst of messages
+goes out in one reply.
 
 Times lie in buckets of 200 ms: parking and waking cost the same however many pulls wait, and nothing is looked through.
 """
@@ -45,10 +46,12 @@ class PullRequest(Struct, eq=False, gc=True):
 
 
 class PullRequestHoldService:
-    """Parked pulls by queue. ``again`` serves a pull that was woken or whose time is over; it does not park it a second time.
+    """Parked pulls by queue.
 
-    ``in_round`` tells whether the reactor is in a round; then woken pulls wait for ``serve_woken``, which belongs into the reactor's at_round_end. Otherwise the
-    service's own task serves them.
+    ``again`` serves a pull that was woken or whose time is over; it does not park it a second time.
+
+    ``in_round`` tells whether the reactor is in a round; then woken pulls wait for ``serve_woken``, which belongs into
+    the reactor's at_round_end. Otherwise the service's own task serves them.
     """
 
     def __init__(self, configuration: Configuration, clock: Clock) -> None:
@@ -67,7 +70,8 @@ class PullRequestHoldService:
     def hold(self, request: PullRequest, suspend_ms: int) -> bool:
         """Park a pull; False when too many wait already: answer it at once.
 
-        To be called in the same turn as the look into the store that found nothing, or a message between the two would not wake it.
+        To be called in the same turn as the look into the store that found nothing, or a message between the two would
+        not wake it.
         """
         config = self._configuration.section(BrokerConfig)
         if self.held >= config.max_held_requests or request.connection.closed:
@@ -90,9 +94,12 @@ class PullRequestHoldService:
         return True
 
     def notify_arriving(
-        self, topic: str, queue_id: int, next_offset: int, tags_code: int, store_timestamp: int
+        self, topic: str, queue_id: int, next_offset: int, tags_code: int, _store_timestamp: int
     ) -> None:
-        """A message was appended and can be read: wake the pulls that want it. Belongs into the store's message_arriving."""
+        """A message was appended and can be read: wake the pulls that want it.
+
+        Belongs into the store's message_arriving.
+        """
         if not self.held:
             return
         waiting = self._queues.get((topic, queue_id))
@@ -127,7 +134,7 @@ class PullRequestHoldService:
                     continue
                 try:
                     self.again(request)
-                except Exception:
+                except Exception:  # noqa: BLE001 - one bad request must not end the others
                     _log.exception("held_pull_failed", topic=request.topic, queue=request.queue_id)
 
     def _wake_up(self, requests: list[PullRequest]) -> None:

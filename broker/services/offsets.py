@@ -26,9 +26,10 @@ Table = dict[str, dict[int, int]]
 class ConsumerOffsetManager:
     """Offsets by ``topic@group`` and queue.
 
-    Commits are memory only and reach the disk every flushConsumerOffsetInterval: after a kill, a group gets the messages of its last seconds once more. A reset asked for by
-    an administrator stays in a table of its own until the next pull of that queue has taken it (code OFFSET_MOVED); until then commits of
-    running consumers are ignored, because they would undo it. Pending resets are written to disk too.
+    Commits are memory only and reach the disk every flushConsumerOffsetInterval: after a kill, a group gets the
+    messages of its last seconds once more. A reset asked for by an administrator stays in a table of its own until the
+    next pull of that queue has taken it (code OFFSET_MOVED); until then commits of running consumers are ignored,
+    because they would undo it. Pending resets are written to disk too.
     """
 
     def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
@@ -92,7 +93,10 @@ class ConsumerOffsetManager:
     # the hot path
 
     def commit(self, client: str, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Set a group's offset, backwards too; False when it was ignored because a reset waits to be fetched. ``client`` is for the log."""
+        """Set a group's offset, backwards too; False when it was ignored because a reset waits to be fetched.
+
+        ``client`` is for the log.
+        """
         key = f"{topic}@{group}"
         if self.reset_offset_table:
             waiting = self.reset_offset_table.get(key)
@@ -174,7 +178,7 @@ class ConsumerOffsetManager:
         return set(self._groups_of.get(topic, ()))
 
     def assign_reset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Set an offset so that running consumers take it over at their next pull. The reply waits for ``persisted()``."""
+        """Set an offset that running consumers take over at their next pull. The reply waits for ``persisted()``."""
         key = f"{topic}@{group}"
         self.reset_offset_table.setdefault(key, {})[queue_id] = offset
         self._set(key, queue_id, offset)

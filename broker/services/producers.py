@@ -71,7 +71,10 @@ class ProducerManager:
             self.unregister(group, connection)
 
     def remove_expired(self) -> int:
-        """Close connections whose client has sent no heartbeat for channelExpiredTimeout; gives back how many there were."""
+        """Close connections whose client has sent no heartbeat for channelExpiredTimeout.
+
+        Gives back how many there were.
+        """
         limit = self._clock.monotonic() - self._configuration.section(BrokerConfig).channel_expired_timeout / 1000
         expired = {
             connection: channel.client_id

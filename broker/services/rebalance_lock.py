@@ -60,7 +60,7 @@ class RebalanceLockManager:
         return lock is not None and lock.client_id == client_id and _live(lock, self._clock.monotonic())
 
     def any_live_lock(self, group: str) -> bool:
-        """Whether a group consumes in order just now: retries of such a group do not go round through the retry topic."""
+        """Whether a group consumes in order now: its retries do not go round through the retry topic."""
         locks = self._groups.get(group)
         if not locks:
             return False

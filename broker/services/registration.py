@@ -1,8 +1,8 @@
 """Telling the name servers about this broker and its topics (the registering half of RocketMQ's BrokerOuterAPI).
 
-Each name server has a task of its own, so that a dead one does not hold up the others: it registers at the start, at every change of a topic, every
-registerNameServerPeriod, and at once when its connection had broken, with growing pauses while it cannot be reached. Changes that come while a registration is under
-way go with the next one.
+Each name server has a task of its own, so that a dead one does not hold up the others: it registers at the start, at
+every change of a topic, every registerNameServerPeriod, and at once when its connection had broken, with growing pauses
+while it cannot be reached. Changes that come while a registration is under way go with the next one.
 """
 
 import random
@@ -45,7 +45,10 @@ FIRST_RETRY_SECONDS: Final = 0.25
 LAST_RETRY_SECONDS: Final = 10.0
 UNREGISTER_SECONDS: Final = 3.0
 ALL_TOPICS: Final = 1000
-"""Up to so many topics a change sends all of them, which is right whatever the name server does about missing ones; beyond it, only those that changed."""
+"""Up to so many topics a change sends all of them, which is right whatever the name server does about missing ones.
+
+Beyond it, only those that changed.
+"""
 
 _READ_WRITE: Final = PERM_READ | PERM_WRITE
 
@@ -78,10 +81,11 @@ class _NameServer:
 class BrokerOuterAPI:
     """Registration of one broker with all of its name servers.
 
-    ``address`` is what clients are told to connect to (``host:port``), ``ha_address`` what slaves are told. Both may be set until ``run`` starts.
+    ``address`` is what clients are told to connect to (``host:port``), ``ha_address`` what slaves are told. Both may be
+    set until ``run`` starts.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts it is made of
+    def __init__(
         self,
         configuration: Configuration,
         client: NameServerClient,
@@ -122,14 +126,19 @@ class BrokerOuterAPI:
             server.wake()
 
     def connection_lost(self, address: str) -> None:
-        """The connection to a name server broke: it takes the broker out of the routes then, so register again as soon as it is back."""
+        """The connection to a name server broke.
+
+        It takes the broker out of the routes then, so register again as soon as it is back.
+        """
         server = self._servers.get(address)
         if server is not None:
             server.everything = True
             server.wake()
 
     async def registered(self, timeout: float = 3.0) -> bool:
-        """Wait until the name servers that can be reached know all changes made until now; False when that took too long.
+        """Wait until the name servers that can be reached know all changes made until now.
+
+        False when that took too long.
 
         An administrator's tool reads a topic back from a name server as soon as it has the broker's reply.
         """
@@ -242,7 +251,10 @@ class BrokerOuterAPI:
     # leaving
 
     async def unregister_all(self) -> None:
-        """Take the broker out of all routes (shutdown), within 3 s; name servers that cannot be reached notice by themselves."""
+        """Take the broker out of all routes (shutdown), within 3 s.
+
+        Name servers that cannot be reached notice by themselves.
+        """
         with trio.move_on_after(UNREGISTER_SECONDS):
             async with trio.open_nursery() as nursery:
                 for address in self._servers:

@@ -1,8 +1,9 @@
 """Delay levels: messages wait in SCHEDULE_TOPIC_XXXX until they are due (RocketMQ's ScheduleMessageService).
 
-Queue ``level - 1`` holds the messages of a level; its units carry the due time where others have the tag's hash. Within a queue due times never go back, so only the first
-message of each level matters: one task sleeps until the earliest of them. What is due is stored again, in its real topic, with the properties it came with; it gets a
-new place and time. delayOffset.json keeps how far each level has come: after a kill, the deliveries of the last seconds are made once more.
+Queue ``level - 1`` holds the messages of a level; its units carry the due time where others have the tag's hash. Within
+a queue due times never go back, so only the first message of each level matters: one task sleeps until the earliest of
+them. What is due is stored again, in its real topic, with the properties it came with; it gets a new place and time.
+delayOffset.json keeps how far each level has come: after a kill, the deliveries of the last seconds are made once more.
 """
 
 import contextlib
@@ -102,7 +103,10 @@ class _Level(Struct):
 
 
 class ScheduleMessageService:
-    """Delivers delayed messages. ``store_host`` is the packed address that delivered records name; the original's without it."""
+    """Delivers delayed messages.
+
+    ``store_host`` is the packed address that delivered records name; the original's without it.
+    """
 
     def __init__(
         self, configuration: Configuration, store: ScheduleStore, disk: Disk, clock: Clock, store_host: bytes = b""
@@ -201,7 +205,7 @@ class ScheduleMessageService:
         self._sleeping = None
 
     def message_arriving(
-        self, topic: str, queue_id: int, next_offset: int, tags_code: int, store_timestamp: int
+        self, topic: str, queue_id: int, _next_offset: int, tags_code: int, _store_timestamp: int
     ) -> None:
         """A message was parked. Belongs into the store's message_arriving."""
         if topic != topic_rules.SCHEDULE_TOPIC:
@@ -215,7 +219,10 @@ class ScheduleMessageService:
     # delivering
 
     async def _deliver_level(self, level: int, state: _Level) -> None:
-        """Deliver all that is due of a level, and set when to look again. Failures make it wait; nothing is left out because of one."""
+        """Deliver all that is due of a level, and set when to look again.
+
+        Failures make it wait; nothing is left out because of one.
+        """
         try:
             while await self._deliver_some(level, state):
                 pass
@@ -223,7 +230,7 @@ class ScheduleMessageService:
             state.retry = min(max(state.retry * 2, _FIRST_RETRY_MS), _LAST_RETRY_MS)
             state.look_at = self._clock.wall_ms() + state.retry
             _log.warning("delivery_put_off", level=level, offset=state.offset, reason=str(error), wait_ms=state.retry)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the other levels go on; this one is tried again
             state.look_at = self._clock.wall_ms() + _LAST_RETRY_MS
             _log.exception("delivery_failed", level=level, offset=state.offset)
         else:

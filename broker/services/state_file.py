@@ -1,10 +1,10 @@
 """The small JSON files of ``config/``: read tolerantly, replaced atomically, written behind the state they hold.
 
-What RocketMQ calls ConfigManager. A manager keeps its table in memory and says ``changed()``; one persister task writes the file, and many changes become
-one write. Who has to promise a change to a client waits for ``persisted()``.
+What RocketMQ calls ConfigManager. A manager keeps its table in memory and says ``changed()``; one persister task writes
+the file, and many changes become one write. Who has to promise a change to a client waits for ``persisted()``.
 
-Replacing: the new text goes to ``X.tmp`` and is synced, ``X`` becomes ``X.bak``, ``X.tmp`` becomes ``X``, the directory is synced. A reader that finds ``X`` missing,
-empty or broken takes ``X.bak``; so does RocketMQ.
+Replacing: the new text goes to ``X.tmp`` and is synced, ``X`` becomes ``X.bak``, ``X.tmp`` becomes ``X``, the directory
+is synced. A reader that finds ``X`` missing, empty or broken takes ``X.bak``; so does RocketMQ.
 """
 
 import time
@@ -33,7 +33,10 @@ class StateFileError(Exception):
 
 
 def encode_pieces(state: Mapping[str, Any], batch: int = 200) -> Iterator[bytes]:
-    """JSON text of a state. A table of many entries comes ``batch`` entries at a time, so that the caller can pause between the pieces."""
+    """JSON text of a state.
+
+    A table of many entries comes ``batch`` entries at a time, so that the caller can pause between the pieces.
+    """
     lead = b"{"
     for name, value in state.items():
         yield lead + msgspec.json.encode(name) + b":"
@@ -54,7 +57,10 @@ def _table_pieces(items: list[tuple[Any, Any]], batch: int) -> Iterator[bytes]:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Put ``data`` in the place of ``path``, keeping the old content as ``.bak``. Blocks; OSError leaves the old file in place (or as ``.bak``)."""
+    """Put ``data`` in the place of ``path``, keeping the old content as ``.bak``.
+
+    Blocks; OSError leaves the old file in place (or as ``.bak``).
+    """
     temporary, backup = path + ".tmp", path + ".bak"
     directory = path.rpartition("/")[0]
     if disk.stat(directory) is None:
@@ -88,8 +94,9 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 class StateFile:
     """One file and the state behind it.
 
-    ``pieces`` gives the text of the file, piece by piece: the writer lets others run between them. ``interval`` gives the seconds between writes of changes nobody waits for; without it a change is written at
-    once. The number of the last change and of the last one that is on disk tell whether there is something to do.
+    ``pieces`` gives the text of the file, piece by piece: the writer lets others run between them. ``interval`` gives
+    the seconds between writes of changes nobody waits for; without it a change is written at once. The number of the
+    last change and of the last one that is on disk tell whether there is something to do.
     """
 
     def __init__(
@@ -172,7 +179,10 @@ class StateFile:
                 raise StateFileError(f"{self.path} cannot be written: {self._error.strerror}") from self._error
 
     async def persist(self) -> None:
-        """Write the file now if it is behind. A failure is kept and shows in ``persisted()``; the file stays behind and is tried again."""
+        """Write the file now if it is behind.
+
+        A failure is kept and shows in ``persisted()``; the file stays behind and is tried again.
+        """
         async with self._writing:
             if not self.dirty:
                 return

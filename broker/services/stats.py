@@ -1,7 +1,10 @@
-"""What went through the broker: counters by topic and group, and their windows of a minute, an hour and a day (RocketMQ's BrokerStatsManager, StatsItem, BrokerStats).
+"""What went through the broker.
 
-On the hot path a count is a dict look-up and two additions. A task takes samples every 10 s, 10 min and 1 h; a view is the difference between now and the oldest
-sample of its window.
+Counters by topic and group, and their windows of a minute, an hour and a day (RocketMQ's BrokerStatsManager, StatsItem,
+BrokerStats).
+
+On the hot path a count is a dict look-up and two additions. A task takes samples every 10 s, 10 min and 1 h; a view is
+the difference between now and the oldest sample of its window.
 """
 
 import time

@@ -1,4 +1,7 @@
-"""Attributes of topics: which there are, what values they take, and how requests change them (RocketMQ's TopicAttributes, AttributeUtil)."""
+"""Attributes of topics.
+
+Which there are, what values they take, and how requests change them (RocketMQ's TopicAttributes, AttributeUtil).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -54,7 +57,8 @@ def alter(
 ) -> dict[str, str]:
     """The attributes after ``changes``; ``current`` None means that the topic (or group) is being created.
 
-    Raises ValueError for an unknown name, a bad value, a change of what cannot be changed, or a removal of what is not there.
+    Raises ValueError for an unknown name, a bad value, a change of what cannot be changed, or a removal of what is not
+    there.
     """
     result = dict(current or {})
     for name, value in changes.items():

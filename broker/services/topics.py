@@ -1,4 +1,7 @@
-"""The broker's topics: topics.json, the topics a broker has from the start, and creation on first use (RocketMQ's TopicConfigManager)."""
+"""The broker's topics.
+
+Topics.json, the topics a broker has from the start, and creation on first use (RocketMQ's TopicConfigManager).
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -76,9 +79,9 @@ def _auto_create_topic(config: BrokerConfig) -> TopicConfig:
 class TopicConfigManager:
     """Topics by name.
 
-    ``table`` is the look-up of the hot path: a plain dict. Whoever changes a topic goes through the methods, which raise the version, wake the writer of
-    topics.json and call ``listeners`` (registration with the name servers, making of queues) or ``delete_listeners``. A reply that promises a
-    change waits for ``persisted()`` first.
+    ``table`` is the look-up of the hot path: a plain dict. Whoever changes a topic goes through the methods, which
+    raise the version, wake the writer of topics.json and call ``listeners`` (registration with the name servers, making
+    of queues) or ``delete_listeners``. A reply that promises a change waits for ``persisted()`` first.
     """
 
     def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
@@ -145,7 +148,10 @@ class TopicConfigManager:
     # looking
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic belongs to the broker itself: reserved names, and those made from its own and its cluster's name."""
+        """Whether a topic belongs to the broker itself.
+
+        Reserved names, and those made from its own and its cluster's name.
+        """
         return topic in self._system or topic_rules.is_system_topic(topic)
 
     def system_topics(self) -> list[str]:
@@ -155,9 +161,12 @@ class TopicConfigManager:
     # creating and changing
 
     def create_on_send(self, topic: str, default_topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig | None:
-        """The topic of a send, made after the model of ``default_topic`` if it is not there; None if that is not allowed.
+        """The topic of a send, made after the model of ``default_topic`` if it is not there.
 
-        The model must have the inherit bit; the new topic gets its permissions without that bit and at most its number of queues.
+        None if that is not allowed.
+
+        The model must have the inherit bit; the new topic gets its permissions without that bit and at most its number
+        of queues.
         """
         known = self.get(topic)
         if known is not None:
@@ -182,7 +191,10 @@ class TopicConfigManager:
         return created
 
     def create_on_send_back(self, topic: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicConfig:
-        """The retry or dead-letter topic of a group, made if it is not there; an existing one keeps its queues and permissions."""
+        """The retry or dead-letter topic of a group, made if it is not there.
+
+        An existing one keeps its queues and permissions.
+        """
         known = self.get(topic)
         if known is not None:
             if known.topic_sys_flag != sys_flag and sys_flag:
@@ -210,7 +222,7 @@ class TopicConfigManager:
         return True
 
     def update_order(self, table: Mapping[str, str]) -> None:
-        """Ordered topics are those that the name servers have an order of queues for (their reply to a registration)."""
+        """Ordered topics are those that the name servers have an order of queues for."""
         changed = [
             msgspec.structs.replace(topic, order=name in table)
             for name, topic in self.table.items()
@@ -220,7 +232,9 @@ class TopicConfigManager:
             self._put(changed)
 
     def adopt(self, queues: Mapping[str, int]) -> list[str]:
-        """Make topics of queues that the store has and topics.json has not (topic -> number of queues); gives back their names.
+        """Make topics of queues that the store has and topics.json has not (topic -> number of queues).
+
+        Gives back their names.
 
         Happens after a topic's creation was lost with the machine while its messages were not.
         """
