@@ -17,7 +17,7 @@ class RemotingTransportError(Exception):
 class RemotingConnectError(RemotingTransportError):
     """No connection to ``address``; ``cause`` is the operating system's error (RemotingConnectException)."""
 
-    def __init__(self, address: str, cause: OSError | TimeoutError, detail: str = "") -> None:
+    def __init__(self, address: str, cause: OSError, detail: str = "") -> None:
         reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
         super().__init__(address, f"cannot connect to {address}: {reason}{detail}", written=False)
         self.cause = cause

@@ -1,0 +1,247 @@
+"""ClientConnection: one connection to a server, shared by everybody in this program who talks to that address."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import anyio
+import structlog
+from anyio.abc import ByteStream, TaskGroup
+
+from protocol.codes import ResponseCode
+from protocol.command import Encoding, RemotingCommand
+from protocol.errors import FrameError, RemotingError
+from protocol.frame import FrameDecoder, encode
+from remoting.clock import Clock
+from remoting.errors import RemotingSendError
+from remoting.handlers import not_supported
+
+_log = structlog.get_logger("remoting")
+
+RequestProcessor: TypeAlias = Callable[
+    ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None
+]
+"""Serves a request of the server: a plain function or a coroutine function; returns the reply, or None for none."""
+
+_RECEIVE: Final = 256 * 1024
+_SEND: Final = 256 * 1024
+"""Bytes handed to the socket at once; what is behind them can still be taken back."""
+
+_FULL: Final = 8 * 1024 * 1024
+"""Bytes waiting to be sent beyond which callers wait for room."""
+
+
+class Call:
+    """A request and, later, its reply; ``done`` is set when there is one, or none can come any more."""
+
+    __slots__ = ("done", "frame", "opaque", "reply", "written")
+
+    def __init__(self, opaque: int, frame: bytes) -> None:
+        self.opaque = opaque
+        self.frame = frame
+        self.written = False
+        self.reply: RemotingCommand | None = None
+        self.done = anyio.Event()
+
+
+class ClientConnection:
+    """A connection to ``address`` ("host:port"). ``encoding`` is that of the headers sent from here on.
+
+    ``data`` is for whoever has to remember something about it. ``close_reason`` says why it is closed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        stream: ByteStream,
+        processors: dict[int, RequestProcessor],
+        *,
+        encoding: Encoding,
+        clock: Clock,
+    ) -> None:
+        self.address = address
+        self.encoding = encoding
+        self.data: dict[str, Any] = {}
+        self.closed = False
+        self.close_reason = ""
+        self.received = 0
+        self.active_at = clock.monotonic()
+        self._clock = clock
+        self._stream = stream
+        self._processors = processors
+        self._calls: dict[int, Call] = {}
+        self._queue: list[bytes] = []
+        self._queued = 0
+        self._wanted = anyio.Event()
+        self._room = anyio.Event()
+        self._sending = False
+        self._scope = anyio.CancelScope()
+
+    def __repr__(self) -> str:
+        return f"<ClientConnection {self.address}{' closed' if self.closed else ''}>"
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a reply yet."""
+        return len(self._calls)
+
+    async def run(self) -> None:
+        """Own the connection until it ends: read, write, serve the server's requests. Closed when this returns."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._write)
+                    await self._read(tasks)
+                    tasks.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - one connection's fault must not end the others
+            _log.exception("connection_failed", address=self.address)
+            self.close(f"internal error: {error!r}")
+        finally:
+            self.close("the client was closed")
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1):
+                await anyio.aclose_forcefully(self._stream)
+
+    def close(self, reason: str) -> None:
+        """End the connection: what waits for a reply fails with ``reason``. Nothing where it is closed already."""
+        if self.closed:
+            return
+        self.closed = True
+        self.close_reason = reason
+        for call in self._calls.values():
+            call.done.set()
+        self._room.set()
+        self._scope.cancel()
+
+    def send(self, command: RemotingCommand) -> None:
+        """Queue ``command``, numbered by its sender, in the connection's encoding. Raises FrameError (too long)."""
+        command.encoding = self.encoding
+        self._put(encode(command))
+
+    def begin(self, command: RemotingCommand) -> Call:
+        """Queue a request whose reply is wanted. Raises FrameError (too long)."""
+        command.encoding = self.encoding
+        call = Call(command.opaque, encode(command))
+        self._calls[call.opaque] = call
+        self._put(call.frame)
+        return call
+
+    def end(self, call: Call) -> None:
+        """Forget a call; where it has not been handed to the socket, it never will be. Sets its ``written``."""
+        self._calls.pop(call.opaque, None)
+        if call.reply is None:
+            try:
+                self._queue.remove(call.frame)
+            except ValueError:
+                call.written = True
+            else:
+                self._queued -= len(call.frame)
+
+    async def wait_for_room(self) -> None:
+        """Return when there is room for one more request. Raises RemotingSendError where the connection has ended."""
+        while self._queued >= _FULL and not self.closed:
+            await self._room.wait()
+        if self.closed:
+            raise RemotingSendError(self.address, self.close_reason, written=False)
+
+    async def drained(self) -> None:
+        """Return when all that is queued has been handed to the socket, or the connection has ended."""
+        while (self._queue or self._sending) and not self.closed:
+            await self._room.wait()
+
+    def _put(self, frame: bytes) -> None:
+        self._queue.append(frame)
+        self._queued += len(frame)
+        self._wanted.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted = anyio.Event()
+                while self._queue:
+                    self._sending = True
+                    await self._stream.send(self._take())
+                    self._sending = False
+                    self.active_at = self._clock.monotonic()
+                    self._room.set()
+                    self._room = anyio.Event()
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            self.close(f"the connection was lost: {_text(error)}")
+
+    def _take(self) -> bytes:
+        count = size = 0
+        for frame in self._queue:
+            if count and size + len(frame) > _SEND:
+                break
+            count += 1
+            size += len(frame)
+        data = self._queue[0] if count == 1 else b"".join(self._queue[:count])
+        del self._queue[:count]
+        self._queued -= size
+        return data
+
+    async def _read(self, tasks: TaskGroup) -> None:
+        decoder = FrameDecoder()
+        try:
+            while True:
+                data = await self._stream.receive(_RECEIVE)
+                self.active_at = self._clock.monotonic()
+                for command in decoder.feed(data):
+                    self.received += 1
+                    if command.is_reply:
+                        self._reply_arrived(command)
+                    else:
+                        self._serve(command, tasks)
+        except anyio.EndOfStream:
+            self.close("the server has closed the connection")
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            self.close(f"the connection was lost: {_text(error)}")
+        except FrameError as error:
+            _log.warning("broken_frame", address=self.address, error=str(error))
+            self.close(f"the server sent a broken frame: {error}")
+
+    def _reply_arrived(self, command: RemotingCommand) -> None:
+        call = self._calls.pop(command.opaque, None)
+        if call is not None:
+            call.reply = command
+            call.written = True
+            call.done.set()
+
+    def _serve(self, command: RemotingCommand, tasks: TaskGroup) -> None:
+        processor = self._processors.get(command.code)
+        if processor is None:
+            self._answer(command, not_supported(command))
+            return
+        try:
+            outcome = processor(self, command)
+        except Exception as error:  # noqa: BLE001 - a processor's fault ends one request
+            outcome = self._failure(command, error)
+        if outcome is None or isinstance(outcome, RemotingCommand):
+            self._answer(command, outcome)
+        else:
+            tasks.start_soon(self._serve_later, command, outcome)
+
+    async def _serve_later(self, command: RemotingCommand, outcome: Awaitable[RemotingCommand | None]) -> None:
+        try:
+            reply = await outcome
+        except Exception as error:  # noqa: BLE001 - as above
+            reply = self._failure(command, error)
+        self._answer(command, reply)
+
+    def _answer(self, command: RemotingCommand, reply: RemotingCommand | None) -> None:
+        if reply is None or command.is_oneway or self.closed:
+            return
+        try:
+            self._put(encode(reply))
+        except FrameError as error:
+            self._put(encode(command.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}")))
+
+    def _failure(self, command: RemotingCommand, error: Exception) -> RemotingCommand:
+        if isinstance(error, RemotingError):
+            return command.reply(error.code, error.remark)
+        _log.error("request_failed", address=self.address, code=command.code, exc_info=error)
+        return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+def _text(error: Exception) -> str:
+    cause = error.__cause__ or error
+    return str(cause) or type(cause).__name__
