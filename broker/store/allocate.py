@@ -61,14 +61,16 @@ class AllocateMappedFileService:
         self._last_step_at = float("-inf")
         self._stopping = False
         self._wants_next = False
+        self._wanted = 0
         self._margin = 0
         self.next_file: MappedFile | None = None
         self.on_room: Callable[[], None] = lambda: None
 
     # -- called by the log
 
-    def poke(self) -> None:
-        """Look whether room is getting short."""
+    def poke(self, wanted: int = 0) -> None:
+        """Look whether room is getting short; ``wanted`` bytes are needed now."""
+        self._wanted = max(self._wanted, wanted)
         self._log.poke_at = _NEVER
         self._wake.set()
 
@@ -126,8 +128,12 @@ class AllocateMappedFileService:
         file = self._files.last
         if file is None:
             return None if self.next_file else _Task(None, 0, self._step)
-        if file.reserved < file.size and file.reserved - file.wrote <= self._step // 2:
-            return _Task(file, file.reserved, min(file.size, file.reserved + self._step))
+        ahead = file.reserved - file.wrote
+        if self._wanted and ahead >= self._wanted:
+            self._wanted = 0
+        if file.reserved < file.size and (ahead <= self._step // 2 or ahead < self._wanted):
+            end = max(file.reserved + self._step, file.wrote + self._wanted)
+            return _Task(file, file.reserved, min(file.size, end))
         if self.next_file is None and (self._wants_next or file.size - file.wrote <= self._next_file_border()):
             return _Task(None, file.end, self._step)
         return None
@@ -137,17 +143,14 @@ class AllocateMappedFileService:
         return max(self._files.size // 5, min(2 * self._max_step, self._files.size))
 
     def _set_poke(self) -> None:
-        """Tell the log at which offset the next task will be due."""
+        """Tell the log at which position of its file the next task will be due."""
         file = self._files.last
-        if file is None:
-            self._log.poke_at = 0
-            return
         due = _NEVER
-        if file.reserved < file.size:
+        if file is not None and file.reserved < file.size:
             due = file.reserved - self._step // 2
-        elif self.next_file is None:
-            due = file.size - self._next_file_border()
-        self._log.poke_at = file.start + due if due != _NEVER else due
+        if file is not None and self.next_file is None:
+            due = min(due, file.size - self._next_file_border())
+        self._log.poke_at = due
 
     async def _do(self, task: _Task) -> None:
         if self._margin:

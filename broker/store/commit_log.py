@@ -31,8 +31,8 @@ _ILLEGAL: Final = PutMessageStatus.MESSAGE_ILLEGAL
 class Room(Protocol):
     """Where the log gets its space from (AllocateMappedFileService)."""
 
-    def poke(self) -> None:
-        """Look whether the log needs more room; returns at once."""
+    def poke(self, wanted: int = 0) -> None:
+        """Look whether the log needs more room, at once ``wanted`` bytes for a record that waits; returns at once."""
         ...
 
     def take_next(self) -> MappedFile | None:
@@ -43,10 +43,11 @@ class Room(Protocol):
 class _NoRoom:
     """The room of a log that does not grow yet."""
 
-    def poke(self) -> None:
-        raise RuntimeError("the commit log has not been started")
+    def poke(self, wanted: int = 0) -> None:
+        raise RuntimeError(f"the commit log has not been started ({wanted} bytes wanted)")
 
-    take_next = poke
+    def take_next(self) -> MappedFile | None:
+        raise RuntimeError("the commit log has not been started")
 
 
 class TopicQueue:
@@ -85,7 +86,7 @@ class CommitLog:
         self._file: MappedFile | None = None
         self._room: Room = _NoRoom()
         self.poke_at = 0
-        """Log offset from which on an append has to call ``poke``: time to make more room ready."""
+        """Position in the current file from which on an append has to call ``poke``: more room has to be made ready."""
         self.on_roll: Callable[[int, int], None] = lambda _blank, _next: None
         """Hears that a BLANK fills the log from the first offset to the second, where the next file begins."""
         self.last_store_timestamp = 0
@@ -209,7 +210,7 @@ class CommitLog:
         if takes_offset:
             queue.next_offset = queue_offset + 1
         self.last_store_timestamp = now
-        if physical_offset >= self.poke_at:
+        if end >= self.poke_at:
             self._room.poke()
         return PutMessageResult(_OK, physical_offset, queue_offset, size, now)
 
@@ -312,7 +313,7 @@ class CommitLog:
         first = queue.next_offset
         queue.next_offset = queue_offset
         self.last_store_timestamp = now
-        if physical_offset >= self.poke_at:
+        if end >= self.poke_at:
             self._room.poke()
         return PutMessageResult(_OK, offsets[0], first, end - at, now, offsets)
 
@@ -324,7 +325,7 @@ class CommitLog:
                 return file
             left = file.size - file.wrote
             if size + BLANK_ROOM <= left or file.reserved - file.wrote < min(left, BLANK_ROOM):
-                self._room.poke()
+                self._room.poke(size + BLANK_ROOM)
                 return None
         following = self._room.take_next()
         if following is None:
@@ -338,7 +339,10 @@ class CommitLog:
         self._file = following
         if blank < following.start:
             self.on_roll(blank, following.start)
-        return following
+        if size <= following.append_limit:
+            return following
+        self._room.poke(size + BLANK_ROOM)
+        return None
 
     # -- reading
 

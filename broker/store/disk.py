@@ -4,8 +4,8 @@ RealDisk is thin. A simulated disk (tests) stands in for it: it keeps apart what
 where it is told to. Store code calls nothing of ``os`` or ``mmap`` but through here.
 
 Every method but ``run`` is an ordinary call that may block in the kernel. Those that can block for long (reserve,
-data_sync, sync_directory, delete, pread of cold data, space) are called through ``await disk.run(method, ...)``: a thread
-in production, inline in a simulation. Such a call makes kernel calls only and does no Python work of its own.
+data_sync, sync_directory, delete, pread of cold data, space) are called through ``await disk.run(method, ...)``: a
+thread in production, inline in a simulation. Such a call makes kernel calls only and does no Python work of its own.
 """
 
 import contextlib
@@ -163,8 +163,8 @@ class Disk(Protocol):
         """Mount point, type and source of the file system that holds ``path``."""
         ...
 
-    def identity(self, fd: int) -> tuple[int, int]:
-        """Device and inode of an open file."""
+    def identity(self, path: str) -> tuple[int, int] | None:
+        """Device and inode of the file at ``path``, without opening it; None if there is none."""
         ...
 
     def lock(self, fd: int) -> bool:
@@ -314,8 +314,11 @@ class RealDisk:
     def file_system(self, path: str) -> FileSystem:
         return _find_mount(os.path.realpath(path))
 
-    def identity(self, fd: int) -> tuple[int, int]:
-        found = os.fstat(fd)
+    def identity(self, path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
         return found.st_dev, found.st_ino
 
     def lock(self, fd: int) -> bool:

@@ -78,13 +78,14 @@ class PutMessageLock:
 
     async def run(self) -> None:
         """Serve the queue until ``stop``."""
-        while not (self._closed and not self._queue):
+        while True:
             await self._serve()
-            deadline = self._next_deadline()
-            with trio.move_on_at(deadline):
+            self._expire()
+            if self._closed and not self._queue:
+                break
+            with trio.move_on_at(self._next_deadline()):
                 await self._changed.wait()
             self._changed = trio.Event()
-            self._expire()
 
     def stop(self) -> None:
         """End the task once the queue is empty."""
@@ -136,11 +137,11 @@ class PutMessageLock:
         queue.popleft()
         while queue and now >= queue[0].since + self._busy_seconds:
             late.append(queue.popleft())
-        if first_due:
-            result = self._no_file() if needs_file else self._busy()
-            self._done(head, result)
-        else:
+        if not first_due:
             queue.appendleft(head)
+        self.is_held = bool(queue)
+        if first_due:
+            self._done(head, self._no_file() if needs_file else self._busy())
         for waiting in late:
             self._done(waiting, self._busy())
 

@@ -9,7 +9,7 @@ import trio.testing
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.commit_log import CommitLog
-from broker.store.disk import Disk
+from broker.store.disk import Disk, make_durable_directory
 from broker.store.flush import SyncPlace
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.running_flags import RunningFlags
@@ -59,9 +59,11 @@ class Answers:
 
     def __init__(self) -> None:
         self.results: list[PutMessageResult] = []
+        self.changed = trio.Event()
 
     def later(self, result: PutMessageResult) -> None:
         self.results.append(result)
+        self.changed.set()
 
     def take(self, result: PutMessageResult | None) -> PutMessageResult | None:
         if result is not None:
@@ -118,7 +120,7 @@ class Rig:
     ) -> None:
         self.disk = disk or SimDisk()
         self.config = settings or config()
-        self.disk.make_directory(directory)
+        make_durable_directory(self.disk, directory)
         self.flags = RunningFlags()
         self.stats = StoreStats()
         self.dispatcher = RecordingDispatcher()
@@ -148,7 +150,8 @@ class Rig:
     async def answered(self, count: int) -> list[PutMessageResult]:
         """Wait until so many results are there."""
         while len(self.answers.results) < count:
-            await trio.lowlevel.checkpoint()
+            self.answers.changed = trio.Event()
+            await self.answers.changed.wait()
         return self.answers.results
 
     @asynccontextmanager

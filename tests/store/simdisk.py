@@ -407,8 +407,9 @@ class SimDisk:
     def file_system(self, path: str) -> FileSystem:
         return FileSystem("/", "sim", "memory")
 
-    def identity(self, fd: int) -> tuple[int, int]:
-        return 0x51D, self._open[fd].number
+    def identity(self, path: str) -> tuple[int, int] | None:
+        inode = self._names.get(path)
+        return None if inode is None else (id(self), inode.number)
 
     def lock(self, fd: int) -> bool:
         self._call("lock", fd)

@@ -1,0 +1,164 @@
+import errno
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+from structlog.testing import capture_logs
+
+from broker.store.disk import FileSystem, RealDisk
+from broker.store.mapped_file import MappedFile
+from broker.store.running_flags import Flag
+from broker.store.types import PutMessageStatus
+from tests.store.builders import LOG, Rig, config, message, records
+from tests.store.simdisk import SimDisk
+
+
+async def test_space_is_reserved_in_steps_ahead_of_the_writer() -> None:
+    async with Rig(settings=config(1 << 20, step=8192)).running() as rig:
+        assert rig.sim.used() <= 2 * 8192
+        for _ in range(100):
+            rig.put(message(b"x" * 900))
+            await trio.testing.wait_all_tasks_blocked()
+            file = rig.files.files[0]
+            assert 4096 <= file.reserved - file.wrote <= 3 * 8192
+        assert all(result.ok for result in rig.answers.results)
+        rig.sim.check_mapped_stores()
+
+
+async def test_steps_grow_while_the_log_grows_quickly(autojump_clock: trio.testing.MockClock) -> None:
+    mib = 1 << 20
+    rig = Rig(settings=config(32 * mib, step=16 * mib, max_message_size=mib))
+    async with rig.running():
+        file = rig.files.last or rig.path.room.next_file
+        assert file is not None
+        assert file.reserved == 4 * mib
+        for number in range(8):
+            rig.put(message(bytes(mib)))
+            await rig.answered(number + 1)
+            await trio.testing.wait_all_tasks_blocked()
+        assert rig.files.files[0].reserved == (4 + 8 + 16) * mib
+
+
+async def test_the_next_file_is_there_before_the_current_one_is_full() -> None:
+    async with Rig(settings=config(65536, step=4096)).running() as rig:
+        assert rig.put(message(b"x" * 2000)) is not None
+        await trio.testing.wait_all_tasks_blocked()
+        while rig.files.files[0].wrote < 65536 * 9 // 10:
+            rig.put(message(b"x" * 2000))
+            await trio.testing.wait_all_tasks_blocked()
+        assert rig.path.room.next_file is not None
+        assert f"{LOG}/{65536:020d}" in rig.sim._names
+
+
+async def test_an_unused_next_file_is_removed_at_the_end() -> None:
+    rig = Rig(settings=config(16384))
+    async with rig.running():
+        rig.put(message(b"x" * 10_000))
+        await rig.answered(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(rig.sim.list(LOG)) == 2
+    assert rig.sim.list(LOG) == [f"{0:020d}"]
+    assert rig.sim.open_files() == 1
+    rig.files.close()
+    assert rig.sim.open_files() == 0
+
+
+async def test_a_full_disk_is_refused_with_figures_and_heals(autojump_clock: trio.testing.MockClock) -> None:
+    disk = SimDisk(capacity=20 * 4096)
+    async with Rig(disk, config(16384, step=4096)).running() as rig:
+        with capture_logs() as logs:
+            for _ in range(200):
+                rig.put(message(b"x" * 1000))
+                await trio.sleep(0.01)
+                if rig.flags.has(Flag.NO_SPACE):
+                    break
+        refused = rig.put(message(b"x"))
+        assert refused is not None
+        assert refused.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert "the disk is full: / (sim) has" in refused.remark
+        assert f"of {20 * 4096} bytes free, 12288 are needed" in refused.remark
+        assert rig.flags.bits == Flag.DISK_FULL
+        assert [entry["event"] for entry in logs] == ["no_room_for_commit_log"]
+        # readers go on
+        assert rig.log.read(0, 4) is not None
+        stored = len(records(rig.files))
+        assert stored == sum(result.ok for result in rig.answers.results)
+        # a little space is not enough: hysteresis
+        disk.capacity += 2 * 4096
+        await trio.sleep(3)
+        assert rig.flags.has(Flag.NO_SPACE)
+        disk.capacity += 10 * 4096
+        await trio.sleep(3)
+        assert rig.flags.bits == 0
+        again = rig.put(message(b"back"))
+        assert again is not None
+        assert again.ok
+
+
+async def test_those_that_wait_when_the_disk_fills_up_are_refused(autojump_clock: trio.testing.MockClock) -> None:
+    disk = SimDisk(capacity=3 * 4096)
+    async with Rig(disk, config(65536, step=4096)).running() as rig:
+        rig.put(message(b"x" * 60000))
+        (result,) = await rig.answered(1)
+        assert result.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("method", ["create", "reserve", "data_sync", "sync_directory", "map"])
+async def test_a_failed_new_file_leaves_nothing_behind(method: str) -> None:
+    disk = SimDisk()
+    disk.make_directory(LOG)
+    disk.fail(method, errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
+        MappedFile.create(disk, f"{LOG}/{0:020d}", 0, 8192, 4096)
+    assert disk.list(LOG) == []
+    assert disk.open_files() == 0
+
+
+async def test_an_error_that_no_space_explains_makes_the_store_read_only(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    disk = SimDisk()
+    disk.make_directory(LOG)
+    disk.fail("reserve", errno.EIO)
+    async with Rig(disk).running() as rig:
+        refused = rig.put(message())
+        assert refused is not None
+        assert refused.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert "Input/output error" in refused.remark
+        assert rig.flags.is_broken
+        rig.flags.clear(Flag.NOT_WRITEABLE)
+        await trio.sleep(10)
+        assert not rig.flags.writable
+
+
+async def test_where_reservations_promise_nothing_a_margin_is_kept(autojump_clock: trio.testing.MockClock) -> None:
+    class Btrfs(SimDisk):
+        def file_system(self, path: str) -> FileSystem:
+            return FileSystem("/mnt", "btrfs", "/dev/sdb")
+
+    disk = Btrfs(capacity=10 * 4096)
+    with capture_logs() as logs:
+        async with Rig(disk, config(1 << 20, step=4096)).running() as rig:
+            for _ in range(60):
+                rig.put(message(b"x" * 1000))
+                await trio.sleep(0.01)
+            assert rig.flags.has(Flag.NO_SPACE)
+            assert disk.capacity - disk.used() >= 2 * 4096
+    assert logs[0]["event"] == "reserved_space_not_guaranteed"
+
+
+async def test_on_the_real_disk(tmp_path: Path) -> None:
+    rig = Rig(RealDisk(), config(1 << 16, step=4096), directory=str(tmp_path / "commitlog"))
+    async with rig.running():
+        for number in range(300):
+            rig.put(message(bytes([number % 256]) * 1000))
+            await rig.answered(number + 1)
+        assert all(result.ok for result in rig.answers.results)
+        assert len(records(rig.files)) == 300
+        blocks = (tmp_path / "commitlog" / f"{0:020d}").stat().st_blocks * 512
+        assert blocks >= 1 << 16
+    names = sorted(path.name for path in (tmp_path / "commitlog").iterdir())
+    assert names == [f"{number << 16:020d}" for number in range(6)]
+    rig.files.close()
