@@ -15,10 +15,12 @@ class NamesrvConfig:
     kv_config_path: str = option(
         lambda: str(Path("~/namesrv/kvConfig.json").expanduser()),
         "File of the table of keys and values (order of topics among them).",
+        shown="namesrv/kvConfig.json in the home directory",
     )
     config_store_path: str = option(
         lambda: str(Path("~/namesrv/namesrv.properties").expanduser()),
         "File that changes of the configuration at run time are written to when none was given with -c.",
+        shown="namesrv/namesrv.properties in the home directory",
     )
     scan_not_active_broker_interval: int = option(
         5000, "Time between two looks for brokers that are silent.", unit="ms", minimum=100

@@ -16,7 +16,9 @@ from msgspec import Struct
 
 from broker.config import BrokerConfig
 from broker.store.types import MessageFilter
+from protocol.codes import ResponseCode
 from protocol.command import RemotingCommand
+from protocol.errors import RemotingError
 from protocol.headers.pull import PullMessageRequestHeader
 from remoting.clock import Clock
 from remoting.config import Configuration
@@ -132,10 +134,19 @@ class PullRequestHoldService:
             for request in woken:
                 if request.connection.closed:
                     continue
-                try:
-                    self.again(request)
-                except Exception:  # noqa: BLE001 - one bad request must not end the others
-                    _log.exception("held_pull_failed", topic=request.topic, queue=request.queue_id)
+                self._serve(request)
+
+    def _serve(self, request: PullRequest) -> None:
+        try:
+            self.again(request)
+        except RemotingError as error:
+            reply = request.command.reply(error.code, error.remark)
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
+            _log.exception("held_pull_failed", topic=request.topic, queue=request.queue_id)
+            reply = request.command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+        else:
+            return
+        request.connection.settle(request.command, reply)
 
     def _wake_up(self, requests: list[PullRequest]) -> None:
         for request in requests:

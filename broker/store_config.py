@@ -1,0 +1,265 @@
+"""The store's section of the broker's configuration (RocketMQ's MessageStoreConfig)."""
+
+import enum
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from remoting.options import option
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class FlushDiskType(enum.StrEnum):
+    """When an acknowledged message is on the disk."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class BrokerRole(enum.StrEnum):
+    """What the broker is to its slaves."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+
+
+DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+_DELAY_UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """`1s 5s` -> (0, 1000, 5000): milliseconds by level, level 0 being no delay. Raises ValueError."""
+    levels = [0]
+    for word in text.split():
+        if not re.fullmatch(r"\d+[smhd]", word):
+            raise ValueError(f"{word!r} is not a number followed by s, m, h or d")
+        levels.append(int(word[:-1]) * _DELAY_UNITS[word[-1]])
+    if len(levels) == 1:
+        raise ValueError("there has to be at least one level")
+    return tuple(levels)
+
+
+def _delay_levels_problem(text: str) -> str:
+    try:
+        parse_delay_levels(text)
+    except ValueError:
+        return "numbers with s, m, h or d, separated by blanks"
+    return ""
+
+
+def _hours_problem(text: str) -> str:
+    parts = text.split(";")
+    good = all(part.strip().isdigit() and int(part) < 24 for part in parts if part.strip())
+    return "" if good and text.strip(" ;") else "hours from 00 to 23, separated by ;"
+
+
+@dataclass(frozen=True)
+class MessageStoreConfig:
+    """Where and how messages are kept (RocketMQ's MessageStoreConfig)."""
+
+    store_path_root_dir: str = option(
+        lambda: str(Path("~/store").expanduser()),
+        "Directory of everything that is kept.",
+        shown="store in the home directory",
+    )
+    store_path_commit_log: str | None = option(
+        None, "Directory of the commit log.", unset="commitlog in storePathRootDir"
+    )
+    mapped_file_size_commit_log: int = option(
+        1024 * MIB,
+        "Size of a commit log file. An existing store has to be opened with the size it was made with.",
+        unit="bytes",
+        minimum=4 * KIB,
+        maximum=2**31 - 1,
+    )
+    mapped_file_size_consume_queue: int = option(
+        300000 * 20,
+        "Size of a consume queue file, 20 bytes a message; rounded up to a multiple of 20.",
+        unit="bytes",
+        minimum=20,
+        maximum=2**31 - 20,
+    )
+    flush_disk_type: FlushDiskType = option(
+        FlushDiskType.ASYNC_FLUSH,
+        "When a send is answered: once the message is in memory (ASYNC_FLUSH) or on the disk (SYNC_FLUSH).",
+    )
+    sync_flush_timeout: int = option(
+        5000, "SYNC_FLUSH: a send that waits longer is answered FLUSH_DISK_TIMEOUT.", unit="ms", minimum=1
+    )
+    flush_interval_commit_log: int = option(
+        500, "ASYNC_FLUSH: time between two looks at what is not yet on the disk.", unit="ms", minimum=1
+    )
+    flush_commit_log_timed: bool = option(True, "Look only at that interval; otherwise also when a message comes in.")
+    flush_commit_log_least_pages: int = option(4, "Flush only when at least so many pages of 4 KiB wait.", minimum=0)
+    flush_commit_log_thorough_interval: int = option(
+        10000, "After this time flush whatever waits.", unit="ms", minimum=1
+    )
+    flush_interval_consume_queue: int = option(
+        1000, "Time between two flushes of the consume queues.", unit="ms", minimum=1
+    )
+    flush_consume_queue_least_pages: int = option(
+        2, "Flush a consume queue only when at least so many pages wait.", minimum=0
+    )
+    flush_consume_queue_thorough_interval: int = option(
+        60000, "After this time flush whatever waits.", unit="ms", minimum=1
+    )
+    max_message_size: int = option(
+        4 * MIB, "Largest body of a message.", unit="bytes", minimum=1, maximum=2**31 - 1, dynamic=True
+    )
+    auto_message_version_on_topic_len: bool = option(
+        True, "Take the record version with two bytes of topic length for topics over 127 bytes."
+    )
+    os_page_cache_busy_time_out_mills: int = option(
+        1000, "A send that waits longer than this for its turn is answered SYSTEM_BUSY.", unit="ms", minimum=1
+    )
+    check_crc_on_recover: bool = option(
+        True, "Check the checksum of each record that is read at start.", key="checkCRCOnRecover"
+    )
+    delete_when: str = option(
+        "04",
+        "Hours of the day (local time) at which expired files are deleted, separated by ;.",
+        check=_hours_problem,
+        dynamic=True,
+    )
+    file_reserved_time: int = option(
+        72, "How long messages are kept.", unit="hours", minimum=1, maximum=1_000_000, dynamic=True
+    )
+    disk_max_used_space_ratio: int = option(
+        75,
+        "Disk usage above which expired files are deleted at any hour.",
+        unit="percent",
+        minimum=10,
+        maximum=95,
+        dynamic=True,
+    )
+    disk_space_clean_forcibly_ratio: int = option(
+        85,
+        "Disk usage above which the oldest files are deleted even if they are not expired.",
+        unit="percent",
+        minimum=30,
+        maximum=85,
+        dynamic=True,
+    )
+    disk_space_warning_level_ratio: int = option(
+        90, "Disk usage above which sends are refused.", unit="percent", minimum=35, maximum=90, dynamic=True
+    )
+    clean_file_forcibly_enable: bool = option(
+        True, "Allow the deletion of files that are not expired when the disk gets full.", dynamic=True
+    )
+    clean_resource_interval: int = option(10000, "Time between two looks for files to delete.", unit="ms", minimum=100)
+    delete_commit_log_files_interval: int = option(
+        100, "Pause between two deletions of commit log files.", unit="ms", minimum=0
+    )
+    delete_consume_queue_files_interval: int = option(
+        100, "Pause between two deletions of consume queue files.", unit="ms", minimum=0
+    )
+    delete_file_batch_max: int = option(10, "Most files deleted in one go.", minimum=1, dynamic=True)
+    destroy_maped_file_interval_forcibly: int = option(
+        120000,
+        "A deleted file that is still being sent is taken away from its readers after this time.",
+        unit="ms",
+        minimum=0,
+    )
+    redelete_hanged_file_interval: int = option(
+        120000, "Time between two tries to take it away.", unit="ms", minimum=100
+    )
+    max_transfer_bytes_on_message_in_memory: int = option(
+        256 * KIB, "Most bytes a pull gets of messages in memory.", unit="bytes", minimum=1, dynamic=True
+    )
+    max_transfer_count_on_message_in_memory: int = option(
+        32, "Most messages a pull gets of those in memory.", minimum=1, dynamic=True
+    )
+    max_transfer_bytes_on_message_in_disk: int = option(
+        64 * KIB, "Most bytes a pull gets of messages on disk only.", unit="bytes", minimum=1, dynamic=True
+    )
+    max_transfer_count_on_message_in_disk: int = option(
+        8, "Most messages a pull gets of those on disk only.", minimum=1, dynamic=True
+    )
+    access_message_in_memory_max_ratio: int = option(
+        40,
+        "Share of the memory that recent messages are assumed to be in.",
+        unit="percent",
+        minimum=0,
+        maximum=100,
+        dynamic=True,
+    )
+    max_filter_message_size: int = option(
+        16000, "Most bytes of a consume queue that one pull looks through.", unit="bytes", minimum=20, dynamic=True
+    )
+    message_index_enable: bool = option(True, "Keep the index by key.")
+    message_index_safe: bool = option(
+        False, "After an abnormal exit, build the index again from the checkpoint of the index on."
+    )
+    max_hash_slot_num: int = option(5_000_000, "Hash slots of an index file.", minimum=1, maximum=2**28)
+    max_index_num: int = option(
+        20_000_000, "Entries of an index file, of which the first is not used.", minimum=2, maximum=2**26
+    )
+    max_msgs_num_batch: int = option(64, "Most messages that a query gives.", minimum=1, dynamic=True)
+    default_query_max_num: int = option(
+        32, "Messages that a query by unique key gives at most.", minimum=1, dynamic=True
+    )
+    message_delay_level: str = option(
+        DEFAULT_DELAY_LEVELS, "Delays of the levels 1, 2, 3 and so on; units s, m, h, d.", check=_delay_levels_problem
+    )
+    flush_delay_offset_interval: int = option(
+        10000, "Time between two writes of delayOffset.json.", unit="ms", minimum=100
+    )
+    broker_role: BrokerRole = option(
+        BrokerRole.ASYNC_MASTER, "Whether sends wait for slaves. There are no slaves yet, so both mean the same."
+    )
+    ha_listen_port: int | None = option(
+        None,
+        "Port that slaves are told to connect to; nothing listens there yet.",
+        minimum=0,
+        maximum=65535,
+        unset="listenPort + 1",
+    )
+    commit_log_reserve_step: int = option(
+        64 * MIB,
+        "Disk space is reserved ahead of the write position in steps of this size.",
+        unit="bytes",
+        minimum=4 * KIB,
+        ours=True,
+    )
+    consume_queue_reserve_step: int = option(
+        64 * KIB, "The same for a consume queue.", unit="bytes", minimum=4 * KIB, ours=True
+    )
+    consume_queue_max_open_files: int = option(256, "Consume queue files that are open at once.", minimum=4, ours=True)
+
+    def problem(self) -> tuple[str, str] | None:
+        """Which key does not fit the others, and what was expected of it."""
+        if self.disk_space_clean_forcibly_ratio > self.disk_space_warning_level_ratio:
+            return (
+                "diskSpaceCleanForciblyRatio",
+                f"at most diskSpaceWarningLevelRatio ({self.disk_space_warning_level_ratio})",
+            )
+        return None
+
+    @property
+    def root(self) -> Path:
+        """The store's directory, absolute."""
+        return Path(self.store_path_root_dir).expanduser().absolute()
+
+    @property
+    def commit_log_path(self) -> Path:
+        """Directory of the commit log files."""
+        if self.store_path_commit_log:
+            return Path(self.store_path_commit_log).expanduser().absolute()
+        return self.root / "commitlog"
+
+    @property
+    def config_path(self) -> Path:
+        """Directory of the small JSON files (topics, groups, offsets)."""
+        return self.root / "config"
+
+    @property
+    def consume_queue_file_size(self) -> int:
+        """mappedFileSizeConsumeQueue, rounded up to whole units."""
+        return -(-self.mapped_file_size_consume_queue // 20) * 20
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Delay of each level in ms; [0] is no delay."""
+        return parse_delay_levels(self.message_delay_level)

@@ -1,0 +1,43 @@
+"""Writes conf/broker.conf and conf/namesrv.conf from the options' descriptions; --check tells if they are current."""  # noqa: INP001 - a script in a folder that is no package
+
+import sys
+from pathlib import Path
+
+from broker import config as broker_config
+from namesrv import config as namesrv_config
+from remoting.config_doc import render_conf
+
+HERE = Path(__file__).resolve().parent
+_USE = (
+    "The file has RocketMQ's format and key names. Each option stands here with its default, commented out: "
+    "take away the # of those you want to change. mqbroker -p and mqnamesrv -p show what is in effect and why."
+)
+
+
+def wanted() -> dict[Path, str]:
+    """The files as they should be."""
+    return {
+        HERE / "broker.conf": render_conf(
+            broker_config.SCHEMA, f"Options of the broker. Use: mqbroker -c broker.conf. {_USE}"
+        ),
+        HERE / "namesrv.conf": render_conf(
+            namesrv_config.SCHEMA, f"Options of the name server. Use: mqnamesrv -c namesrv.conf. {_USE}"
+        ),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or check them; gives back the exit code."""
+    files = wanted()
+    if "--check" not in arguments:
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    stale = [path.name for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
+    if stale:
+        sys.stderr.write(f"not current: {', '.join(stale)}; run python conf/generate.py\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
