@@ -1,0 +1,191 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from broker.store.disk import Disk, RealDisk, make_durable_directory, read_whole, write_durably
+from tests.store.simdisk import Loss, MappedStoreError, PowerCut, SimDisk
+
+
+@pytest.fixture(params=["real", "simulated"])
+def disk(request: pytest.FixtureRequest) -> Disk:
+    return RealDisk() if request.param == "real" else SimDisk()
+
+
+@pytest.fixture
+def root(disk: Disk, tmp_path: Path) -> str:
+    make_durable_directory(disk, str(tmp_path))
+    return str(tmp_path)
+
+
+def test_both_disks_do_the_same_with_files(disk: Disk, root: str) -> None:
+    path = f"{root}/file"
+    fd = disk.create(path, 10_000)
+    with pytest.raises(FileExistsError):
+        disk.create(path, 1)
+    with pytest.raises(FileNotFoundError):
+        disk.open(f"{root}/none")
+    with pytest.raises(FileNotFoundError):
+        disk.create(f"{root}/none/file", 1)
+    disk.pwrite(fd, b"hello", 9_990)
+    disk.pwrite(fd, memoryview(b"longer"), 9_998)
+    assert disk.size(fd) == 10_004
+    assert disk.pread(fd, 100, 9_990) == b"hello\0\0\0longer"
+    assert disk.pread_cached(fd, 5, 9_990) == b"hello"
+    assert disk.pread_cached(fd, 100, 9_990) is None
+    disk.truncate(fd, 9_995)
+    disk.truncate(fd, 10_000)
+    assert disk.pread(fd, 100, 9_990) == b"hello\0\0\0\0\0"
+    disk.data_sync(fd)
+    info = disk.stat(path)
+    assert info is not None
+    assert (info.is_directory, info.size) == (False, 10_000)
+    identity = disk.identity(path)
+    assert identity is not None
+    disk.rename(path, f"{root}/other")
+    assert disk.identity(path) is None
+    assert disk.identity(f"{root}/other") == identity
+    assert disk.list(root) == ["other"]
+    disk.delete(f"{root}/other")
+    assert disk.pread(fd, 5, 9_990) == b"hello"
+    disk.close(fd)
+    with pytest.raises(FileNotFoundError):
+        disk.delete(f"{root}/other")
+    assert disk.stat(path) is None
+
+
+def test_both_disks_do_the_same_with_directories(disk: Disk, root: str) -> None:
+    disk.make_directory(f"{root}/a/b")
+    disk.make_directory(f"{root}/a/b")
+    assert disk.list(f"{root}/a") == ["b"]
+    assert disk.list(f"{root}/nothing") == []
+    with pytest.raises(OSError, match="not empty"):
+        disk.remove_directory(f"{root}/a")
+    disk.sync_directory(f"{root}/a")
+    disk.remove_directory(f"{root}/a/b")
+    assert disk.list(f"{root}/a") == []
+    info = disk.stat(f"{root}/a")
+    assert info is not None
+    assert info.is_directory
+
+
+def test_both_disks_do_the_same_with_mappings(disk: Disk, root: str) -> None:
+    fd = disk.create(f"{root}/file", 16_384)
+    mapping = disk.map(fd, 16_384)
+    disk.pwrite(fd, b"stale", 8192)
+    disk.reserve(fd, 4096, mapping.view[4096:12_288])
+    assert not any(mapping.view)
+    mapping.buffer[5000:5005] = b"hello"
+    assert disk.pread(fd, 5, 5000) == b"hello"
+    disk.pwrite(fd, b"world", 5005)
+    piece = mapping.view[5000:5010]
+    assert bytes(piece) == b"helloworld"
+    assert disk.next_data(fd, 0) <= 4096 or isinstance(disk, RealDisk)
+    disk.data_sync(fd)
+    mapping.close()
+    disk.close(fd)
+    assert bytes(piece) == b"helloworld"
+
+
+def test_both_disks_replace_a_file(disk: Disk, root: str) -> None:
+    path = f"{root}/state.json"
+    assert read_whole(disk, path) is None
+    write_durably(disk, path, b"one")
+    write_durably(disk, path, b"two")
+    assert read_whole(disk, path) == b"two"
+    assert disk.list(root) == ["state.json"]
+
+
+def test_the_real_disk_knows_its_file_system(tmp_path: Path) -> None:
+    disk = RealDisk()
+    system = disk.file_system(str(tmp_path))
+    assert str(tmp_path.resolve()).startswith(system.mount_point)
+    assert system.kind != "unknown"
+    space = disk.space(str(tmp_path))
+    assert 0 < space.free <= space.total
+    assert disk.file_system("/proc/self").kind == "proc"
+
+
+def test_reserved_space_has_blocks_and_pages(tmp_path: Path) -> None:
+    disk = RealDisk()
+    fd = disk.create(str(tmp_path / "file"), 4 << 20)
+    mapping = disk.map(fd, 4 << 20)
+    assert os.fstat(fd).st_blocks == 0
+    disk.reserve(fd, 0, mapping.view[: 3 << 20])
+    assert os.fstat(fd).st_blocks * 512 >= 3 << 20
+    assert os.fstat(fd).st_size == 4 << 20
+    disk.reserve(fd, 0, mapping.view[:0])
+    mapping.close()
+    disk.close(fd)
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+def test_a_replaced_file_is_the_old_or_the_new_one_after_a_cut_at_any_call(loss: Loss) -> None:
+    cut_at = 0
+    alive = False
+    while not alive:
+        cut_at += 1
+        disk = SimDisk(seed=cut_at)
+        make_durable_directory(disk, "/d")
+        write_durably(disk, "/d/f", b"old")
+        disk.loss, disk.cut_at = loss, disk.calls + cut_at
+        try:
+            write_durably(disk, "/d/f", b"new")
+            alive = True
+        except PowerCut:
+            pass
+        survivor = disk.power_cut(loss)
+        content = survivor.content("/d/f")
+        assert content == b"new" if alive else content in (b"old", b"new")
+        write_durably(survivor, "/d/f", b"again")
+    assert cut_at > 5
+
+
+def test_the_simulated_disk_forgets_what_was_not_synced() -> None:
+    disk = SimDisk()
+    make_durable_directory(disk, "/d")
+    fd = disk.create("/d/kept", 0)
+    disk.pwrite(fd, b"synced", 0)
+    disk.data_sync(fd)
+    assert disk.power_cut(Loss.ALL).list("/d") == []
+    disk.after_cut = None
+    disk.sync_directory("/d")
+    disk.pwrite(fd, b"not", 0)
+    disk.create("/d/lost", 0)
+    survivor = disk.power_cut(Loss.ALL)
+    assert survivor.content("/d/kept") == b"synced"
+    assert survivor.list("/d") == ["kept"]
+    with pytest.raises(PowerCut):
+        disk.pread(fd, 1, 0)
+
+
+def test_the_simulated_disk_notices_a_store_without_a_block() -> None:
+    disk = SimDisk()
+    fd = disk.create("/f", 8192)
+    mapping = disk.map(fd, 8192)
+    disk.reserve(fd, 0, mapping.view[:4096])
+    mapping.buffer[0:1] = b"x"
+    disk.check_mapped_stores()
+    mapping.buffer[4096:4097] = b"x"
+    with pytest.raises(MappedStoreError, match="page 1"):
+        disk.check_mapped_stores()
+    with pytest.raises(MappedStoreError):
+        disk.data_sync(fd)
+
+
+def test_the_simulated_disk_fails_on_demand_and_loses_the_pages() -> None:
+    disk = SimDisk(capacity=8192)
+    fd = disk.create("/f", 0)
+    disk.pwrite(fd, b"x", 0)
+    disk.fail("data_sync", errno.EIO, nth=2)
+    disk.data_sync(fd)
+    disk.pwrite(fd, b"y", 0)
+    with pytest.raises(OSError, match="Input/output"):
+        disk.data_sync(fd)
+    disk.data_sync(fd)
+    assert disk.durable_content("/f") == b"x"
+    with pytest.raises(OSError, match="No space"):
+        disk.pwrite(fd, b"z" * 4096, 6000)
+    disk.flip("/f", 0, 1)
+    assert disk.content("/f") == bytes([ord("y") ^ 2])
