@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from broker.store.commit_log import CommitLog
-from broker.store.disk import UNRELIABLE_RESERVE, Disk
+from broker.store.disk import UNRELIABLE_RESERVE, Disk, DiskSpace
 from broker.store.mapped_file import MappedFile
 from broker.store.running_flags import Flag, RunningFlags
 
@@ -105,12 +105,24 @@ class AllocateMappedFileService:
     async def _no_space_text(self, error: OSError) -> str:
         directory = self._files.directory
         system = await self._disk.run(self._disk.file_system, directory)
-        space = await self._disk.run(self._disk.space, directory)
-        needed = 3 * self._step + self._margin
-        return (
-            f"the disk is full: {system.mount_point} ({system.kind}) has {space.free} of {space.total} bytes free, "
-            f"{needed} are needed to go on ({error.strerror}); delete something or lower fileReservedTime"
+        space = await self._space()
+        figures = (
+            f"{space.free} of {space.total} bytes free" if space is not None else "an unknown number of bytes free"
         )
+        return (
+            f"the disk is full: {system.mount_point} ({system.kind}) has {figures}, {self._needed()} are needed "
+            f"to go on ({error.strerror}); delete something or lower fileReservedTime"
+        )
+
+    def _needed(self) -> int:
+        """Free bytes from which on it makes sense to go on: more than the next step, so that it does not flap."""
+        return 3 * self._step + self._margin
+
+    async def _space(self) -> DiskSpace | None:
+        try:
+            return await self._disk.run(self._disk.space, self._files.directory)
+        except OSError:  # the file system that is asked may be the one that is broken
+            return None
 
     async def stop(self) -> None:
         """End the task and remove a next file that nothing was written into."""
@@ -118,7 +130,10 @@ class AllocateMappedFileService:
         self._wake.set()
         file, self.next_file = self.next_file, None
         if file is not None:
-            await self._disk.run(self._remove, file)
+            try:
+                await self._disk.run(self._remove, file)
+            except OSError as error:  # it is empty: the next start takes it for what it is
+                _log.warning("unused_file_not_removed", file=file.path, error=str(error))
 
     def _remove(self, file: MappedFile) -> None:
         file.destroy()
@@ -191,8 +206,8 @@ class AllocateMappedFileService:
 
     async def _check_margin(self) -> None:
         """Where a reservation promises nothing, keep two steps free instead."""
-        space = await self._disk.run(self._disk.space, self._files.directory)
-        if space.free < self._margin + self._step:
+        space = await self._space()
+        if space is not None and space.free < self._margin + self._step:
             raise OSError(errno.ENOSPC, "less free than the margin that this file system needs")
 
     async def _refused(self, error: OSError) -> None:
@@ -211,6 +226,6 @@ class AllocateMappedFileService:
             self._wake = trio.Event()
             if not self._flags.has(Flag.NO_SPACE):
                 continue
-            space = await self._disk.run(self._disk.space, directory)
-            if space.free >= 3 * self._step + self._margin:
+            space = await self._space()
+            if space is not None and space.free >= self._needed():
                 return

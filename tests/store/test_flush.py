@@ -7,6 +7,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from broker.store.disk import make_durable_directory
 from broker.store.flush import SyncPace, SyncPlace
 from broker.store.types import PutMessageResult, PutMessageStatus
 from protocol.message import decode_messages
@@ -299,6 +300,40 @@ async def _work(disk: SimDisk) -> tuple[Rig | None, bool]:
     except* PowerCut:
         alive = False
     return rig, alive
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+async def test_an_error_at_any_call_acknowledges_nothing_that_is_not_durable(number: int) -> None:
+    """The store refuses or goes on; it does not fall over."""
+    failed_at = 1
+    refused = 0
+    while True:
+        disk = SimDisk(seed=failed_at)
+        make_durable_directory(disk, LOG)
+        disk.fail("*", number, failed_at)
+        rig = Rig(disk, config(4096, sync=True))
+        with capture_logs():
+            async with rig.running():
+                for at in range(8):
+                    rig.put(message(bytes([at]) * 1000))
+                    if at % 3 == 0:
+                        await rig.answered(at + 1)
+                results = await rig.answered(8)
+        survivor = disk.power_cut(Loss.ALL)
+        for result in results:
+            if result.status is OK:
+                start = result.physical_offset // 4096 * 4096
+                at = result.physical_offset - start
+                assert decode_messages(survivor.content(f"{LOG}/{start:020d}")[at : at + result.size])
+            else:
+                refused += 1
+                assert result.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+                assert result.remark
+        if disk._failures:
+            break
+        failed_at += 1
+    assert failed_at > 25
+    assert refused
 
 
 def test_inline_only_while_syncs_are_short() -> None:
