@@ -179,7 +179,8 @@ class RemotingClient:
         connection = self._open(address)
         if connection is not None:
             return connection
-        if self._tasks is None:
+        tasks = self._tasks
+        if tasks is None:
             raise RuntimeError("the client is not open: use it in `async with`")
         host, port = split_address(address)
         peer = self._peers.setdefault(address, _Peer())
@@ -200,10 +201,10 @@ class RemotingClient:
                 except OSError as error:
                     self._failed(peer, error)
                     raise RemotingConnectError(address, error) from error
-                if self._tasks is None:
+                if self._tasks is not tasks:
                     await anyio.aclose_forcefully(stream)
-                    raise RuntimeError("the client was closed")
-                return self._adopt(address, peer, stream, self._tasks)
+                    raise RuntimeError("the client was closed meanwhile")
+                return self._adopt(address, peer, stream, tasks)
         if not connecting:
             raise RemotingConnectError(address, TimeoutError("another caller still tries"))
         self._failed(peer, TimeoutError("no answer in time"))
