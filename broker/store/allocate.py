@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from broker.store.commit_log import CommitLog
-from broker.store.disk import UNRELIABLE_RESERVE, Disk, DiskSpace
+from broker.store.disk import Disk, DiskSpace
 from broker.store.mapped_file import MappedFile
 from broker.store.running_flags import Flag, RunningFlags
 
@@ -85,10 +85,10 @@ class AllocateMappedFileService:
 
     async def run(self) -> None:
         """Make room until ``stop``."""
-        kind = (await self._disk.run(self._disk.file_system, self._files.directory)).kind
-        if kind in UNRELIABLE_RESERVE:
+        system = await self._disk.run(self._disk.file_system, self._files.directory)
+        if not system.keeps_reservations:
             self._margin = 2 * self._max_step
-            _log.warning("reserved_space_not_guaranteed", file_system=kind, free_space_kept=self._margin)
+            _log.warning("reserved_space_not_guaranteed", file_system=system.kind, free_space_kept=self._margin)
         while not self._stopping:
             task = self._next_task()
             if task is None:

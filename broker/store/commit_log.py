@@ -378,10 +378,9 @@ class CommitLog:
         """Take what lies further back than ``hot_bytes`` from the map: its pages may have left memory."""
         border = self.max_offset - hot_bytes
         for file in reversed(self.files.files):
-            position = border - file.start
-            if position <= file.hot_from:
+            if file.hot_from == file.size:
                 break
-            file.hot_from = min(position, file.size)
+            file.hot_from = max(file.hot_from, min(border - file.start, file.size))
 
 
 def _checked_topic(topic: str) -> bytes:

@@ -23,10 +23,7 @@ import trio
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-UNRELIABLE_RESERVE: Final = frozenset(
-    {"btrfs", "zfs", "nfs", "nfs4", "fuse", "fuseblk", "overlay", "cifs", "smb3", "9p"}
-)
-"""File systems on which posix_fallocate does not promise that a later store into the range finds its block."""
+_UNRELIABLE: Final = ("btrfs", "zfs", "nfs", "fuse", "cifs", "smb", "9p")
 
 _TOUCH_STEP: Final = 1 << 20
 
@@ -52,6 +49,11 @@ class FileSystem(NamedTuple):
     mount_point: str
     kind: str
     source: str
+
+    @property
+    def keeps_reservations(self) -> bool:
+        """False where posix_fallocate does not promise that a later store into the range finds its block."""
+        return not self.kind.startswith(_UNRELIABLE)
 
 
 class Mapping(Protocol):

@@ -196,6 +196,19 @@ async def test_what_has_cooled_down_is_not_read_from_the_map() -> None:
         assert (await rig.log.read_cold(0, 4)) == (3100).to_bytes(4, "big")
 
 
+async def test_the_hot_range_spans_files() -> None:
+    async with Rig(settings=config(4096), hot_bytes=5000).running() as rig:
+        for number in range(4):
+            rig.put(message(bytes([number]) * 3000))
+        await rig.answered(4)
+        await trio.testing.wait_all_tasks_blocked()
+        end = rig.log.max_offset
+        rig.sim.cold = True
+        assert rig.log.read(end - 5000, 100) is not None
+        assert rig.log.read(end - 9000, 100) is None
+        assert rig.log.read(0, 100) is None
+
+
 @given(
     puts=st.lists(
         st.one_of(
