@@ -32,6 +32,9 @@ FIRST_VERSION_WITH_MAPPING: Final = 413
 MAX_INFLATED: Final = 64 * 1024 * 1024
 """Most bytes that a compressed body may unfold to."""
 
+_ZLIB_MARK: Final = 0x78
+"""How every zlib stream begins and no JSON does: RocketMQ 5.5.0 sends compressed bodies under ``compressed=false``."""
+
 _WORD = struct.Struct(">i")
 
 
@@ -56,6 +59,7 @@ def encode_register_broker_body(body: RegisterBrokerBody, *, compressed: bool = 
 def decode_register_broker_body(body: bytes | memoryview, *, compressed: bool, version: int) -> RegisterBrokerBody:
     """The body of a broker of ``version``; an empty one has no topics and version zero.
 
+    A zlib stream is read as one whatever ``compressed`` says.
     Raises RemotingError(SYSTEM_ERROR) where it is not what it should be, or unfolds to more than MAX_INFLATED.
     """
     if not len(body):
@@ -67,7 +71,7 @@ def decode_register_broker_body(body: bytes | memoryview, *, compressed: bool, v
                 data_version=bare.data_version, topic_config_table=bare.topic_config_table
             )
         )
-    if not compressed:
+    if not compressed and body[0] != _ZLIB_MARK:
         return decode_json(body, RegisterBrokerBody)
     parts = _Parts(_inflate(body))
     data_version = decode_json(parts.next(), DataVersion)

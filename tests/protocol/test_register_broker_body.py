@@ -122,6 +122,12 @@ def test_garbage_is_an_error_reply(data: bytes, fold: bool) -> None:
         decode_register_broker_body(zlib.compress(data) if fold else data, compressed=True, version=479)
 
 
+def test_rocketmq_5_5_0_says_that_its_compressed_body_is_plain() -> None:
+    body = RegisterBrokerBody(filter_server_list=["f"])
+    data = encode_register_broker_body(body, compressed=True)
+    assert decode_register_broker_body(data, compressed=False, version=513) == body
+
+
 def test_a_small_body_cannot_unfold_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register_broker_body, "MAX_INFLATED", 1000)
     with pytest.raises(RemotingError, match="more than 1000 bytes"):
