@@ -2,13 +2,12 @@
 
 import sys
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
 from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, load_broker
-from remoting.config import Configuration, Effective
+from remoting.config import Configuration, LogConfig
 from remoting.properties import ConfigError
 
 if TYPE_CHECKING:
@@ -57,18 +56,11 @@ def main(file: str | None, namesrv: str | None, show_all: bool, show_some: bool)
     except ConfigError as error:
         fail(f"the configuration cannot be used: {error}", 2)
     if show_all or show_some:
+        from remoting.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
+
         print_configuration(configuration.effective(), None if show_all else IMPORTANT)
         return
     run(configuration, began)
-
-
-def print_configuration(rows: Iterable[Effective], keys: tuple[str, ...] | None) -> None:
-    """One key a line: its value, where that came from, what it means."""
-    shown = [row for row in rows if keys is None or row.key in keys]
-    width = max(len(row.key) + len(row.value) for row in shown) + 1
-    width = min(width, 60)
-    for row in shown:
-        print(f"{f'{row.key}={row.value}':<{width}}  # {row.source}: {row.meaning}")
 
 
 def fail(text: str, code: int) -> NoReturn:
@@ -81,8 +73,8 @@ def run(configuration: Configuration, began: float) -> None:
     """The broker until SIGTERM or SIGINT; exit code 1 where it cannot start."""
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
-    from broker.controller import BrokerController, StartError, prepare_process  # noqa: PLC0415 - as above
-    from remoting.config import LogConfig  # noqa: PLC0415 - as above
+    from broker.controller import BrokerController, StartError  # noqa: PLC0415 - as above
+    from remoting.command_line import prepare_process  # noqa: PLC0415 - as above
     from remoting.log_setup import configure  # noqa: PLC0415 - as above
 
     try:
@@ -98,12 +90,23 @@ def run(configuration: Configuration, began: float) -> None:
         for line in banner(controller, time.monotonic() - began):
             print(line, flush=True)
 
+    reasons: list[str] = []
     try:
         trio.run(controller.serve, ready)
-    except StartError as error:
-        fail(str(error), 1)
+    except* StartError as group:
+        reasons = start_errors(group)
     finally:
         close_log()
+    if reasons:
+        fail("; ".join(reasons), 1)
+
+
+def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
+    """The texts of all errors in a group of groups."""
+    texts: list[str] = []
+    for error in group.exceptions:
+        texts += start_errors(error) if isinstance(error, BaseExceptionGroup) else [str(error)]
+    return texts
 
 
 def banner(controller: "BrokerController", seconds: float) -> list[str]:

@@ -98,6 +98,11 @@ class Reactor:
         self.stats.connections += 1
         return conn
 
+    @property
+    def in_round(self) -> bool:
+        """Whether a round is going on, so that ``at_round_end`` will be called soon anyway."""
+        return self._in_round
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``shutdown`` or cancellation; every connection is closed when it returns. Runs once."""
         try:

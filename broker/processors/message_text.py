@@ -8,11 +8,14 @@ from typing import Final
 
 from protocol.codes import ResponseCode
 from protocol.errors import RemotingError
-from protocol.hashing import tags_code
+from protocol.hashing import string_hash, tags_code
 from protocol.topic_rules import SCHEDULE_TOPIC
 
 pairs: Final = re.compile("([^\x01\x02]+)\x01([^\x02]+)").findall
 """All (name, value) of a property text; pieces without a name or a value are passed over."""
+
+LONGEST_CACHED_TAG: Final = 128
+"""Hashes of longer tags are not kept: nobody has many messages with such a tag, but they could fill the memory."""
 
 TIMER_NAMES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
@@ -35,7 +38,9 @@ def index_keys(properties: dict[str, str]) -> tuple[str, ...]:
 def tag_hash(properties: dict[str, str]) -> int:
     """The queue unit's tag slot: the hash of TAGS, 0 without."""
     tags = properties.get("TAGS")
-    return tags_code(tags) if tags else 0
+    if not tags:
+        return 0
+    return tags_code(tags) if len(tags) <= LONGEST_CACHED_TAG else string_hash(tags)
 
 
 def waits_for_store(properties: dict[str, str]) -> bool:

@@ -34,6 +34,7 @@ BROADCASTING_FORBIDDEN: Final = 4
 SUBSCRIPTION_FORBIDDEN: Final = 5
 
 _FILTERS_KEPT: Final = 10_000
+_LONGEST_CACHED: Final = 256
 _MAX_BYTES: Final = 128 * 1024 * 1024
 _WORDS: Final = struct.Struct(">II")
 _TEMPLATE: Final = (
@@ -64,9 +65,11 @@ class PullForbiddenError(RemotingError):
         self.forbidden_type = forbidden_type
 
 
-@lru_cache(maxsize=4096)
-def _parsed_filter(topic: str, text: str | None) -> TagFilter | None:
-    return filter_for(parse_tags(topic, text))
+def _parsed_filter(text: str | None) -> TagFilter | None:
+    return filter_for(parse_tags("", text))
+
+
+_cached_filter: Final = lru_cache(maxsize=4096)(_parsed_filter)
 
 
 class PullMessageProcessor:
@@ -158,8 +161,11 @@ class PullMessageProcessor:
         if header.sys_flag & PULL_SUBSCRIPTION:
             if not is_tag_type(header.expression_type):
                 raise _no_such_filter(header.expression_type)
+            text = header.subscription
             try:
-                return _parsed_filter(header.topic, header.subscription)
+                if text is None or len(text) <= _LONGEST_CACHED:
+                    return _cached_filter(text)
+                return _parsed_filter(text)
             except SubscriptionError as error:
                 raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
         subscription = self._subscription(header, group)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.config import BrokerConfig
 from broker.processors.common import born_host
 from broker.processors.message_text import index_keys, join_properties, pairs, tag_hash, waits_for_store
-from broker.processors.send_checks import SendChecks, SendHeader, illegal_queue, random_queue
+from broker.processors.send_checks import SendChecks, SendHeader, illegal_queue, properties_too_long, random_queue
 from broker.store.types import BatchEntry, MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import sysflag
 from protocol.batch import BatchError, decode_batch
@@ -19,8 +19,8 @@ from protocol.body import TopicConfig
 from protocol.codes import VERSION, RequestCode, ResponseCode
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.errors import RemotingError
-from protocol.hashing import tags_code
 from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
 from remoting.connection import Connection
 from remoting.handlers import DEFERRED, HandlerTable, Outcome
@@ -141,6 +141,8 @@ class SendMessageProcessor:
         if not len(command.body):
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
         text = header.properties or ""
+        if len(text) > MAX_PROPERTIES:
+            raise properties_too_long(len(text))
         properties = dict(pairs(text))
         sys_flag = header.sys_flag
         if sys_flag & _UNUSUAL_FLAGS or not _UNUSUAL_NAMES.isdisjoint(properties):
@@ -152,7 +154,6 @@ class SendMessageProcessor:
             unique = self._next_unique()
             text = text + "UNIQ_KEY\x01" + unique + "\x02"
         keys = properties.get("KEYS")
-        tags = properties.get("TAGS")
         message = MessageInner(
             header.topic,
             queue_id,
@@ -165,7 +166,7 @@ class SendMessageProcessor:
             sys_flag,
             header.reconsume_times or 0,
             0,
-            tags_code(tags) if tags else 0,
+            tag_hash(properties) if "TAGS" in properties else 0,
             (unique, *keys.split()) if keys else (unique,),
             "WAIT" not in properties or waits_for_store(properties),
         )
@@ -258,7 +259,10 @@ class SendMessageProcessor:
             return self._put_batch(connection, command, header, config)
         if dead is None:
             return self._put(connection, command, header, config)
-        properties = dict(pairs(header.properties or ""))
+        text = header.properties or ""
+        if len(text) > MAX_PROPERTIES:
+            raise properties_too_long(len(text))
+        properties = dict(pairs(text))
         properties["DELAY"] = "-1"
         return self._put_unusual(connection, command, header, properties, dead.topic_name, 0)
 
@@ -327,7 +331,10 @@ class SendMessageProcessor:
         if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
             raise illegal_queue(header, config)
         self._checks.batch(header)
-        shared = dict(pairs(header.properties or ""))
+        text = header.properties or ""
+        if len(text) > MAX_PROPERTIES:
+            raise properties_too_long(len(text))
+        shared = dict(pairs(text))
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
         try:
             items = decode_batch(command.body)

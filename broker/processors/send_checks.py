@@ -14,6 +14,7 @@ from protocol.codes import ResponseCode
 from protocol.command import RemotingCommand
 from protocol.errors import RemotingError
 from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import MAX_TOPIC_LENGTH, NO_SEND_TOPICS, RETRY_PREFIX, dlq_topic, topic_problem
 
 if TYPE_CHECKING:
@@ -152,6 +153,13 @@ class SendChecks:
 def random_queue(config: TopicConfig) -> int:
     """A queue for a message whose producer leaves the choice to the broker."""
     return random.randrange(config.write_queue_nums) if config.write_queue_nums > 1 else 0  # noqa: S311 - spreads load
+
+
+def properties_too_long(length: int) -> RemotingError:
+    """MESSAGE_ILLEGAL for properties that no record can hold; found before they are looked through."""
+    return RemotingError(
+        ResponseCode.MESSAGE_ILLEGAL, f"the properties have {length} characters, a record holds {MAX_PROPERTIES} bytes"
+    )
 
 
 def illegal_queue(header: SendHeader, config: TopicConfig) -> RemotingError:

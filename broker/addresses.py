@@ -1,0 +1,57 @@
+"""Which address clients are told to connect to."""
+
+import contextlib
+import ipaddress
+import socket
+from typing import Final
+
+from protocol.record import pack_host
+
+LOOPBACK: Final = "127.0.0.1"
+WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+def advertised_address(broker_ip: str | None, bind_address: str) -> str:
+    """``brokerIP1``, else the address it listens on, else this machine's first one that is no loopback."""
+    if broker_ip:
+        return broker_ip
+    if bind_address not in WILDCARDS:
+        return bind_address
+    return first_address()
+
+
+def first_address() -> str:
+    """This machine's address on the way to elsewhere (nothing is sent), or of its name; 127.0.0.1 for none."""
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))
+            found: str = probe.getsockname()[0]
+            if _reachable(found):
+                return found
+    with contextlib.suppress(OSError):
+        for *_, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            if _reachable(str(where[0])):
+                return str(where[0])
+    return LOOPBACK
+
+
+def _reachable(address: str) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return not (parsed.is_loopback or parsed.is_unspecified or parsed.is_link_local)
+
+
+def pack(host: str, port: int) -> bytes | None:
+    """An address as it stands in records; a name is looked up. None where it has no address."""
+    with contextlib.suppress(ValueError):
+        return pack_host(host, port)
+    with contextlib.suppress(OSError, ValueError):
+        return pack_host(str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]), port)
+    return None
+
+
+def join(host: str, port: int) -> str:
+    """``host:port``; RocketMQ's clients split at the last colon, so an IPv6 address needs no brackets."""
+    return f"{host}:{port}"

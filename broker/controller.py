@@ -1,0 +1,337 @@
+"""BrokerController: the composition root. Builds the parts, starts the services, serves, and stops in order.
+
+Start: the store is locked and recovered, the state files are read, the sockets listen, the services run, the reactor
+serves, the broker registers. Stop, within shutdownWaitTimeSeconds: unregister, answer the held pulls, finish what is in
+flight, write the state files, close the store.
+"""
+
+import gc
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import structlog
+import trio
+
+from broker import addresses
+from broker.config import BrokerConfig, MessageStoreConfig
+from broker.parts import BrokerParts
+from broker.processors.broker_admin import BrokerAdminProcessor
+from broker.processors.client import ClientProcessor
+from broker.processors.consume_admin import ConsumeAdminProcessor
+from broker.processors.group_admin import GroupAdminProcessor
+from broker.processors.lock import LockProcessor
+from broker.processors.offset import OffsetProcessor
+from broker.processors.pull import PullMessageProcessor
+from broker.processors.query import QueryMessageProcessor
+from broker.processors.send import SendMessageProcessor
+from broker.processors.send_back import SendBackProcessor
+from broker.processors.topic_admin import TopicAdminProcessor
+from broker.services.config_file import ConfigFile
+from broker.services.consumers import ConsumerManager
+from broker.services.groups import SubscriptionGroupManager
+from broker.services.long_polling import PullRequestHoldService
+from broker.services.offsets import ConsumerOffsetManager
+from broker.services.producers import ProducerManager
+from broker.services.rebalance_lock import RebalanceLockManager
+from broker.services.registration import BrokerOuterAPI
+from broker.services.schedule import ScheduleMessageService
+from broker.services.state_file import StateFileError
+from broker.services.stats import BrokerStats
+from broker.services.topics import TopicConfigManager
+from broker.store.disk import Disk, RealDisk
+from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from protocol.body import TopicConfig
+from protocol.codes import RequestCode
+from protocol.message_id import UniqueIdGenerator
+from remoting.client import RemotingClient
+from remoting.clock import Clock, SystemClock
+from remoting.command_line import stop_on_signal
+from remoting.config import Configuration, NettyServerConfig
+from remoting.server import HandlerTable, Reactor, ReactorLimits, listen
+
+if TYPE_CHECKING:
+    from namesrv.controller import NamesrvController
+
+_log = structlog.get_logger("broker")
+
+_T = TypeVar("_T")
+
+_NOT_ON_FAST_PORT: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+_HOUSEKEEPING_SECONDS: Final = 30.0
+_QUEUES_AT_ONCE: Final = 64
+"""A topic with more queues gets each one with its first message."""
+_GC_THRESHOLDS: Final = (50_000, 25, 50)
+"""Nothing on the hot path is garbage with cycles: collections are for the rest, and each one stops the loop."""
+
+
+class StartError(Exception):
+    """The broker cannot start; the text says why, for the person at the terminal."""
+
+
+class BrokerController:
+    """One broker (RocketMQ's BrokerController).
+
+    After the start ``address`` is what clients are told to connect to, ``endpoint`` where this machine can,
+    ``listening`` and ``name_servers`` say where it listens and registers, ``parts`` are its parts. ``stopped`` is set at the end.
+    """
+
+    def __init__(self, configuration: Configuration, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
+        self.configuration = configuration
+        self.clock: Clock = clock or SystemClock()
+        self.disk: Disk = disk or RealDisk()
+        self.address = ""
+        self.endpoint: tuple[str, int] = ("", 0)
+        self.listening: list[str] = []
+        self.name_servers: list[str] = []
+        self.stopped = trio.Event()
+        self.namesrv: NamesrvController | None = None
+        self.parts: BrokerParts
+        self.reactor: Reactor
+        self._stop = trio.Event()
+
+    # what owners call
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Run until SIGTERM, SIGINT or ``shutdown``; ``ready`` is called when it serves. StartError is in a group."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(stop_on_signal, self.shutdown)
+            await nursery.start(self.run)
+            ready()
+            await self.stopped.wait()
+            nursery.cancel_scope.cancel()
+
+    def shutdown(self) -> None:
+        """Stop in order. ``stopped`` is set when that is done."""
+        self._stop.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start, serve until ``shutdown``, stop. Runs once. Raises StartError."""
+        try:
+            async with AsyncExitStack() as stack:
+                store = await self._open_store(stack)
+                sockets = self._listen(stack)
+                parts = self.parts = await self._build(store, stack)
+                await self._load(parts)
+                self._serve_with(parts, sockets)
+                async with trio.open_nursery() as nursery:
+                    await self._start(parts, nursery)
+                    _settle_memory()
+                    task_status.started()
+                    _log.info("broker_started", name=parts.broker_name, address=self.address)
+                    await self._stop.wait()
+                    await self._shut_down(parts)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self.stopped.set()
+
+    # start, in this order
+
+    async def _open_store(self, stack: AsyncExitStack) -> MessageStore:
+        store = MessageStore(self._section(MessageStoreConfig), disk=self.disk, clock=self.clock)
+        try:
+            await stack.enter_async_context(store.opened())
+        except (StoreInUseError, StoreLoadError) as error:
+            raise StartError(str(error)) from error
+        except OSError as error:
+            raise StartError(f"the store {store.root} cannot be opened: {error}") from error
+        return store
+
+    def _listen(self, stack: AsyncExitStack) -> list[socket.socket]:
+        """The sockets for clients: the main port, and the one that serves all but pulls."""
+        broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
+        sockets = []
+        try:
+            for port in (broker.listen_port, broker.fast_port):
+                if port or not sockets:
+                    sockets.append(stack.enter_context(listen(network.bind_address, port, network)))
+        except OSError as error:
+            raise StartError(f"{error.strerror or error}: stop what listens there, or set listenPort") from error
+        port = sockets[0].getsockname()[1]
+        host = addresses.advertised_address(broker.broker_ip1, network.bind_address)
+        self.address = addresses.join(host, port)
+        self.endpoint = (addresses.LOOPBACK if network.bind_address in addresses.WILDCARDS else host, port)
+        self.listening = [
+            f"{network.bind_address}:{found.getsockname()[1]}" + (" (without pulls)" if n else "")
+            for n, found in enumerate(sockets)
+        ]
+        return sockets
+
+    async def _build(self, store: MessageStore, stack: AsyncExitStack) -> BrokerParts:
+        broker = self._section(BrokerConfig)
+        host, _, port = self.address.rpartition(":")
+        packed = addresses.pack(host, int(port))
+        if packed is None:
+            raise StartError(f"brokerIP1={host} is neither an IP address nor a name of one")
+        configuration, clock, disk = self.configuration, self.clock, self.disk
+        topics = TopicConfigManager(configuration, disk, clock)
+        registration = await self._registration(topics, stack)
+        self.reactor = Reactor(ReactorLimits.of(self._section(NettyServerConfig)), clock)
+        return BrokerParts(
+            configuration=configuration,
+            config_file=ConfigFile(configuration, disk),
+            clock=clock,
+            disk=disk,
+            store=store,
+            topics=topics,
+            groups=SubscriptionGroupManager(configuration, disk, clock),
+            offsets=ConsumerOffsetManager(configuration, disk, clock),
+            consumers=ConsumerManager(configuration, clock),
+            producers=ProducerManager(configuration, clock),
+            locks=RebalanceLockManager(clock),
+            long_polling=PullRequestHoldService(configuration, clock),
+            schedule=ScheduleMessageService(configuration, store, disk, clock, packed),
+            registration=registration,
+            stats=BrokerStats(clock, broker.broker_cluster_name),
+            unique_ids=UniqueIdGenerator(packed[:-4]),
+            broker_name=broker.broker_name,
+            address=self.address,
+            store_host=packed,
+            started_wall_ms=clock.wall_ms(),
+            requests_in_flight=lambda: self.reactor.stats.inflight,
+        )
+
+    async def _registration(self, topics: TopicConfigManager, stack: AsyncExitStack) -> BrokerOuterAPI:
+        """Name servers: those of the configuration, and one in this process where that is wanted."""
+        broker = self._section(BrokerConfig)
+        servers = list(broker.namesrv_addresses)
+        self.name_servers = list(servers)
+        if broker.runs_embedded_namesrv:
+            self.namesrv, address = self._embedded_namesrv()
+            servers.append(address)
+            self.name_servers.append(f"{address} (in this process)")
+        client = await stack.enter_async_context(RemotingClient(clock=self.clock))
+        host, _, port = self.address.rpartition(":")
+        ha_port = self._section(MessageStoreConfig).ha_listen_port or int(port) + 1
+        registration = BrokerOuterAPI(
+            self.configuration,
+            client,
+            topics,
+            self.clock,
+            addresses=servers,
+            address=self.address,
+            ha_address=addresses.join(broker.broker_ip2 or host, ha_port),
+        )
+        client.on_close.append(lambda connection: registration.connection_lost(connection.address))
+        return registration
+
+    def _embedded_namesrv(self) -> "tuple[NamesrvController, str]":
+        from namesrv import controller as namesrv  # noqa: PLC0415 - only where it is wanted
+        from namesrv.config import load_namesrv  # noqa: PLC0415 - as above
+
+        broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
+        directory = self._section(MessageStoreConfig).config_path
+        settings = {
+            "listenPort": str(broker.embedded_namesrv_port),
+            "bindAddress": network.bind_address,
+            "kvConfigPath": str(directory / "kvConfig.json"),
+            "configStorePath": str(directory / "namesrv.properties"),
+        }
+        found = namesrv.NamesrvController(
+            load_namesrv(flags={key: (value, "embedded") for key, value in settings.items()}), self.clock
+        )
+        try:
+            port = found.bind().getsockname()[1]
+        except namesrv.StartError as error:
+            raise StartError(
+                f"the name server in this process: {error}. If one runs there already, give its address with -n"
+            ) from error
+        return found, addresses.join(self.endpoint[0], port)
+
+    async def _load(self, parts: BrokerParts) -> None:
+        """Read the state files, and give queues without a topic theirs back."""
+        try:
+            for service in (parts.topics, parts.groups, parts.offsets, parts.schedule):
+                await service.load()
+        except StateFileError as error:
+            raise StartError(f"a state file cannot be read: {error}") from error
+        parts.topics.adopt({name: max(ids) + 1 for name, ids in parts.store.topics().items() if ids})
+
+    def _serve_with(self, parts: BrokerParts, sockets: list[socket.socket]) -> None:
+        """Tie store, services, processors and reactor together."""
+        table = HandlerTable()
+        pulls = PullMessageProcessor(parts)
+        for processor in (
+            SendMessageProcessor(parts),
+            SendBackProcessor(parts),
+            pulls,
+            QueryMessageProcessor(parts),
+            OffsetProcessor(parts),
+            ClientProcessor(parts),
+            LockProcessor(parts),
+            TopicAdminProcessor(parts),
+            GroupAdminProcessor(parts),
+            BrokerAdminProcessor(parts),
+            ConsumeAdminProcessor(parts),
+        ):
+            processor.register(table)
+        holds = parts.long_polling
+        holds.again = pulls.again
+        holds.in_round = lambda: self.reactor.in_round
+        self.reactor.at_round_end.append(holds.serve_woken)
+        parts.store.message_arriving += [holds.notify_arriving, parts.schedule.message_arriving]
+        parts.topics.listeners.append(
+            lambda configs: _create_queues(parts.store, configs)
+        )  # of topics made from now on
+        self.reactor.add_listener(sockets[0], table)
+        for sock in sockets[1:]:
+            self.reactor.add_listener(sock, table.without(*_NOT_ON_FAST_PORT))
+
+    async def _start(self, parts: BrokerParts, nursery: trio.Nursery) -> None:
+        if self.namesrv is not None:
+            await nursery.start(self.namesrv.run)
+        for service in (
+            parts.topics,
+            parts.groups,
+            parts.offsets,
+            parts.consumers,
+            parts.producers,
+            parts.stats,
+            parts.long_polling,
+            parts.schedule,
+        ):
+            await nursery.start(service.run)
+        nursery.start_soon(self._housekeep, parts)
+        await parts.topics.persisted()
+        await nursery.start(self.reactor.run)
+        await nursery.start(parts.registration.run)
+
+    async def _housekeep(self, parts: BrokerParts) -> None:
+        while True:
+            await self.clock.sleep(_HOUSEKEEPING_SECONDS)
+            parts.locks.remove_expired()
+
+    # stop, in this order
+
+    async def _shut_down(self, parts: BrokerParts) -> None:
+        """Within shutdownWaitTimeSeconds: out of the routes, no new requests, nothing in flight, state on disk."""
+        seconds = self._section(NettyServerConfig).shutdown_wait_time_seconds
+        with trio.move_on_after(seconds, shield=True) as deadline:
+            await parts.registration.unregister_all()
+            parts.long_polling.wake_all()
+            parts.long_polling.serve_woken()
+            await self.reactor.shutdown(max(1.0, seconds - 5))
+            for service in (parts.topics, parts.groups, parts.offsets, parts.schedule):
+                await service.persist()
+            if self.namesrv is not None:
+                self.namesrv.shutdown()
+                await self.namesrv.stopped.wait()
+        if deadline.cancelled_caught:
+            _log.warning("shutdown_incomplete", seconds=seconds)
+
+    def _section(self, kind: type[_T]) -> _T:
+        return self.configuration.section(kind)
+
+
+def _create_queues(store: MessageStore, configs: Iterable[TopicConfig]) -> None:
+    for config in configs:
+        if config.write_queue_nums <= _QUEUES_AT_ONCE:
+            store.create_queues(config.topic_name, config.write_queue_nums)
+
+
+def _settle_memory() -> None:
+    """What the start has made stays for good: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
