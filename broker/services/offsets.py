@@ -242,7 +242,7 @@ class ConsumerOffsetManager:
 
     def _remove_leftovers(self, matches: Callable[[str, str], bool]) -> None:
         for table in (self.pull_offset_table, self.reset_offset_table):
-            for key in [key for key in table if matches(*key.split(SEPARATOR, 1))]:
+            for key in [key for key in table if matches(*key.partition(SEPARATOR)[::2])]:
                 del table[key]
                 self._file.changed()
 

@@ -63,8 +63,7 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
     """
     temporary, backup = path + ".tmp", path + ".bak"
     directory = path.rpartition("/")[0]
-    if disk.stat(directory) is None:
-        disk.make_directory(directory)
+    _make_directory(disk, directory)
     if disk.stat(temporary) is not None:
         disk.delete(temporary)
     fd = disk.create(temporary, 0)
@@ -77,6 +76,17 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
         disk.rename(path, backup)
     disk.rename(temporary, path)
     disk.sync_directory(directory)
+
+
+def _make_directory(disk: Disk, path: str) -> None:
+    """Make a directory and its missing parents, durably."""
+    missing = []
+    while path and disk.stat(path) is None:
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    for name in reversed(missing):
+        disk.make_directory(name)
+        disk.sync_directory(name.rpartition("/")[0] or "/")
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:

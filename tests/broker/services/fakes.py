@@ -1,0 +1,55 @@
+"""Stand-ins for what the services stand on: connections without sockets, a configuration without a file."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from broker.config import SCHEMA
+from broker.services.client_channel import ClientChannel
+from protocol.command import RemotingCommand
+from remoting.config import Configuration
+from remoting.connection import Connection
+
+
+class FakeConnection:
+    """What services use of a Connection; remembers what was sent."""
+
+    def __init__(self, name: str = "10.0.0.1:1") -> None:
+        self.peer_text = name
+        self.closed = False
+        self.data: dict[str, Any] = {}
+        self.on_close: list[Callable[[Any], None]] = []
+        self.sent: list[RemotingCommand] = []
+        self.settled: list[tuple[RemotingCommand, Any]] = []
+        self.close_reason = ""
+
+    def send_oneway(self, command: RemotingCommand) -> None:
+        self.sent.append(command)
+
+    def settle(self, command: RemotingCommand, outcome: Any) -> None:
+        self.settled.append((command, outcome))
+
+    def close(self, reason: str) -> None:
+        if self.closed:
+            return
+        self.closed, self.close_reason = True, reason
+        callbacks, self.on_close = self.on_close, []
+        for callback in callbacks:
+            callback(self)
+
+    @property
+    def real(self) -> Connection:
+        return cast("Connection", self)
+
+
+def channel(connection: FakeConnection, client_id: str = "c") -> ClientChannel:
+    return ClientChannel(connection.real, client_id, "JAVA", 479)
+
+
+def configuration(**values: Any) -> Configuration:
+    """A configuration with a store in /store of a simulated disk, and keys in their camel case."""
+    made = Configuration(SCHEMA)
+    for key, value in ({"storePathRootDir": "/store", "brokerName": "b", "brokerClusterName": "c"} | values).items():
+        made.apply(key, str(value).lower() if isinstance(value, bool) else str(value), "test")
+    made.check()
+    assert not made.warnings
+    return made
