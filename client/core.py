@@ -1,0 +1,302 @@
+"""The client instance: connections, routes, heartbeats, and requests that brokers send to us.
+
+Producers and consumers open one of their own, or share one that the program opens. Its id is ``ip@pid#random``: two in
+one process are two clients to the broker.
+"""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import anyio
+import structlog
+from msgspec import Struct
+
+from client.errors import PerhapsStoredError, RocketMQError, UnreachableError, UsageError, error_for
+from client.lifecycle import Lifecycle
+from client.name_servers import NameServers, parse_addresses
+from client.routes import RouteCache, TopicRoute
+from protocol.body import ConsumerData, HeartbeatData, ProducerData, TopicRouteData, decode_json, encode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import Encoding, RemotingCommand
+from protocol.headers.client import HeartbeatResponseHeader, UnregisterClientRequestHeader
+from protocol.headers.namesrv import GetRouteInfoRequestHeader
+from protocol.message_id import UniqueIdGenerator
+from remoting.client import ClientConnection, RemotingClient
+from remoting.errors import RemotingConnectError, RemotingTransportError
+
+_log = structlog.get_logger("client")
+
+_ENCODINGS: Final = {"json": Encoding.JSON, "rocketmq": Encoding.ROCKETMQ, "msgpack": Encoding.MSGPACK}
+
+Push = Callable[[RemotingCommand], Awaitable[RemotingCommand | None]]
+"""Answers a request that a broker sent; None for no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How a client talks; times are seconds.
+
+    ``header`` is the encoding of request headers; ``msgpack`` is used with a broker only after it said that it can.
+
+    >>> ClientOptions(request_timeout=10.0).header
+    'json'
+    """
+
+    request_timeout: float = 3.0
+    heartbeat_interval: float = 30.0
+    route_interval: float = 30.0
+    header: Literal["json", "rocketmq", "msgpack"] = "json"
+    instance_name: str | None = None
+    unit_name: str | None = None
+
+
+class Member(Protocol):
+    """A producer or consumer as the client instance sees it."""
+
+    def producer_data(self) -> ProducerData | None:
+        """Its part of a heartbeat as a producer."""
+
+    def consumer_data(self) -> ConsumerData | None:
+        """Its part of a heartbeat as a consumer."""
+
+    def pushes(self) -> dict[int, Push]:
+        """Requests of brokers that it answers, by code."""
+
+
+class Client(Lifecycle):
+    """A client instance: what producers and consumers of one program may share.
+
+    >>> async def shared(namesrv: str) -> None:
+    ...     async with Client(namesrv) as client, Producer("a", client=client), Producer("b", client=client):
+    ...         ...
+    """
+
+    def __init__(self, namesrv: str | Iterable[str] | None = None, options: ClientOptions | None = None) -> None:
+        super().__init__()
+        self.options = options or ClientOptions()
+        if self.options.header not in _ENCODINGS:
+            raise UsageError(f"header={self.options.header!r} is none of {', '.join(_ENCODINGS)}")
+        address = _own_address()
+        instance = self.options.instance_name or f"{os.getpid()}#{secrets.token_hex(5)}"
+        unit = f"@{self.options.unit_name}" if self.options.unit_name else ""
+        self.id = f"{address}@{instance}{unit}"
+        self.unique_ids = UniqueIdGenerator(socket.inet_aton(address))
+        self.routes = RouteCache(self._fetch_route)
+        self.name_servers = NameServers(parse_addresses(namesrv), self.invoke)
+        self._encoding = _ENCODINGS[self.options.header]
+        first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
+        self._remoting = RemotingClient(encoding=first)
+        self._remoting.on_connect.append(self._connected)
+        self._remoting.on_close.append(self._disconnected)
+        self._members: list[Member] = []
+        self._greeted: set[str] = set()
+        self._lost: set[str] = set()
+        self._ready = False
+
+    async def _prepare(self) -> None:
+        for code in (
+            RequestCode.CHECK_TRANSACTION_STATE,
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+            RequestCode.GET_CONSUMER_RUNNING_INFO,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+        ):
+            self._remoting.register_processor(code, self._pushed)
+        await self._remoting.__aenter__()
+        self._ready = True
+
+    async def _open(self) -> None:
+        self.spawn(self._every, self.options.heartbeat_interval, self.heartbeat)
+        self.spawn(self._every, self.options.route_interval, self.routes.refresh_all)
+
+    async def _release(self) -> None:
+        if self._ready:
+            self._ready = False
+            await self._remoting.__aexit__(None, None, None)
+
+    async def _every(self, seconds: float, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await anyio.sleep(seconds)
+            try:
+                await action()
+            except Exception:  # noqa: BLE001 - the next turn may do better
+                _log.exception("a regular task failed", client=self.id)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def invoke(self, address: str, command: RemotingCommand, timeout: float | None = None) -> RemotingCommand:
+        """The reply to a request, whatever its code.
+
+        Raises UnreachableError where the request was not sent, PerhapsStoredError where no reply came.
+        """
+        self._check_open()
+        try:
+            return await self._remoting.invoke(address, command, timeout or self.options.request_timeout)
+        except RemotingTransportError as error:
+            raise transport_error(error) from None
+
+    async def request(
+        self,
+        address: str,
+        code: int,
+        header: Struct | dict[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        timeout: float | None = None,
+        accept: tuple[int, ...] = (0,),
+    ) -> RemotingCommand:
+        """The reply to a request. Raises the error for its code where that is none of ``accept``."""
+        reply = await self.invoke(address, RemotingCommand.request(code, header, body), timeout)
+        if reply.code not in accept:
+            raise error_for(reply.code, reply.remark, address)
+        return reply
+
+    async def oneway(self, address: str, code: int, header: Struct | dict[str, str] | None, body: bytes = b"") -> None:
+        """Sends a request that gets no answer. Raises UnreachableError or PerhapsStoredError."""
+        self._check_open()
+        command = RemotingCommand.request(code, header, body, oneway=True)
+        try:
+            await self._remoting.invoke_oneway(address, command)
+        except RemotingTransportError as error:
+            raise transport_error(error) from None
+
+    async def ask_name_server(
+        self,
+        code: int,
+        header: Struct | dict[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        accept: tuple[int, ...] = (0,),
+    ) -> RemotingCommand:
+        """The reply of the first name server that answers. Raises the error for its code, or UnreachableError."""
+        reply = await self.name_servers.ask(RemotingCommand.request(code, header, body))
+        if reply.code not in accept:
+            raise error_for(reply.code, reply.remark, None)
+        return reply
+
+    async def _fetch_route(self, topic: str) -> TopicRouteData | None:
+        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
+        reply = await self.ask_name_server(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, header, accept=(0, ResponseCode.TOPIC_NOT_EXIST)
+        )
+        if reply.code != 0 or not reply.body:
+            return None
+        return decode_json(reply.body, TopicRouteData)
+
+    async def master(self, route: TopicRoute, broker_name: str) -> str:
+        """The address of a broker's master by the route, or by a fresh one. Raises UnreachableError."""
+        address = route.master(broker_name)
+        if address is None:
+            address = (await self.routes.refresh(route.topic)).master(broker_name)
+        if address is None:
+            raise UnreachableError(f"no master of {broker_name} is registered at the name servers")
+        return address
+
+    # -- members and heartbeats ------------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        """Takes a producer or consumer into the heartbeats."""
+        self._members.append(member)
+
+    async def leave(self, member: Member) -> None:
+        """Takes it out, and tells every broker that was greeted, so that others can take over at once."""
+        if member not in self._members:
+            return
+        self._members.remove(member)
+        as_producer, as_consumer = member.producer_data(), member.consumer_data()
+        header = UnregisterClientRequestHeader(
+            client_id=self.id,
+            producer_group=as_producer.group_name if as_producer else None,
+            consumer_group=as_consumer.group_name if as_consumer else None,
+        )
+        async with anyio.create_task_group() as group:
+            for address in self._greeted:
+                group.start_soon(self._unregister, address, header)
+
+    async def _unregister(self, address: str, header: UnregisterClientRequestHeader) -> None:
+        try:
+            await self.request(address, RequestCode.UNREGISTER_CLIENT, header)
+        except RocketMQError as error:
+            _log.info("a broker was not told that a member leaves", address=address, reason=str(error))
+
+    async def heartbeat(self, only: str | None = None) -> None:
+        """Tells the brokers of all known routes who we are; producers greet masters only."""
+        producers = [data for member in self._members if (data := member.producer_data())]
+        consumers = [entry for member in self._members if (entry := member.consumer_data())]
+        if not producers and not consumers:
+            return
+        body = encode_json(HeartbeatData(client_id=self.id, producer_data_set=producers, consumer_data_set=consumers))
+        async with anyio.create_task_group() as group:
+            for address in self.routes.addresses(masters_only=not consumers):
+                if only is None or only == address:
+                    group.start_soon(self._greet, address, body)
+
+    async def _greet(self, address: str, body: bytes) -> None:
+        try:
+            reply = await self.request(address, RequestCode.HEART_BEAT, {}, body)
+        except RocketMQError as error:
+            self._greeted.discard(address)
+            _log.warning("heartbeat failed", address=address, reason=str(error))
+            return
+        self._greeted.add(address)
+        if self._encoding is Encoding.MSGPACK and reply.header(HeartbeatResponseHeader).trimq_msgpack:
+            self._remoting.use_encoding(address, Encoding.MSGPACK)
+
+    def _disconnected(self, connection: ClientConnection) -> None:
+        if connection.address in self._greeted:
+            self._greeted.discard(connection.address)
+            self._lost.add(connection.address)
+
+    def _connected(self, connection: ClientConnection) -> None:
+        """A broker that has forgotten us hears of us at once, not only with the next regular heartbeat."""
+        if connection.address in self._lost and self.is_open:
+            self._lost.discard(connection.address)
+            self.spawn(self.heartbeat, connection.address)
+
+    def has_greeted(self, address: str) -> bool:
+        """Whether the broker there has answered our last heartbeat."""
+        return address in self._greeted
+
+    # -- requests of brokers ---------------------------------------------------------------------------------------
+
+    async def _pushed(self, _connection: object, command: RemotingCommand) -> RemotingCommand | None:
+        """Asks one member after the other; each answers None for what is not its own."""
+        for member in list(self._members):
+            handler = member.pushes().get(command.code)
+            if handler is not None:
+                reply = await handler(command)
+                if reply is not None:
+                    return reply
+        if command.is_oneway:
+            return None
+        return command.reply(ResponseCode.SYSTEM_ERROR, "no member of this client takes this request")
+
+
+def transport_error(error: RemotingTransportError) -> RocketMQError:
+    """The SDK's error for a request without a reply."""
+    if isinstance(error, RemotingConnectError) or not error.written:
+        return UnreachableError(str(error), address=error.address)
+    return PerhapsStoredError(str(error), address=error.address)
+
+
+def wall_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def _own_address() -> str:
+    """The address of the interface that leads outside; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            address: str = probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
+    return address

@@ -1,0 +1,67 @@
+"""A bound on what is in flight, by number and by bytes; who has to wait is served in order."""
+
+from collections import deque
+
+import anyio
+
+
+class Gate:
+    """Lets in ``count`` entries of ``size`` bytes together; one larger than ``size`` goes alone.
+
+    >>> gate = Gate(count=1, size=10)
+    >>> gate.try_enter(4), gate.try_enter(4)
+    (True, False)
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self._max_count = count
+        self._max_size = size
+        self._count = 0
+        self._size = 0
+        self._waiting: deque[tuple[anyio.Event, int]] = deque()
+
+    @property
+    def inside(self) -> int:
+        """How many are in."""
+        return self._count
+
+    def try_enter(self, size: int) -> bool:
+        """Enters if that needs no waiting."""
+        if self._waiting or not self._fits(size):
+            return False
+        self._count += 1
+        self._size += size
+        return True
+
+    async def enter(self, size: int) -> None:
+        """Enters, after those that wait already. Cancelled means not entered."""
+        if self.try_enter(size):
+            return
+        entry = (anyio.Event(), size)
+        self._waiting.append(entry)
+        try:
+            await entry[0].wait()
+        except BaseException:
+            if entry[0].is_set():
+                self.leave(size)
+            else:
+                self._waiting.remove(entry)
+                self._admit()
+            raise
+
+    def leave(self, size: int) -> None:
+        """Leaves, and lets in who waits."""
+        self._count -= 1
+        self._size -= size
+        if self._waiting:
+            self._admit()
+
+    def _fits(self, size: int) -> bool:
+        return self._count < self._max_count and (self._size + size <= self._max_size or self._count == 0)
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][1]):
+            event, size = self._waiting.popleft()
+            self._count += 1
+            self._size += size
+            event.set()

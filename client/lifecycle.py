@@ -1,0 +1,95 @@
+"""What opens and closes: an object with background tasks that live exactly as long as its ``async with`` block."""
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Final, Self, TypeVarTuple
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from client.errors import ClosedError
+
+GOODBYE: Final = 5.0
+"""Seconds that closing may take for flushing what is known, also in a cancelled scope."""
+
+_log = structlog.get_logger("client")
+
+Ts = TypeVarTuple("Ts")
+
+
+class Lifecycle:
+    """Base of what the SDK opens. Errors of the block's body leave it as they are, never in a group."""
+
+    def __init__(self) -> None:
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._group is not None:
+            raise ClosedError(f"this {type(self).__name__} is open already")
+        try:
+            await self._prepare()
+            group = anyio.create_task_group()
+            await group.__aenter__()
+        except BaseException:
+            await self._release()
+            raise
+        self._group = group
+        try:
+            await self._open()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        group = self._group
+        if group is None:
+            return
+        try:
+            with anyio.move_on_after(GOODBYE, shield=True):
+                await self._close()
+        finally:
+            self._group = None
+            group.cancel_scope.cancel()
+            try:
+                # The body's error is not shown to the group: it would come back wrapped in an ExceptionGroup.
+                await group.__aexit__(None, None, None)
+            finally:
+                await self._release()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is inside its ``async with`` block."""
+        return self._group is not None
+
+    def _check_open(self) -> None:
+        if self._group is None:
+            raise ClosedError(f"this {type(self).__name__} is not open: use it inside its async with block")
+
+    def spawn(self, function: Callable[[*Ts], Awaitable[object]], *arguments: *Ts) -> None:
+        """Starts a background task. An error in it is logged and ends that task only."""
+        if self._group is None:
+            raise ClosedError(f"this {type(self).__name__} is not open")
+
+        async def guarded() -> None:
+            try:
+                await function(*arguments)
+            except Exception:  # noqa: BLE001 - one task's fault must not end the others
+                _log.exception("a background task failed", task=getattr(function, "__qualname__", str(function)))
+
+        self._group.start_soon(guarded)
+
+    async def _prepare(self) -> None:
+        """Opens what outlives the background tasks."""
+
+    async def _open(self) -> None:
+        """Makes it ready; background tasks can be started."""
+
+    async def _close(self) -> None:
+        """Flushes and says goodbye; bounded by GOODBYE seconds, background tasks still run."""
+
+    async def _release(self) -> None:
+        """Closes what _prepare has opened, also where that failed half way."""

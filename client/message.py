@@ -1,0 +1,361 @@
+"""Messages as programs see them: what is sent, what comes back for it, and what is received.
+
+A received message is a view into the reply that brought it. Its fields are decoded when they are looked at: a consumer
+that reads only bodies pays for bodies.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from client.compression import decompress
+from client.errors import UsageError
+from protocol import record
+from protocol.body import MessageQueue
+from protocol.message import PropertyName, decode_properties, encode_properties
+from protocol.message_id import encode_offset_id
+from protocol.topic_rules import RETRY_PREFIX, topic_problem
+
+__all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendReceipt", "SendStatus"]
+
+RESERVED: Final = frozenset(str(name) for name in PropertyName) - {"INSTANCE_ID"}
+"""Property names that mean something to RocketMQ: they have arguments of their own."""
+
+
+class SendOutcome(Enum):
+    """What is known of a message's last send, also after it was cancelled.
+
+    >>> Message("Orders", b"x").outcome
+    <SendOutcome.NOT_STORED: 'certainly not stored'>
+    """
+
+    NOT_STORED = "certainly not stored"
+    PERHAPS_STORED = "perhaps stored"
+    STORED = "stored"
+
+
+class SendStatus(Enum):
+    """How safe a stored message is.
+
+    >>> SendStatus.SEND_OK.value
+    0
+    """
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+class SendReceipt(NamedTuple):
+    """A broker's answer to a send: the message is stored.
+
+    ``message_id`` is the producer's own id (UNIQ_KEY), ``offset_message_id`` tells where it is stored.
+    ``queue_offset`` of a delayed or prepared message is its place in the queue where it waits.
+
+    >>> queue = MessageQueue(topic="Orders", broker_name="broker-a", queue_id=0)
+    >>> SendReceipt("0A", queue, 7, SendStatus.SEND_OK, "0B").queue_offset
+    7
+    """
+
+    message_id: str
+    queue: MessageQueue
+    queue_offset: int
+    status: SendStatus
+    offset_message_id: str
+    transaction_id: str | None = None
+    recall_handle: str | None = None
+
+
+class Message:
+    """A message to send.
+
+    ``tags`` is one tag, ``keys`` are found by queries, ``properties`` are the program's own. ``sharding_key`` sends all
+    messages of that key to one queue, in order. At most one of ``delay_level`` (1 to 18), ``delay`` (seconds) and
+    ``deliver_at`` (an aware datetime, or seconds since the epoch) says when consumers may see it. ``wait_stored`` False
+    lets a broker with synchronous flush answer before the flush.
+
+    ``message_id`` is known after a send has begun; ``outcome`` tells, also after a cancelled send, whether the message
+    is stored. Raises UsageError for what no broker takes.
+
+    >>> message = Message("Orders", b"1 book", tags="paid", keys=["o-1", "c-7"], properties={"shop": "north"})
+    >>> message.keys, message.properties
+    (('o-1', 'c-7'), {'shop': 'north'})
+    """
+
+    __slots__ = (
+        "body",
+        "delay",
+        "delay_level",
+        "deliver_at",
+        "flag",
+        "keys",
+        "message_id",
+        "outcome",
+        "properties",
+        "sharding_key",
+        "system_properties",
+        "tags",
+        "topic",
+        "wait_stored",
+    )
+
+    def __init__(  # noqa: PLR0913 - a message has that many parts, all but two by keyword
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tags: str | None = None,
+        keys: Iterable[str] | str = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        delay_level: int | None = None,
+        delay: float | None = None,
+        deliver_at: datetime | float | None = None,
+        flag: int = 0,
+        wait_stored: bool = True,
+    ) -> None:
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise UsageError(problem)
+        if sum(when is not None for when in (delay_level, delay, deliver_at)) > 1:
+            raise UsageError("one of delay_level, delay and deliver_at is enough")
+        if delay_level is not None and delay_level < 1:
+            raise UsageError(f"delay level {delay_level}: levels are 1 to 18")
+        self.topic = topic
+        self.body = body
+        self.tags = tags
+        self.keys: tuple[str, ...] = (keys,) if isinstance(keys, str) else tuple(keys)
+        self.properties: dict[str, str] = dict(properties) if properties else {}
+        self.sharding_key = sharding_key
+        self.delay_level = delay_level
+        self.delay = delay
+        self.deliver_at = deliver_at
+        self.flag = flag
+        self.wait_stored = wait_stored
+        self.message_id: str | None = None
+        self.outcome = SendOutcome.NOT_STORED
+        self.system_properties: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Message({self.topic!r}, <{len(self.body)} bytes>, tags={self.tags!r}, id={self.message_id})"
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether consumers may see it only later.
+
+        >>> Message("T", b"x", delay=2.5).is_delayed
+        True
+        """
+        return self.delay_level is not None or self.delay is not None or self.deliver_at is not None
+
+    def wire_properties(self) -> dict[str, str]:
+        """All properties as they travel, RocketMQ's own included; UNIQ_KEY is the sender's business.
+
+        Raises UsageError for a property name that is RocketMQ's own, and for a key with a blank in it.
+
+        >>> Message("T", b"x", tags="a", properties={"p": "q"}).wire_properties()
+        {'p': 'q', 'WAIT': 'true', 'TAGS': 'a'}
+        """
+        properties = self.properties.copy()
+        if properties and not RESERVED.isdisjoint(properties):
+            name = next(name for name in properties if name in RESERVED)
+            raise UsageError(f"the property {name} is RocketMQ's own: it is set by an argument of Message or of send")
+        properties["WAIT"] = "true" if self.wait_stored else "false"
+        if self.tags:
+            properties["TAGS"] = self.tags
+        if self.keys:
+            properties["KEYS"] = _joined(self.keys)
+        if self.sharding_key is not None:
+            properties["__SHARDINGKEY"] = self.sharding_key
+        if self.is_delayed:
+            properties.update(self._delay_property())
+        if self.system_properties:
+            properties.update(self.system_properties)
+        return properties
+
+    def wire_text(self, properties: dict[str, str]) -> str:
+        """Properties as one text. Raises UsageError where a name or value cannot travel."""
+        try:
+            return encode_properties(properties)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    def _delay_property(self) -> dict[str, str]:
+        if self.delay_level is not None:
+            return {"DELAY": str(self.delay_level)}
+        if self.delay is not None:
+            return {"TIMER_DELAY_MS": str(int(self.delay * 1000))}
+        when = self.deliver_at
+        if isinstance(when, datetime):
+            if when.tzinfo is None:
+                raise UsageError("deliver_at has no time zone; datetime.now(UTC) + ... has one")
+            when = when.timestamp()
+        return {"TIMER_DELIVER_MS": str(int((when or 0) * 1000))}
+
+
+def _joined(keys: tuple[str, ...]) -> str:
+    for key in keys:
+        if not key or " " in key:
+            raise UsageError(f"the key {key!r} is empty or has a blank in it: keys are told apart by blanks")
+    return " ".join(keys)
+
+
+class ReceivedMessage:
+    """A message as a broker delivered it; times are seconds since the epoch.
+
+    >>> data = record.encode_record(
+    ...     topic=b"Orders", body=b"1 book", queue_id=3, queue_offset=7,
+    ...     properties=encode_properties({"TAGS": "paid", "KEYS": "o-1", "shop": "north"}).encode(),
+    ...     physical_offset=0, born_timestamp=1000, born_host=record.pack_host("127.0.0.1", 4),
+    ...     store_timestamp=2000, store_host=record.pack_host("127.0.0.1", 10911))
+    >>> message = ReceivedMessage(memoryview(data), 0, len(data), 7, "broker-a")
+    >>> message.topic, message.body, message.tags, message.keys, message.properties
+    ('Orders', b'1 book', 'paid', ('o-1',), {'shop': 'north'})
+    >>> message.queue.queue_id, message.queue_offset, message.born_time, message.reconsume_times
+    (3, 7, 1.0, 0)
+    """
+
+    __slots__ = ("_at", "_body", "_data", "_head", "_properties", "_receiver", "broker_name", "queue_offset", "size")
+
+    def __init__(self, data: memoryview, at: int, size: int, queue_offset: int, broker_name: str) -> None:
+        self._data = data
+        self._at = at
+        self._head: record.RecordHead | None = None
+        self._properties: dict[str, str] | None = None
+        self._body: bytes | None = None
+        self._receiver: Any = None
+        self.size = size
+        self.queue_offset = queue_offset
+        self.broker_name = broker_name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r}, queue={self.queue_id}, offset={self.queue_offset})"
+
+    @property
+    def head(self) -> record.RecordHead:
+        """The record's fixed fields.
+
+        Raises protocol.record.RecordError for a record that does not hold together.
+        """
+        head = self._head
+        if head is None:
+            head = self._head = record.decode_head(self._data, self._at)
+        return head
+
+    @property
+    def all_properties(self) -> dict[str, str]:
+        """Every property, RocketMQ's own included."""
+        properties = self._properties
+        if properties is None:
+            head = self.head
+            text = bytes(self._data[head.properties_at : head.properties_end]).decode("utf-8", "replace")
+            properties = self._properties = decode_properties(text)
+        return properties
+
+    @property
+    def body(self) -> bytes:
+        """The body as its producer gave it: decompressed."""
+        body = self._body
+        if body is None:
+            head = self.head
+            body = self._body = decompress(bytes(self._data[head.body_at : head.body_end]), head.sys_flag)
+        return body
+
+    @property
+    def stored_topic(self) -> str:
+        """The topic it was read from: a group's retry topic for a message that is tried again."""
+        head = self.head
+        return bytes(self._data[head.topic_at : head.topic_end]).decode("utf-8", "replace")
+
+    @property
+    def topic(self) -> str:
+        """The topic it was sent to."""
+        topic = self.stored_topic
+        return self.all_properties.get("RETRY_TOPIC", topic) if topic.startswith(RETRY_PREFIX) else topic
+
+    @property
+    def tags(self) -> str | None:
+        """Its tag."""
+        return self.all_properties.get("TAGS")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Its keys."""
+        return tuple(self.all_properties.get("KEYS", "").split())
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The program's own properties."""
+        return {name: value for name, value in self.all_properties.items() if name not in RESERVED}
+
+    @property
+    def sharding_key(self) -> str | None:
+        """The key by which its queue was chosen."""
+        return self.all_properties.get("__SHARDINGKEY")
+
+    @property
+    def message_id(self) -> str:
+        """The producer's id of the message; where it has none, the id of its place."""
+        return self.all_properties.get("UNIQ_KEY") or self.offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """The id of its place: the broker's address and commit-log offset."""
+        return encode_offset_id(self.head.store_host, self.head.physical_offset)
+
+    @property
+    def queue_id(self) -> int:
+        """The number of the queue it was read from."""
+        return self.head.queue_id
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue it was read from."""
+        return MessageQueue(topic=self.stored_topic, broker_name=self.broker_name, queue_id=self.queue_id)
+
+    @property
+    def born_time(self) -> float:
+        """When its producer sent it, by the producer's clock."""
+        return self.head.born_timestamp / 1000
+
+    @property
+    def store_time(self) -> float:
+        """When the broker stored it, by the broker's clock."""
+        return self.head.store_timestamp / 1000
+
+    @property
+    def born_host(self) -> tuple[str, int]:
+        """The producer's address, as the broker saw it."""
+        return record.unpack_host(self.head.born_host)
+
+    @property
+    def store_host(self) -> tuple[str, int]:
+        """The broker's address."""
+        return record.unpack_host(self.head.store_host)
+
+    @property
+    def flag(self) -> int:
+        """The number that its producer gave it."""
+        return self.head.flag
+
+    @property
+    def commit_log_offset(self) -> int:
+        """Its place in the broker's commit log."""
+        return self.head.physical_offset
+
+    @property
+    def prepared_transaction_offset(self) -> int:
+        """For a committed transaction: where its prepared message lies in the commit log."""
+        return self.head.prepared_transaction_offset
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it has been delivered before and was not acknowledged."""
+        return self.head.reconsume_times
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The id of the transaction that it belongs to."""
+        return self.all_properties.get("__transactionId__")

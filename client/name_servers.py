@@ -1,0 +1,63 @@
+"""Asking name servers: one is asked as long as it answers, the next in turn when it does not."""
+
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from client.errors import PerhapsStoredError, UnreachableError, UsageError
+from protocol.command import RemotingCommand
+
+_log = structlog.get_logger("client")
+
+Invoke = Callable[[str, RemotingCommand], Awaitable[RemotingCommand]]
+"""Sends a request to an address and gives its reply; raises RocketMQError where none comes."""
+
+
+def parse_addresses(namesrv: str | Iterable[str] | None) -> list[str]:
+    """``host:port`` of each name server; None takes the environment's NAMESRV_ADDR. Raises UsageError.
+
+    >>> parse_addresses("127.0.0.1:9876; 127.0.0.2")
+    ['127.0.0.1:9876', '127.0.0.2:9876']
+    """
+    if namesrv is None:
+        namesrv = os.environ.get("NAMESRV_ADDR", "")
+    parts = namesrv.replace(",", ";").split(";") if isinstance(namesrv, str) else list(namesrv)
+    found = [part.strip().removeprefix("http://") for part in parts if part.strip()]
+    if not found:
+        raise UsageError("no name server: give namesrv='host:port', or set NAMESRV_ADDR")
+    addresses = []
+    for address in found:
+        host, colon, port = address.rpartition(":")
+        if not colon or address.endswith("]"):
+            address = f"{address}:9876"  # noqa: PLW2901 - the default port is part of the address
+        elif not host or not port.isdigit():
+            raise UsageError(f"the name server address {address!r} is not of the form host:port")
+        addresses.append(address)
+    return addresses
+
+
+class NameServers:
+    """The name servers of a client; starts with one by chance, so that many clients spread over them."""
+
+    def __init__(self, addresses: list[str], invoke: Invoke) -> None:
+        self.addresses = addresses
+        self._invoke = invoke
+        self._at = random.randrange(len(addresses))  # noqa: S311 - spreads load
+
+    async def ask(self, command: RemotingCommand) -> RemotingCommand:
+        """The first reply that any of them gives, whatever its code.
+
+        Raises UnreachableError, with each one's reason, where none answers.
+        """
+        reasons = []
+        for _ in range(len(self.addresses)):
+            address = self.addresses[self._at]
+            try:
+                return await self._invoke(address, command)
+            except (UnreachableError, PerhapsStoredError) as error:
+                reasons.append(str(error))
+                self._at = (self._at + 1) % len(self.addresses)
+                _log.warning("name server does not answer", address=address, reason=str(error))
+        raise UnreachableError("no name server answers: " + "; ".join(reasons))

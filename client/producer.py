@@ -1,0 +1,381 @@
+"""Producer: sends messages, many at a time, and says for each what became of it."""
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import anyio
+
+from client.batching import Batcher
+from client.compression import Compression
+from client.core import Client, ClientOptions, Push
+from client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UnreachableError, UsageError
+from client.faults import FaultTable
+from client.gate import Gate
+from client.interceptors import Interceptor, SendContext, call_all
+from client.lifecycle import Lifecycle
+from client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt
+from client.request_reply import Requests, reply_message
+from client.routes import TopicRoute
+from client.sending import (
+    BatchEntry,
+    Limits,
+    Prepared,
+    prepare,
+    prepare_batch,
+    prepare_entry,
+    receipts,
+    send_command,
+)
+from protocol.body import ConsumerData, ProducerData
+from protocol.codes import RequestCode, ResponseCode
+from protocol.hashing import string_hash
+from protocol.topic_rules import group_problem
+
+MAX_MESSAGE_SIZE: Final = 4 * 1024 * 1024
+_ELSEWHERE: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
+"""Refusals that another broker of the same topic may not share."""
+
+
+class Producer(Lifecycle):
+    """Sends messages. Opened by ``async with``; any number of tasks may send at the same time.
+
+    A send that fails is repeated up to ``retries`` times, on another broker where there is one; ``retry_unknown=False``
+    does not repeat where the first try may have worked. There is no timeout for a whole send: use a cancel scope.
+    ``send_timeout`` bounds one attempt. Sends wait while ``max_in_flight`` messages or ``max_in_flight_bytes`` are out.
+    ``linger`` (seconds) collects messages for the same queue into batches of up to ``batch_bytes``.
+    ``compression`` is applied to bodies of ``compress_over`` bytes and more; not to batches.
+
+    >>> async def example(namesrv: str) -> None:
+    ...     async with Producer("orders", namesrv=namesrv) as producer:
+    ...         receipt = await producer.send(Message("Orders", b"1 book", tags="paid", keys=["o-1"]))
+    ...         print(receipt.message_id, receipt.queue, receipt.queue_offset)
+    """
+
+    def __init__(  # noqa: PLR0913 - settings, each by keyword
+        self,
+        group: str,
+        *,
+        namesrv: str | Iterable[str] | None = None,
+        client: Client | None = None,
+        options: ClientOptions | None = None,
+        retries: int = 2,
+        retry_unknown: bool = True,
+        send_timeout: float = 3.0,
+        max_in_flight: int = 4096,
+        max_in_flight_bytes: int = 64 * 1024 * 1024,
+        linger: float | None = None,
+        batch_bytes: int = 256 * 1024,
+        compression: Compression | None = "zlib",
+        compress_over: int = 4096,
+        compression_level: int = 5,
+        max_message_size: int = MAX_MESSAGE_SIZE,
+        create_topics: bool = True,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> None:
+        super().__init__()
+        problem = group_problem(group)
+        if problem is not None:
+            raise UsageError(problem)
+        self.group = group
+        self._own_client = client is None
+        self.client = client or Client(namesrv, options)
+        self._retries = retries
+        self._retry_unknown = retry_unknown
+        self._send_timeout = send_timeout
+        self._limits = Limits(max_message_size, compression, compress_over, compression_level)
+        self._create_topics = create_topics
+        self._interceptors = tuple(interceptors)
+        self._before = [hook.before_send for hook in interceptors]
+        self._after = [hook.after_send for hook in interceptors]
+        self._gate = Gate(max_in_flight, max_in_flight_bytes)
+        self._faults = FaultTable(time.monotonic)
+        self._batcher = None
+        if linger is not None:
+            self._batcher = Batcher(linger, min(batch_bytes, max_message_size), self.deliver, self.spawn)
+        self._requests = Requests()
+
+    async def _prepare(self) -> None:
+        if self._own_client:
+            await self.client.__aenter__()
+
+    async def _open(self) -> None:
+        self.client.join(self)
+
+    async def _close(self) -> None:
+        if self._batcher is not None:
+            await self._batcher.flush()
+        if self.client.is_open:
+            await self.client.leave(self)
+
+    async def _release(self) -> None:
+        if self._own_client:
+            await self.client.__aexit__(None, None, None)
+
+    # -- what the client instance asks -----------------------------------------------------------------------------
+
+    def producer_data(self) -> ProducerData | None:
+        """Its part of a heartbeat."""
+        return ProducerData(group_name=self.group)
+
+    def consumer_data(self) -> ConsumerData | None:
+        """None: a producer does not consume."""
+        return None
+
+    def pushes(self) -> dict[int, Push]:
+        """Replies to its requests come as requests of the broker."""
+        return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.pushed}
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that a message of ``topic`` can be sent to, in the order by which sharding keys choose.
+
+        >>> async def last_queue(producer: Producer) -> MessageQueue:
+        ...     return (await producer.queues("Orders"))[-1]
+        """
+        self._check_open()
+        return list((await self._route(topic)).write_queues)
+
+    async def send(self, message: Message, *, queue: MessageQueue | None = None) -> SendReceipt:
+        """Sends, and returns the broker's receipt: the message is stored.
+
+        Goes to ``queue`` where given, else by the message's sharding key, else to the next queue in turn.
+
+        Raises UsageError, NotStoredError or PerhapsStoredError. Where it is cancelled, ``message.outcome`` says which
+        of the two is true.
+
+        >>> async def in_time(producer: Producer, message: Message) -> bool:
+        ...     with anyio.move_on_after(1):
+        ...         await producer.send(message)
+        ...     return message.outcome is SendOutcome.STORED
+        """
+        self._check_open()
+        message.outcome = SendOutcome.NOT_STORED
+        context = SendContext(self.group, message, message.wire_properties(), queue)
+        if self._before:
+            call_all(self._before, context)
+        size = len(message.body)
+        try:
+            if not self._gate.try_enter(size):
+                await self._gate.enter(size)
+            try:
+                receipt = await self._deliver(message, context)
+            finally:
+                self._gate.leave(size)
+        except BaseException as error:
+            context.error = error
+            if isinstance(error, PerhapsStoredError):
+                message.outcome = SendOutcome.PERHAPS_STORED
+            elif isinstance(error, RocketMQError):
+                message.outcome = SendOutcome.NOT_STORED
+            raise
+        else:
+            message.outcome = SendOutcome.STORED
+            context.receipt = receipt
+            return receipt
+        finally:
+            if self._after:
+                call_all(self._after, context)
+
+    async def _deliver(self, message: Message, context: SendContext) -> SendReceipt:
+        queue = context.queue or await self._ordered_queue(message)
+        if self._batcher is not None and not message.is_delayed and not message.system_properties:
+            entry = prepare_entry(message, context.properties, self.client.unique_ids, self._limits.max_message_size)
+            return await self._batcher.send(message, entry, queue)
+        prepared = prepare(message, context.properties, self.client.unique_ids, self._limits)
+        return (await self.deliver(prepared, queue, (message,), context))[0]
+
+    async def _ordered_queue(self, message: Message) -> MessageQueue | None:
+        if message.sharding_key is None:
+            return None
+        queues = (await self._route(message.topic)).write_queues
+        return queues[abs(string_hash(message.sharding_key)) % len(queues)]
+
+    async def _route(self, topic: str) -> TopicRoute:
+        route = self.client.routes.known(topic)
+        if route is None or not route.write_queues:
+            route = await self.client.routes.refresh(topic, create=self._create_topics)
+        if not route.write_queues:
+            raise NotStoredError(f"no broker takes messages of the topic {topic} now: none with write permission")
+        return route
+
+    async def deliver(
+        self,
+        prepared: Prepared,
+        queue: MessageQueue | None,
+        messages: Sequence[Message],
+        context: SendContext | None = None,
+    ) -> list[SendReceipt]:
+        """Sends what is prepared, with repetitions: the receipts of its messages.
+
+        Raises the last attempt's error; PerhapsStoredError where an earlier attempt may have worked.
+        """
+        perhaps: PerhapsStoredError | None = None
+        avoid: str | None = None
+        attempt = 0
+        while True:
+            route = await self._route(prepared.topic)
+            target = queue or self._faults.select(route.write_queues, avoid)
+            try:
+                return await self._attempt(prepared, target, route, messages, context)
+            except RocketMQError as error:
+                self._faults.failed(target.broker_name)
+                if isinstance(error, PerhapsStoredError):
+                    perhaps = error
+                attempt += 1
+                others = len({other.broker_name for other in route.write_queues}) > 1
+                if attempt > self._retries or not self._worth_repeating(error, elsewhere=others and queue is None):
+                    if perhaps is not None and perhaps is not error:
+                        raise perhaps from error
+                    raise
+                avoid = target.broker_name
+            if not others or queue is not None:
+                await anyio.sleep(random.random() * min(1.0, 0.05 * 2**attempt))  # noqa: S311 - spreads load
+
+    def _worth_repeating(self, error: RocketMQError, *, elsewhere: bool) -> bool:
+        if isinstance(error, UsageError):
+            return elsewhere and error.code in _ELSEWHERE
+        return self._retry_unknown or not isinstance(error, PerhapsStoredError)
+
+    async def _attempt(
+        self,
+        prepared: Prepared,
+        queue: MessageQueue,
+        route: TopicRoute,
+        messages: Sequence[Message],
+        context: SendContext | None,
+    ) -> list[SendReceipt]:
+        address = route.master(queue.broker_name)
+        if address is None:
+            address = await self.client.master(route, queue.broker_name)
+        if context is not None:
+            context.queue, context.address = queue, address
+            context.attempts += 1
+        began = time.monotonic()
+        for message in messages:
+            message.outcome = SendOutcome.PERHAPS_STORED
+        reply = await self.client.invoke(address, send_command(self.group, prepared, queue), self._send_timeout)
+        found = receipts(reply, prepared, queue, address)
+        self._faults.took(queue.broker_name, time.monotonic() - began)
+        return found
+
+    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+        """Sends without an answer: nobody learns whether it was stored.
+
+        Raises UsageError, and UnreachableError where it was certainly not sent.
+
+        >>> async def hint(producer: Producer) -> None:
+        ...     await producer.send_oneway(Message("Metrics", b"cpu=3"))
+        """
+        self._check_open()
+        context = SendContext(self.group, message, message.wire_properties(), queue)
+        call_all(self._before, context)
+        prepared = prepare(message, context.properties, self.client.unique_ids, self._limits)
+        route = await self._route(message.topic)
+        target = queue or await self._ordered_queue(message) or self._faults.select(route.write_queues)
+        address = await self.client.master(route, target.broker_name)
+        command = send_command(self.group, prepared, target)
+        message.outcome = SendOutcome.PERHAPS_STORED
+        try:
+            await self.client.oneway(address, command.code, command.ext, prepared.body)
+        except UnreachableError:
+            message.outcome = SendOutcome.NOT_STORED
+            raise
+        finally:
+            call_all(self._after, context)
+
+    async def send_batch(self, messages: Iterable[Message], *, queue: MessageQueue | None = None) -> list[SendReceipt]:
+        """Sends messages in as few requests as their sizes allow; a receipt for each, in order.
+
+        Batches are one topic's and go to one queue; several topics make several batches. They are stored one after the
+        other: where one fails, those before it are stored, and each message's ``outcome`` tells. Raises as send does.
+
+        >>> async def import_all(producer: Producer, lines: list[bytes]) -> int:
+        ...     return len(await producer.send_batch(Message("Import", line) for line in lines))
+        """
+        self._check_open()
+        every = list(messages)
+        found: dict[int, SendReceipt] = {}
+        for message in every:
+            message.outcome = SendOutcome.NOT_STORED
+        for part in self._split(every):
+            prepared = prepare_batch(
+                every[part[0][0]].topic,
+                [entry for _, entry in part],
+                wait_stored=all(every[number].wait_stored for number, _ in part),
+            )
+            members = [every[number] for number, _ in part]
+            size = len(prepared.body)
+            await self._gate.enter(size)
+            try:
+                for (number, _), receipt in zip(part, await self.deliver(prepared, queue, members), strict=True):
+                    found[number] = receipt
+                    every[number].outcome = SendOutcome.STORED
+            except RocketMQError as error:
+                for member in members:
+                    unknown = isinstance(error, PerhapsStoredError)
+                    member.outcome = SendOutcome.PERHAPS_STORED if unknown else SendOutcome.NOT_STORED
+                raise
+            finally:
+                self._gate.leave(size)
+        return [found[number] for number in range(len(every))]
+
+    def _split(self, messages: list[Message]) -> list[list[tuple[int, BatchEntry]]]:
+        """Parts of one topic each, none larger than a message may be."""
+        parts: list[list[tuple[int, BatchEntry]]] = []
+        current: dict[str, tuple[list[tuple[int, BatchEntry]], int]] = {}
+        limit = self._limits.max_message_size
+        for number, message in enumerate(messages):
+            entry = prepare_entry(message, message.wire_properties(), self.client.unique_ids, limit)
+            part, size = current.get(message.topic, ([], limit + 1))
+            if size + entry.size > limit:
+                part, size = [], 0
+                parts.append(part)
+            part.append((number, entry))
+            current[message.topic] = (part, size + entry.size)
+        return parts
+
+    # -- request and reply -----------------------------------------------------------------------------------------
+
+    async def request(self, message: Message, *, ttl: float = 30.0) -> ReceivedMessage:
+        """Sends a request and returns the consumer's reply. ``ttl`` (seconds) tells the consumer how long we wait.
+
+        Raises TimeoutError where no reply comes within ``ttl``, and what send raises.
+
+        >>> async def price(producer: Producer) -> bytes:
+        ...     return (await producer.request(Message("Prices", b"book"), ttl=3)).body
+        """
+        self._check_open()
+        route = await self._route(message.topic)
+        for queue in route.write_queues:
+            address = await self.client.master(route, queue.broker_name)
+            if not self.client.has_greeted(address):  # the reply finds us by our heartbeat
+                await self.client.heartbeat(address)
+        with self._requests.opened(message, self.client.id, ttl) as answer, anyio.fail_after(ttl):
+            await self.send(message)
+            return await answer.wait()
+
+    async def reply(self, request: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Answers a request that was received.
+
+        Raises UsageError where ``request`` is none, and what send raises: PerhapsStoredError where its sender is gone.
+
+        >>> async def serve(producer: Producer, message: ReceivedMessage) -> None:
+        ...     await producer.reply(message, b"9.90")
+        """
+        self._check_open()
+        message = reply_message(request, body)
+        prepared = prepare(message, message.wire_properties(), self.client.unique_ids, self._limits)
+        prepared = prepared._replace(code=RequestCode.SEND_REPLY_MESSAGE_V2)
+        return (await self.deliver(prepared, None, (message,)))[0]
+
+    async def flush(self) -> None:
+        """Sends what lingers in batches now, and waits until all of it is answered.
+
+        >>> async def checkpoint(producer: Producer) -> None:
+        ...     await producer.flush()
+        """
+        if self._batcher is not None:
+            await self._batcher.flush()

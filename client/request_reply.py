@@ -1,0 +1,113 @@
+"""Request and reply over topics (RocketMQ's RPC): a request names its sender, the broker pushes the reply to it."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import anyio
+
+from client.errors import UsageError
+from client.message import Message, ReceivedMessage
+from protocol import sysflag
+from protocol.command import RemotingCommand
+from protocol.record import encode_record, host_flags, pack_host
+
+_REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
+
+
+class Answer:
+    """The reply to one request, when it comes."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self._message: ReceivedMessage | None = None
+
+    def set(self, message: ReceivedMessage) -> None:
+        """The reply has come."""
+        self._message = message
+        self._event.set()
+
+    async def wait(self) -> ReceivedMessage:
+        """Waits for it."""
+        await self._event.wait()
+        assert self._message is not None
+        return self._message
+
+
+class Requests:
+    """The requests of a producer that wait for their replies, by correlation id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Answer] = {}
+
+    @contextmanager
+    def opened(self, message: Message, client_id: str, ttl: float) -> Iterator[Answer]:
+        """Makes ``message`` a request and waits for its reply as long as the block lasts."""
+        correlation = str(uuid.uuid4())
+        message.system_properties = {
+            "CORRELATION_ID": correlation,
+            "REPLY_TO_CLIENT": client_id,
+            "TTL": str(int(ttl * 1000)),
+        }
+        answer = self._waiting[correlation] = Answer()
+        try:
+            yield answer
+        finally:
+            del self._waiting[correlation]
+            message.system_properties = {}
+
+    async def pushed(self, command: RemotingCommand) -> RemotingCommand | None:
+        """A reply that the broker pushes; None where it belongs to another producer of this client."""
+        message = _message_of(command)
+        answer = self._waiting.get(message.all_properties.get("CORRELATION_ID", ""))
+        if answer is None:
+            return None
+        answer.set(message)
+        return command.reply()
+
+
+def reply_message(request: ReceivedMessage, body: bytes) -> Message:
+    """The message that answers ``request``. Raises UsageError where that is no request."""
+    properties = request.all_properties
+    if "REPLY_TO_CLIENT" not in properties or "CLUSTER" not in properties:
+        raise UsageError("this message is no request: nobody waits for a reply to it")
+    message = Message(properties["CLUSTER"] + _REPLY_TOPIC_SUFFIX, body)
+    message.system_properties = {
+        "MSG_TYPE": "reply",
+        "CORRELATION_ID": properties.get("CORRELATION_ID", ""),
+        "REPLY_TO_CLIENT": properties["REPLY_TO_CLIENT"],
+        "TTL": properties.get("TTL", "30000"),
+    }
+    return message
+
+
+def _message_of(command: RemotingCommand) -> ReceivedMessage:
+    """The pushed message, as if it had been read from a queue."""
+    ext = command.ext_fields()
+    born, store = (_host(ext.get(name, "")) for name in ("bornHost", "storeHost"))
+    flags = int(ext.get("sysFlag") or 0) & ~(sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)
+    data = encode_record(
+        topic=ext.get("topic", "").encode(),
+        body=bytes(command.body),
+        properties=ext.get("properties", "").encode(),
+        queue_id=int(ext.get("queueId") or 0),
+        queue_offset=0,
+        physical_offset=0,
+        born_timestamp=int(ext.get("bornTimestamp") or 0),
+        born_host=born,
+        store_timestamp=int(ext.get("storeTimestamp") or 0),
+        store_host=store,
+        flag=int(ext.get("flag") or 0),
+        sys_flag=flags | host_flags(born, store),
+        reconsume_times=int(ext.get("reconsumeTimes") or 0),
+    )
+    return ReceivedMessage(memoryview(data), 0, len(data), 0, ext.get("bname", ""))
+
+
+def _host(text: str) -> bytes:
+    address, _, port = text.lstrip("/").rpartition(":")
+    try:
+        return pack_host(address.strip("[]"), int(port))
+    except ValueError:
+        return pack_host("0.0.0.0", 0)  # noqa: S104 - an address that is not known
