@@ -83,10 +83,8 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
                     continue  # that client has gone already
-                if not self._turn_away(sock, error):
-                    self._rest(fd)
-                    return
-                continue
+                self._turn_away(fd, sock, error)
+                return
             self._admit(client, peer, table)
 
     def resume(self) -> None:
@@ -95,8 +93,7 @@ class Acceptor:
         for fd in resting:
             if fd in self._listeners:
                 self._epoll.modify(fd, select.EPOLLIN)
-        if self._reserve < 0:
-            self._take_reserve()
+        self._take_reserve()
 
     def close(self) -> None:
         """Stop listening."""
@@ -121,27 +118,29 @@ class Acceptor:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reactor.adopt(client, table, (peer[0].removeprefix("::ffff:"), peer[1]))
 
-    def _turn_away(self, sock: socket.socket, error: OSError) -> bool:
-        """Accept and close one client by means of the reserve; False where that did not help."""
-        self._reactor.stats.refused += 1
-        if self._log_budget.allows():
-            _log.error("no_descriptor_left", error=str(error), connections=self._reactor.stats.connections)
-        if self._reserve < 0:
-            return False
-        os.close(self._reserve)
-        self._reserve = -1
+    def _turn_away(self, fd: int, sock: socket.socket, error: OSError) -> None:
+        """Accept and close whoever waits by means of the reserve; where that is gone too, look again after a while."""
         try:
-            sock.accept()[0].close()
-        except OSError as again:
-            return isinstance(again, BlockingIOError) and self._take_reserve()
-        return self._take_reserve()
+            for _ in range(_AT_ONCE):
+                if self._reserve >= 0:
+                    os.close(self._reserve)
+                    self._reserve = -1
+                sock.accept()[0].close()
+                self._reactor.stats.refused += 1
+                if self._log_budget.allows():
+                    _log.error("no_descriptor_left", error=str(error), connections=self._reactor.stats.connections)
+        except BlockingIOError:
+            pass
+        except OSError as still:
+            if self._log_budget.allows():
+                _log.error("cannot_accept", error=str(still), connections=self._reactor.stats.connections)
+            self._rest(fd)
+        self._take_reserve()
 
-    def _take_reserve(self) -> bool:
-        try:
-            self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        return True
+    def _take_reserve(self) -> None:
+        if self._reserve < 0:
+            with suppress(OSError):
+                self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _rest(self, fd: int) -> None:
         """Do not look at a listener until the next scan."""
