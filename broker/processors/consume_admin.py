@@ -144,6 +144,7 @@ class ConsumeAdminProcessor:
             for queue_id, offset in targets.items():
                 self._offsets.assign_reset(header.topic, header.group, queue_id, offset)
             await self._offsets.persisted()
+            self._parts.long_polling.wake_topic(header.topic)
         else:
             self._tell_members(header, queue_table("offsetTable", entries))
         return command.reply(body=queue_table("offsetTable", entries))

@@ -92,6 +92,7 @@ class GroupAdminProcessor:
         """DELETE_SUBSCRIPTIONGROUP (207), with its offsets where ``cleanOffset`` says so."""
         header = command.header(DeleteSubscriptionGroupRequestHeader)
         self._groups.delete(header.group_name)
+        self._parts.stats.remove_group(header.group_name)
         if header.clean_offset:
             self._parts.offsets.remove_group(header.group_name)
             await self._parts.offsets.persisted()

@@ -148,6 +148,8 @@ class TopicAdminProcessor:
         self._check_not_ours(topic)
         if self._topics.delete(topic):
             self._parts.offsets.remove_topic(topic)
+            self._parts.stats.remove_topic(topic)
+            self._parts.long_polling.wake_topic(topic)
             await self._topics.persisted()
             await self._parts.offsets.persisted()
             await self._store.delete_topic(topic)

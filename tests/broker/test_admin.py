@@ -335,7 +335,7 @@ async def test_consume_directly(client: WireClient) -> None:
     assert b"one" in bytes(asked.body)
     await client.answer(asked, body=b'{"consumeResult":"CR_SUCCESS"}')
     assert bytes((await client.reply(opaque)).body) == b'{"consumeResult":"CR_SUCCESS"}'
-    for wrong in ("", "xx", "0" * 32):
+    for wrong in ("", "xx", "F" * 32):
         reply = await client.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext | {"msgId": wrong})
         assert reply.code == ResponseCode.SYSTEM_ERROR
 

@@ -386,7 +386,7 @@ async def test_batch_over_the_limit(tmp_path: Path) -> None:
     async with running_broker(tmp_path, maxMessageSize=1000) as broker, WireClient.connect(broker.endpoint) as client:
         body = encode_batch([(0, b"x" * 600, b""), (0, b"x" * 600, b"")])
         reply = await client.send("Orders", body, batch="true", code=320)
-        assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+        assert reply.code == ResponseCode.SYSTEM_ERROR
         assert (await client.pull("Orders")).code == ResponseCode.PULL_NOT_FOUND
 
 
