@@ -16,7 +16,7 @@ from msgspec import Struct
 SIZE: Final = 4096
 FIELDS = struct.Struct(">qqqqqq")
 MARK_AT: Final = 512
-MARK = struct.Struct(">8sqqqqqqqi")
+MARK = struct.Struct(">8sqqqqqqqqi")
 MARK_MAGIC: Final = b"TRIMQ\0\0\1"
 _CRC = struct.Struct(">I")
 
@@ -38,7 +38,8 @@ class CheckpointMark(Struct, frozen=True):
     ``position``: every record before this commit-log offset is synced, and so are its queue unit and index entries.
     ``last_record`` and ``store_timestamp`` are the offset and time of the last record before it (-1 and 0 for none).
     ``queues`` and ``units``: how many queues there were and the sum of their next offsets.
-    ``index_file`` and ``index_count``: name (as a number) and entry count of the newest index file, 0 and 0 for none.
+    ``index_file`` and ``index_count``: name (as a number) and entry count of the newest index file, 0 and 0 for none,
+    -1 and 0 where no index is kept. ``index_files``: how many of them there are.
     ``clean``: written as the last act of an orderly stop.
     """
 
@@ -49,6 +50,7 @@ class CheckpointMark(Struct, frozen=True):
     units: int = 0
     index_file: int = 0
     index_count: int = 0
+    index_files: int = 0
     clean: bool = False
 
 
@@ -66,8 +68,8 @@ def decode_mark(data: bytes) -> CheckpointMark | None:
         return None
     if _CRC.unpack_from(data, end)[0] != zlib.crc32(data[MARK_AT:end], zlib.crc32(data[: FIELDS.size])):
         return None
-    _, *numbers, clean = MARK.unpack_from(data, MARK_AT)
-    return CheckpointMark(*numbers, clean=bool(clean))
+    values = dict(zip(CheckpointMark.__struct_fields__, MARK.unpack_from(data, MARK_AT)[1:], strict=True))
+    return CheckpointMark(**{**values, "clean": bool(values["clean"])})
 
 
 def encode(fields: CheckpointFields, mark: CheckpointMark | None = None) -> bytes:
@@ -91,6 +93,7 @@ def encode(fields: CheckpointFields, mark: CheckpointMark | None = None) -> byte
         mark.units,
         mark.index_file,
         mark.index_count,
+        mark.index_files,
         mark.clean,
     )
     crc = _CRC.pack(zlib.crc32(own, zlib.crc32(packed)))

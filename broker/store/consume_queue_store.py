@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
 from broker.store.disk import Disk
 from broker.store.queue_files import DescriptorCache, LoadedQueue, load_queue, read_units
+from protocol.file_names import offset_name
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 DIRECTORY: Final = "consumequeue"
@@ -37,7 +38,8 @@ class ConsumeQueueStore:
         self.descriptors = DescriptorCache(disk, max_open_files)
         self.dirty: list[ConsumeQueue] = []
         """Queues with units that are not in their files yet."""
-        self.on_first_dirty: Callable[[], None] = lambda: None
+        self.on_new_files: Callable[[], None] = lambda: None
+        """Called when files of new queues are to be made soon."""
         self.units = 0
         self._asleep: dict[str, dict[int, QueueState]] = {}
         self._moved: list[ConsumeQueue] = []
@@ -112,8 +114,6 @@ class ConsumeQueueStore:
     # -- counting
 
     def _on_dirty(self, queue: ConsumeQueue) -> None:
-        if not self.dirty:
-            self.on_first_dirty()
         self.dirty.append(queue)
         self._moved.append(queue)
 
@@ -175,6 +175,12 @@ class ConsumeQueueStore:
         count = min(count, file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
         return read_units(self.disk, queue.path_of(file_offset), offset - file_offset, count)
 
+    def peek(self, topic: str, queue_id: int, offset: int, count: int) -> bytes:
+        """Units of a queue that need not be loaded, out of one of its files. Blocks: for recovery."""
+        at = offset % self.shape.units_per_file
+        name = offset_name((offset - at) * UNIT_SIZE)
+        return read_units(self.disk, f"{self.directory}/{topic}/{queue_id}/{name}", at, count)
+
     # -- loading
 
     def load(self, limit: int) -> list[tuple[ConsumeQueue, LoadedQueue]]:
@@ -223,6 +229,13 @@ class ConsumeQueueStore:
 
     # -- making and dropping
 
+    def forget_all(self) -> None:
+        """Forget every queue; the files stay. For recovery, to load them again."""
+        self.queues.clear()
+        self._asleep.clear()
+        self.dirty.clear()
+        self.recount()
+
     def create_queues(self, topic: str, count: int) -> None:
         """Make the first ``count`` queues of a topic; the writer makes their first files soon."""
         for queue_id in range(count):
@@ -230,6 +243,7 @@ class ConsumeQueueStore:
             if not queue.dirty and queue.next_offset == 0 and queue.made_offset == 0:
                 queue.dirty = True
                 self._on_dirty(queue)
+        self.on_new_files()
 
     def drop_queue(self, queue: ConsumeQueue) -> None:
         """Forget a queue; its files are the caller's."""

@@ -27,8 +27,8 @@ class Batch(Protocol):
         """Write entries number ``count`` and up, link them; returns how many slots were empty before."""
         ...
 
-    def rebuild_slots(self, view: memoryview, slots: int, count: int) -> int:
-        """Write the whole slot table anew from entries 1 to ``count`` - 1 (chains too); returns the slots in use."""
+    def link(self, view: memoryview, slots: int, count: int) -> tuple[bytes, int, bool]:
+        """Chain entries 1 to ``count`` - 1 anew: slot table for them, its slots in use, whether a chain changed."""
         ...
 
 
@@ -76,9 +76,10 @@ class PlainBatch:
             table[4 * slot : 4 * slot + 4] = number.to_bytes(4, "big")
         return used
 
-    def rebuild_slots(self, view: memoryview, slots: int, count: int) -> int:
+    def link(self, view: memoryview, slots: int, count: int) -> tuple[bytes, int, bool]:
         """See Batch."""
         table = bytearray(4 * slots)
+        changed = False
         newest: dict[int, int] = {}
         at = entry_at(slots, 1)
         for number in range(1, count):
@@ -86,12 +87,12 @@ class PlainBatch:
             previous = newest.get(slot, 0).to_bytes(4, "big")
             if view[at + 16 : at + 20] != previous:
                 view[at + 16 : at + 20] = previous
+                changed = True
             newest[slot] = number
             at += ENTRY_SIZE
         for slot, number in newest.items():
             table[4 * slot : 4 * slot + 4] = number.to_bytes(4, "big")
-        view[HEADER_SIZE : HEADER_SIZE + 4 * slots] = table
-        return len(newest)
+        return bytes(table), len(newest), changed
 
 
 def make_batch() -> Batch:

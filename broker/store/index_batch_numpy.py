@@ -70,10 +70,11 @@ class NumpyBatch:
         table[in_order[last]] = numbers[last]
         return int((held == 0).sum())
 
-    def rebuild_slots(self, view: memoryview, slots: int, count: int) -> int:
+    def link(self, view: memoryview, slots: int, count: int) -> tuple[bytes, int, bool]:
         """See Batch."""
         table: np.ndarray[tuple[int], np.dtype[np.int64]] = np.zeros(slots, dtype=np.int64)
         step = 1 << 18
+        changed = False
         for begin in range(1, count, step):
             size = min(step, count - begin)
             entries = np.frombuffer(view, dtype=_ENTRY_TYPE, count=size, offset=entry_at(slots, begin))
@@ -89,9 +90,9 @@ class NumpyBatch:
             previous_in_order[first] = table[in_order[first]]
             if not np.array_equal(entries["previous"][order], previous_in_order):
                 entries["previous"][order] = previous_in_order
+                changed = True
             last = np.empty(size, dtype=bool)
             last[-1] = True
             last[:-1] = first[1:]
             table[in_order[last]] = numbers[last]
-        view[HEADER_SIZE : HEADER_SIZE + 4 * slots] = table.astype(">i4").view(np.uint8).data
-        return int((table > 0).sum())
+        return table.astype(">i4").tobytes(), int((table > 0).sum()), changed

@@ -134,17 +134,12 @@ class IndexFile:
 
     def write_header(self) -> None:
         """Store the header's fields into the map."""
-        HEADER.pack_into(
-            self.view,
-            0,
-            self.begin_timestamp,
-            self.end_timestamp,
-            self.begin_phy,
-            self.end_phy,
-            self.slot_count,
-            self.count,
-        )
+        HEADER.pack_into(self.view, 0, *self._header())
         self.unsynced = True
+
+    def _header(self) -> tuple[int, int, int, int, int, int]:
+        times = self.begin_timestamp, self.end_timestamp
+        return *times, self.begin_phy, self.end_phy, self.slot_count, self.count
 
     @property
     def is_full(self) -> bool:
@@ -261,19 +256,29 @@ class IndexFile:
 
     # -- recovery
 
-    def cut(self, batch: Batch, count: int, end_timestamp: int) -> None:
-        """Forget the entries from number ``count`` on and link those before it anew. Blocks."""
-        self.count = max(1, min(count, self.count))
+    def set_end(self, count: int, end_timestamp: int) -> None:
+        """Forget the entries from number ``count`` on; ``link`` has to follow. Blocks."""
+        self.count = max(1, count)
         self.ready = min(self.ready, self.count)
         if self.count == 1:
             self.begin_timestamp = self.end_timestamp = self.begin_phy = self.end_phy = 0
-        else:
-            last = next(self.entries(self.count - 1))
-            self.end_phy = last.phy
-            self.end_timestamp = min(max(end_timestamp, self.begin_timestamp), self.end_timestamp or end_timestamp)
-        self.warm_slots()
-        self.slot_count = batch.rebuild_slots(self.view, self.shape.slots, self.count)
-        self.write_header()
+            return
+        last = next(self.entries(self.count - 1))
+        self.end_phy = last.phy
+        self.end_timestamp = max(self.begin_timestamp, min(end_timestamp, self.end_timestamp))
+
+    def link(self, batch: Batch) -> bool:
+        """Make slots and chains what the entries say they should be; True where they were. Blocks."""
+        table, used, changed = batch.link(self.view, self.shape.slots, self.count)
+        stored = self.view[HEADER_SIZE : HEADER_SIZE + len(table)]
+        if bytes(stored) != table:
+            self.warm_slots()
+            stored[:] = table
+            changed = True
+        self.slot_count = used
+        if changed or HEADER.pack(*self._header()) != self.view[:HEADER_SIZE]:
+            self.write_header()
+        return not changed
 
     # -- end
 

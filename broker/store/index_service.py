@@ -35,10 +35,11 @@ Pending = tuple[str, tuple[str, ...], int, int]
 
 
 class IndexMark(NamedTuple):
-    """Where the index ends: the newest file's name as a number, and its entry count."""
+    """Where the index ends: the newest file's name as a number, its entry count, and how many files there are."""
 
     file: int
     entries: int
+    files: int
 
 
 class IndexService:
@@ -242,7 +243,8 @@ class IndexService:
         while self.pending:
             if not self.apply():
                 return None
-        return IndexMark(self.files[-1].stamp, self.files[-1].count) if self.files else IndexMark(0, 0)
+        files = self.files
+        return IndexMark(files[-1].stamp, files[-1].count, len(files)) if files else IndexMark(0, 0, 0)
 
     async def sync(self) -> None:
         """Make everything that has been put durable. Raises OSError: then nothing may be trusted any more."""
@@ -305,7 +307,10 @@ class IndexService:
         while len(self.files) > position + 1:
             self.files.pop().destroy()
         if position < len(self.files):
-            self.files[position].cut(self.batch, count, end_timestamp)
+            file = self.files[position]
+            if count < file.count:
+                file.set_end(count, end_timestamp)
+            file.link(self.batch)
         self._drop_unused()
 
     def clear(self) -> None:

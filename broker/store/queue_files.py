@@ -262,6 +262,16 @@ def _has_data(disk: Disk, fd: int, begin: int, end: int) -> bool:
     return page_end < end and disk.next_data(fd, page_end) < end
 
 
+def erase_units(disk: Disk, queue: ConsumeQueue, end: int, file_size: int) -> None:
+    """Make zeros of what the files hold between a queue's next offset and unit ``end``. Blocks: for recovery."""
+    offset = queue.next_offset
+    while offset < end:
+        file_offset = queue.file_of(offset)
+        if disk.stat(queue.path_of(file_offset)) is not None:
+            _resize(disk, queue.path_of(file_offset), (offset - file_offset) * UNIT_SIZE, file_size)
+        offset = file_offset + queue.units_per_file
+
+
 def _is_full(disk: Disk, path: str, file_size: int) -> bool:
     fd = disk.open(path, writable=False)
     try:

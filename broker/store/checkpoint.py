@@ -1,0 +1,172 @@
+"""The checkpoint: up to where log, queues and index are on disk together (RocketMQ's StoreCheckpoint).
+
+CheckpointService writes the queues' tails, makes everything durable now and then, and only afterwards says so in the
+file: recovery may rely on every word of it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+import trio
+
+from broker.config import MessageStoreConfig
+from broker.store.consume_queue_flush import FlushConsumeQueueService
+from broker.store.consume_queue_store import ConsumeQueueStore
+from broker.store.disk import Disk, read_whole, write_durably
+from broker.store.dispatcher import StoreDispatcher
+from broker.store.index_service import IndexMark, IndexService
+from broker.store.queue_snapshot import write_snapshot
+from broker.store.running_flags import Flag, RunningFlags
+from protocol import checkpoint_layout
+from protocol.checkpoint_layout import CheckpointFields, CheckpointMark
+
+_log = structlog.get_logger(__name__)
+
+NO_INDEX: Final = IndexMark(-1, 0, 0)
+"""Stands in the mark of a broker that keeps no index."""
+LOG_PROGRESS: Final = 128 << 20
+"""After so many bytes of log a checkpoint is due before its time: a start after a kill reads what came after it."""
+_TRIES_WITHOUT_ROOM: Final = 3
+
+
+class StoreCheckpoint:
+    """The file and what stands in it. ``mark`` is None in a store that nobody or some other broker wrote last."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self.path = f"{root}/checkpoint"
+        self.fields = CheckpointFields()
+        self.mark: CheckpointMark | None = None
+
+    def load(self) -> None:
+        """Read the file; blocks. A missing or short one counts as zeros: that costs time, never messages."""
+        data = read_whole(self._disk, self.path)
+        if data is None:
+            return
+        try:
+            self.fields = checkpoint_layout.decode(data)
+        except ValueError as error:
+            _log.warning("checkpoint_unreadable", path=self.path, error=str(error))
+            return
+        self.mark = checkpoint_layout.decode_mark(data)
+
+    async def save(self) -> None:
+        """Replace the file. Raises OSError."""
+        data = checkpoint_layout.encode(self.fields, self.mark)
+        await self._disk.run(write_durably, self._disk, self.path, data)
+
+
+class CheckpointService:
+    """Writes queues at intervals and the checkpoint after each thorough flush."""
+
+    def __init__(
+        self,
+        checkpoint: StoreCheckpoint,
+        dispatcher: StoreDispatcher,
+        queues: ConsumeQueueStore,
+        flush_queues: FlushConsumeQueueService,
+        index: IndexService | None,
+        flags: RunningFlags,
+        config: MessageStoreConfig,
+        sync_log: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """``sync_log`` makes all records durable that are in the log when it is called; False where that failed."""
+        self.checkpoint = checkpoint
+        self._dispatcher = dispatcher
+        self._queues = queues
+        self._flush_queues = flush_queues
+        self._index = index
+        self._flags = flags
+        self._sync_log = sync_log
+        self._interval = config.flush_interval_consume_queue / 1000
+        self._least_pages = config.flush_consume_queue_least_pages
+        self._thorough = config.flush_consume_queue_thorough_interval / 1000
+        self._wake = trio.Event()
+        self._lock = trio.Lock()
+        queues.on_new_files = self._wake_up
+
+    def _wake_up(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write what is due at every interval, everything and the checkpoint at every thorough one, and at the start."""
+        await self.save()
+        last = trio.current_time()
+        while True:
+            with trio.move_on_after(self._interval):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            await self._flush_queues.write(self._least_pages)
+            progress = self._dispatcher.position - (self.checkpoint.mark.position if self.checkpoint.mark else 0)
+            due = trio.current_time() - last >= self._thorough or progress >= LOG_PROGRESS
+            if due and await self.save():
+                last = trio.current_time()
+
+    async def save(self, *, clean: bool = False) -> bool:
+        """Make everything durable that has been dispatched, then say so; False where that is not possible now.
+
+        ``clean``: nothing will be written after this; the next start may take the queues from a snapshot.
+        """
+        async with self._lock:
+            index_mark = await self._mark_index()
+            if index_mark is None or self._flags.is_broken:
+                return False
+            dispatcher = self._dispatcher
+            # taken in one turn: everything below belongs to the same position of the log
+            mark = CheckpointMark(
+                position=dispatcher.position,
+                last_record=dispatcher.last_record,
+                store_timestamp=dispatcher.last_store_timestamp,
+                units=self._queues.settle(),
+                queues=self._queues.queues_with_units,
+                index_file=index_mark.file,
+                index_count=index_mark.entries,
+                index_files=index_mark.files,
+                clean=clean,
+            )
+            if mark == self.checkpoint.mark:
+                return True
+            if not await self._sync_all():
+                return False
+            return await self._write(mark, clean=clean)
+
+    async def _mark_index(self) -> IndexMark | None:
+        if self._index is None:
+            return NO_INDEX
+        for _ in range(_TRIES_WITHOUT_ROOM):
+            mark = self._index.mark()
+            if mark is not None or not await self._index.flush_pending():
+                return mark
+        return None
+
+    async def _sync_all(self) -> bool:
+        if not await self._sync_log() or not await self._flush_queues.write() or not await self._flush_queues.sync():
+            return False
+        if self._index is None:
+            return True
+        try:
+            await self._index.sync()
+        except OSError as error:
+            _log.error("index_sync_failed", error=str(error))
+            reason = f"syncing the index failed: {error}; restart the broker to recover"
+            self._flags.set(Flag.WRITE_INDEX_FILE_ERROR, reason, forever=True)
+            return False
+        return True
+
+    async def _write(self, mark: CheckpointMark, *, clean: bool) -> bool:
+        fields = self.checkpoint.fields
+        fields.physic_msg_timestamp = fields.logics_msg_timestamp = mark.store_timestamp
+        fields.index_msg_timestamp = self._index.last_update[0] if self._index is not None else mark.store_timestamp
+        fields.confirm_phy_offset = max(mark.last_record, 0)
+        fields.logics_physical_offset = mark.position
+        self.checkpoint.mark = mark
+        try:
+            if clean:
+                await write_snapshot(self._queues, mark.position)
+            await self.checkpoint.save()
+        except OSError as error:
+            _log.error("checkpoint_failed", path=self.checkpoint.path, error=str(error))
+            self.checkpoint.mark = None
+            return False
+        return True

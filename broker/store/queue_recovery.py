@@ -1,0 +1,197 @@
+"""The consume queues at start: taken as they are where that is known to be right, else compared with the log."""
+
+from collections.abc import Callable
+
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.consume_queue_store import ConsumeQueueStore, QueueState
+from broker.store.log_scan import LogRecord, NoRecordError, RecordReader
+from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.queue_files import delete_queue_files, erase_units
+from broker.store.queue_snapshot import read_snapshot
+from protocol.checkpoint_layout import CheckpointMark
+from protocol.queue_unit import UNIT, UNIT_SIZE
+
+_CHUNK = 512
+
+
+class _Seen:
+    """How far a queue agrees with the log: units below ``slot`` do, the last of them ends at ``end`` in the log."""
+
+    __slots__ = ("chunk", "chunk_at", "end", "slot")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.end = 0
+        self.chunk = b""
+        self.chunk_at = 0
+
+
+class QueueRecovery:
+    """Loads the queues, then hears of every record from ``load``'s offset on. Blocks: nobody is served yet."""
+
+    def __init__(self, queues: ConsumeQueueStore, files: MappedFileQueue, note: Callable[[str], None]) -> None:
+        self._queues = queues
+        self._files = files
+        self._note = note
+        self._reader = RecordReader(check_crc=False)
+        self._seen: dict[ConsumeQueue, _Seen] | None = None
+        self.rebuilt = 0
+        """Units that were missing or wrong."""
+
+    # -- loading
+
+    def load(self, mark: CheckpointMark | None, *, clean_exit: bool) -> int:
+        """Make the queues as far as they are known to be right; where in the log to go on for all of them."""
+        if mark is not None:
+            if self._take_snapshot(mark, clean_exit=clean_exit):
+                return mark.position
+            if self._take_files(mark):
+                return mark.position
+            self._queues.forget_all()
+        for queue, loaded in self._queues.load(self._files.files[-1].end):
+            if loaded.why:
+                self._note(f"queue {queue.topic}/{queue.queue_id} is built anew: {loaded.why}")
+                self._wipe(queue)
+        self._seen = {}
+        return self._files.min_offset
+
+    def _take_snapshot(self, mark: CheckpointMark, *, clean_exit: bool) -> bool:
+        """After an orderly stop: the queues' ends as they were written then, if the files still say the same."""
+        if not mark.clean or not clean_exit:
+            return False
+        states = read_snapshot(self._queues, mark.position)
+        if states is None:
+            return False
+        for topic, queues in states.items():
+            for queue_id, state in queues.items():
+                if state.next_offset > state.first_offset and not self._ends_with(topic, queue_id, state):
+                    self._note(f"queue {topic}/{queue_id} does not end as it did at the last stop")
+                    return False
+        self._queues.put_asleep(states)
+        return True
+
+    def _ends_with(self, topic: str, queue_id: int, state: QueueState) -> bool:
+        units = self._queues.peek(topic, queue_id, state.next_offset - 1, 2)
+        if len(units) < UNIT_SIZE:
+            return False
+        phy, size, _ = UNIT.unpack_from(units)
+        return phy + size == state.max_phy and not any(units[UNIT_SIZE:])
+
+    def _take_files(self, mark: CheckpointMark) -> bool:
+        """The units below the mark, if there are as many as there were when it was written."""
+        for queue, loaded in self._queues.load(mark.position):
+            if loaded.why:
+                self._note(f"queue {queue.topic}/{queue.queue_id}: {loaded.why}")
+                return False
+        self._queues.recount()
+        if (self._queues.units, self._queues.queues_with_units) != (mark.units, mark.queues):
+            self._note(
+                f"{self._queues.queues_with_units} queues with {self._queues.units} units, "
+                f"the checkpoint knows {mark.queues} with {mark.units}"
+            )
+            return False
+        return True
+
+    # -- records
+
+    def put(self, found: LogRecord, tags_code: int) -> None:
+        """A record that belongs into a queue; in the order of the log."""
+        queue = self._queues.find_or_create(found.topic, found.queue_id)
+        if self._seen is None:
+            self.rebuilt += queue.put(found.phy, found.size, tags_code, found.queue_offset)
+            return
+        seen = self._seen.get(queue)
+        if seen is None:
+            seen = self._first_touch(queue, found)
+            if seen is None:
+                return
+        slot = max(found.queue_offset, seen.slot)
+        if slot > seen.slot and queue.next_offset > seen.slot:
+            self._cut(queue, seen.slot, seen.end)  # units of records that are gone
+        if slot < queue.next_offset:
+            unit = self._unit(queue, seen, slot)
+            if unit == UNIT.pack(found.phy, found.size, tags_code):
+                seen.slot = slot + 1
+                seen.end = found.phy + found.size
+                return
+            if self._is_right(queue, slot, unit, found.phy):
+                return  # the record is from an earlier life of a topic that was deleted and made again
+            self._cut(queue, slot, seen.end)
+        queue.put(found.phy, found.size, tags_code, slot)
+        self.rebuilt += 1
+        seen.slot = queue.next_offset
+        seen.end = found.phy + found.size
+
+    def _first_touch(self, queue: ConsumeQueue, found: LogRecord) -> _Seen | None:
+        """The queue's first record in the log; None if the queue is of a later life of its topic than the record."""
+        assert self._seen is not None
+        slot = found.queue_offset
+        if queue.next_offset and not queue.first_offset <= slot <= queue.next_offset:
+            last = queue.next_offset - 1
+            unit = self._queues.read_now(queue, last, 1) if last >= queue.first_offset else b""
+            if self._is_right(queue, last, unit, found.phy):
+                return None
+            self._note(f"queue {queue.topic}/{queue.queue_id} is built anew: its units are not those of the log")
+            self._wipe(queue)
+        if queue.next_offset:
+            queue.min_offset = slot
+        elif queue.first_offset:
+            self._wipe(queue)
+        seen = self._seen[queue] = _Seen(slot)
+        return seen
+
+    def _unit(self, queue: ConsumeQueue, seen: _Seen, slot: int) -> bytes:
+        at = (slot - seen.chunk_at) * UNIT_SIZE
+        if not 0 <= at < len(seen.chunk):
+            seen.chunk = self._queues.read_now(queue, slot, _CHUNK)
+            seen.chunk_at = slot
+            at = 0
+        return seen.chunk[at : at + UNIT_SIZE]
+
+    def _is_right(self, queue: ConsumeQueue, slot: int, unit: bytes, after: int) -> bool:
+        """True where a unit points to a record behind ``after`` that says it belongs to just that place."""
+        if len(unit) < UNIT_SIZE:
+            return False
+        phy, size, _ = UNIT.unpack(unit)
+        file = self._files.find(phy)
+        if phy <= after or file is None:
+            return False
+        try:
+            found = self._reader.read(file.view, phy - file.start, phy)
+        except NoRecordError:
+            return False
+        return (
+            isinstance(found, LogRecord)
+            and found.size == size
+            and (found.topic, found.queue_id, found.queue_offset) == (queue.topic, queue.queue_id, slot)
+        )
+
+    # -- end
+
+    def finish(self) -> None:
+        """The log has been read to its end."""
+        log_min = self._files.min_offset
+        for queue in list(self._queues.loaded_queues()):
+            seen = self._seen.get(queue) if self._seen is not None else None
+            if seen is not None and queue.next_offset > seen.slot:
+                self._cut(queue, seen.slot, seen.end)
+            elif seen is None and self._seen is not None:
+                self._cut_without_records(queue, log_min)
+            self._queues.correct_min_offset(queue, log_min)
+        self._queues.recount()
+
+    def _cut_without_records(self, queue: ConsumeQueue, log_min: int) -> None:
+        """A queue of which the log has no record: whatever points into the log is wrong."""
+        queue.min_offset = queue.first_offset
+        self._queues.correct_min_offset(queue, log_min)
+        if queue.min_offset < queue.next_offset:
+            self._cut(queue, queue.min_offset, 0)
+
+    def _cut(self, queue: ConsumeQueue, slot: int, end: int) -> None:
+        behind = queue.written
+        queue.cut(slot, end)
+        erase_units(self._queues.disk, queue, max(behind, slot), self._queues.file_size)
+
+    def _wipe(self, queue: ConsumeQueue) -> None:
+        delete_queue_files(self._queues.disk, queue.directory)
+        queue.restore(0, 0, 0, 0)
