@@ -35,7 +35,10 @@ class ProducerManager:
         channel.last_update = self._clock.monotonic()
         channel.last_update_timestamp = self._clock.wall_ms()
         members = self.table.setdefault(group, {})
-        new = channel.connection not in members
+        before = members.get(channel.connection)
+        new = before is None
+        if before is not None and before.client_id != channel.client_id:
+            self._forget_client(before)
         members[channel.connection] = channel
         self._clients.setdefault(channel.client_id, {})[channel.connection] = None
         if new:
@@ -58,12 +61,15 @@ class ProducerManager:
         groups.discard(group)
         if not groups:
             self._groups_of.pop(connection, None)
-            connections = self._clients.get(channel.client_id, {})
-            connections.pop(connection, None)
-            if not connections:
-                self._clients.pop(channel.client_id, None)
+            self._forget_client(channel)
         _log.info("producer_left", group=group, client=channel.client_id)
         return True
+
+    def _forget_client(self, channel: ClientChannel) -> None:
+        connections = self._clients.get(channel.client_id, {})
+        connections.pop(channel.connection, None)
+        if not connections:
+            self._clients.pop(channel.client_id, None)
 
     def client_closed(self, connection: Connection) -> None:
         """A connection ended: its client leaves all groups."""

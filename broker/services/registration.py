@@ -103,6 +103,7 @@ class BrokerOuterAPI:
         self._servers = {address: _NameServer(address) for address in addresses}
         self._changes = 0
         self._told = trio.Event()
+        self._scope: trio.CancelScope | None = None
         self.address = address
         self.ha_address = ha_address
         topics.listeners.append(self.topics_changed)
@@ -147,6 +148,9 @@ class BrokerOuterAPI:
             while any(server.told < target and not server.failing for server in self._servers.values()):
                 await self._told.wait()
             return True
+        for server in self._servers.values():
+            if server.told < target:
+                server.failing = True  # nobody waits for it again until it has answered
         return False
 
     def _reconfigured(self, keys: frozenset[str]) -> None:
@@ -156,8 +160,9 @@ class BrokerOuterAPI:
     # the tasks
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep all name servers informed, for ever."""
+        """Keep all name servers informed, until ``unregister_all``."""
         async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
             for server in self._servers.values():
                 nursery.start_soon(self._serve, server)
             task_status.started()
@@ -251,10 +256,12 @@ class BrokerOuterAPI:
     # leaving
 
     async def unregister_all(self) -> None:
-        """Take the broker out of all routes (shutdown), within 3 s.
+        """Take the broker out of all routes and register no more (shutdown), within 3 s.
 
         Name servers that cannot be reached notice by themselves.
         """
+        if self._scope is not None:
+            self._scope.cancel()
         with trio.move_on_after(UNREGISTER_SECONDS):
             async with trio.open_nursery() as nursery:
                 for address in self._servers:

@@ -1,0 +1,195 @@
+import trio
+import trio.testing
+
+from broker.services.consumers import ConsumerManager, GroupChange
+from protocol.body import SubscriptionData
+from protocol.codes import RequestCode
+from remoting.clock import ManualClock
+from remoting.config import Configuration
+from tests.broker.services.fakes import FakeConnection, channel, configuration
+
+
+def sub(topic: str, version: int = 1, text: str = "*") -> SubscriptionData:
+    return SubscriptionData(topic=topic, sub_string=text, sub_version=version)
+
+
+class World:
+    def __init__(self, config: Configuration | None = None) -> None:
+        self.clock = ManualClock()
+        self.consumers = ConsumerManager(config or configuration(), self.clock)
+        self.told: list[tuple[str, GroupChange]] = []
+        self.consumers.listeners.append(lambda group, change: self.told.append((group, change)))
+
+    def heartbeat(
+        self,
+        connection: FakeConnection,
+        *subscriptions: SubscriptionData,
+        group: str = "G",
+        client: str = "c",
+        model: str = "CLUSTERING",
+        notify: bool = True,
+        without_sub: bool = False,
+    ) -> bool:
+        return self.consumers.register(
+            group, channel(connection, client), "CONSUME_PASSIVELY", model, "CONSUME_FROM_LAST_OFFSET", subscriptions,
+            notify=notify, update_subscription=not without_sub,
+        )  # fmt: skip
+
+    def topics(self, group: str = "G") -> list[str]:
+        return sorted(self.consumers.table[group].subscriptions)
+
+
+def notified(connection: FakeConnection) -> list[str]:
+    groups = []
+    for command in connection.sent:
+        assert command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+        assert command.is_oneway
+        groups.append(command.ext_fields()["consumerGroup"])
+    connection.sent.clear()
+    return groups
+
+
+# membership
+
+
+def test_a_group_is_there_from_its_first_heartbeat_until_its_last_member_left() -> None:
+    world, connection = World(), FakeConnection()
+    assert world.consumers.group("G") is None
+    assert world.heartbeat(connection, sub("T"))
+    assert not world.heartbeat(connection, sub("T"))
+    info = world.consumers.table["G"]
+    assert info.client_ids() == ["c"]
+    assert (info.consume_type, info.message_model) == ("CONSUME_PASSIVELY", "CLUSTERING")
+    assert world.consumers.unregister("G", connection.real)
+    assert not world.consumers.unregister("G", connection.real)
+    assert world.consumers.group("G") is None
+    assert world.told == [("G", GroupChange.CHANGED), ("G", GroupChange.GONE)]
+
+
+def test_a_closed_connection_leaves_all_its_groups() -> None:
+    world, first, second = World(), FakeConnection(), FakeConnection()
+    for group in ("G", "H"):
+        world.heartbeat(first, sub("T"), group=group)
+    world.heartbeat(second, sub("T"), client="d")
+    world.consumers.notify_now()
+    notified(second)
+    first.close("gone")
+    assert list(world.consumers.table) == ["G"]
+    world.consumers.notify_now()
+    assert notified(second) == ["G"]
+    assert len(first.on_close) == 0
+    second.close("gone")
+    assert world.consumers.table == {}
+    assert world.consumers._groups_of == {}
+
+
+def test_a_client_with_two_connections_is_one_member() -> None:
+    world, first, second = World(), FakeConnection(), FakeConnection()
+    world.heartbeat(first, sub("T"))
+    world.clock.advance(1)
+    world.heartbeat(second, sub("T"))
+    assert world.consumers.table["G"].client_ids() == ["c"]
+    found = world.consumers.find_channel("G", "c")
+    assert found is not None
+    assert found.connection is second.real
+    assert world.consumers.find_channel("G", "x") is world.consumers.find_channel("X", "c") is None
+
+
+def test_another_client_on_the_same_connection_is_a_change() -> None:
+    world, connection = World(), FakeConnection()
+    world.heartbeat(connection, sub("T"), client="a")
+    assert world.heartbeat(connection, sub("T"), client="b")
+    assert world.consumers.table["G"].client_ids() == ["b"]
+
+
+# subscriptions
+
+
+def test_the_topics_are_those_of_the_last_heartbeat() -> None:
+    world, connection = World(), FakeConnection()
+    world.heartbeat(connection, sub("T"), sub("U"))
+    assert world.heartbeat(connection, sub("U"), sub("V"))
+    assert world.topics() == ["U", "V"]
+    assert world.consumers.groups_of("V") == {"G"}
+    assert world.consumers.groups_of("T") == set()
+
+
+def test_newer_versions_replace_and_older_ones_do_not() -> None:
+    world, connection = World(), FakeConnection()
+    world.heartbeat(connection, sub("T", 5, "a"))
+    assert not world.heartbeat(connection, sub("T", 4, "b"))
+    assert not world.heartbeat(connection, sub("T", 5, "b"))
+    found = world.consumers.find_subscription("G", "T")
+    assert found is not None
+    assert found.sub_string == "a"
+    assert not world.heartbeat(connection, sub("T", 6, "b"))
+    found = world.consumers.find_subscription("G", "T")
+    assert found is not None
+    assert found.sub_string == "b"
+    assert world.consumers.find_subscription("G", "U") is world.consumers.find_subscription("X", "T") is None
+
+
+def test_a_heartbeat_without_subscriptions_keeps_them() -> None:
+    world, connection = World(), FakeConnection()
+    world.heartbeat(connection, sub("T"))
+    assert not world.heartbeat(connection, without_sub=True)
+    assert world.topics() == ["T"]
+    assert world.heartbeat(connection)
+    assert world.topics() == []
+
+
+# notification
+
+
+async def test_a_change_is_told_to_all_members_once() -> None:
+    world = World()
+    connections = [FakeConnection(str(number)) for number in range(3)]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(world.consumers.run)
+        for number, connection in enumerate(connections):
+            world.heartbeat(connection, sub("T"), client=str(number))
+        await trio.testing.wait_all_tasks_blocked()
+        assert [notified(connection) for connection in connections] == [["G"]] * 3
+        world.heartbeat(connections[0], sub("T"), client="0")
+        await trio.testing.wait_all_tasks_blocked()
+        assert [notified(connection) for connection in connections] == [[]] * 3
+        world.consumers.unregister("G", connections[0].real)
+        await trio.testing.wait_all_tasks_blocked()
+        assert [notified(connection) for connection in connections] == [[], ["G"], ["G"]]
+        nursery.cancel_scope.cancel()
+
+
+def test_who_is_not_to_be_notified_is_not() -> None:
+    world, connection = World(), FakeConnection()
+    world.heartbeat(connection, sub("T"), model="BROADCASTING")
+    world.heartbeat(connection, sub("T"), group="H", notify=False)
+    world.consumers.notify_now()
+    assert notified(connection) == []
+    assert len(world.told) == 2
+
+
+def test_notification_can_be_switched_off() -> None:
+    world, connection = World(configuration(notifyConsumerIdsChangedEnable=False)), FakeConnection()
+    world.heartbeat(connection, sub("T"))
+    world.consumers.notify_now()
+    assert notified(connection) == []
+
+
+# expiry
+
+
+async def test_a_silent_client_is_put_out_after_120_s() -> None:
+    world, silent, lively = World(), FakeConnection("silent"), FakeConnection("lively")
+    world.heartbeat(silent, sub("T"), client="a")
+    world.heartbeat(lively, sub("T"), client="b")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(world.consumers.run)
+        for _ in range(13):
+            await trio.testing.wait_all_tasks_blocked()
+            world.clock.advance(10)
+            world.heartbeat(lively, sub("T"), client="b")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert silent.close_reason
+    assert not lively.closed
+    assert world.consumers.table["G"].client_ids() == ["b"]

@@ -1,0 +1,70 @@
+import trio
+import trio.testing
+
+from broker.services.producers import ProducerManager
+from remoting.clock import ManualClock
+from tests.broker.services.fakes import FakeConnection, channel, configuration
+
+
+def test_members_come_and_go() -> None:
+    producers = ProducerManager(configuration(), ManualClock())
+    first, second = FakeConnection("1"), FakeConnection("2")
+    assert producers.register("G", channel(first, "a"))
+    assert not producers.register("G", channel(first, "a"))
+    assert producers.register("H", channel(first, "a"))
+    assert producers.register("G", channel(second, "b"))
+    assert [member.client_id for member in producers.channels("G")] == ["a", "b"]
+    assert producers.find_by_client_id("a") is first.real
+    assert producers.unregister("G", first.real)
+    assert not producers.unregister("G", first.real)
+    assert producers.find_by_client_id("a") is first.real
+    first.close("gone")
+    assert producers.find_by_client_id("a") is None
+    assert list(producers.table) == ["G"]
+    second.close("gone")
+    assert producers.table == producers._groups_of == producers._clients == {}
+
+
+def test_a_client_that_takes_another_name_is_not_found_under_the_old_one() -> None:
+    producers = ProducerManager(configuration(), ManualClock())
+    connection = FakeConnection()
+    producers.register("G", channel(connection, "a"))
+    producers.register("G", channel(connection, "b"))
+    assert producers.find_by_client_id("a") is None
+    assert producers.find_by_client_id("b") is connection.real
+
+
+def test_members_take_turns() -> None:
+    producers = ProducerManager(configuration(), ManualClock())
+    connections = [FakeConnection(str(number)) for number in range(3)]
+    for number, connection in enumerate(connections):
+        producers.register("G", channel(connection, str(number)))
+    connections[1].closed = True
+    found = [producers.available_channel("G") for _ in range(4)]
+    assert [member.client_id for member in found if member] == ["0", "2", "0", "2"]
+    assert producers.available_channel("H") is None
+
+
+def test_the_table_can_be_switched_off() -> None:
+    producers = ProducerManager(configuration(enableRegisterProducer=False), ManualClock())
+    assert not producers.register("G", channel(FakeConnection()))
+    assert producers.channels("G") == []
+
+
+async def test_a_silent_client_is_put_out_after_120_s() -> None:
+    clock = ManualClock()
+    producers = ProducerManager(configuration(), clock)
+    connection = FakeConnection()
+    producers.register("G", channel(connection))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(producers.run)
+        for _ in range(12):
+            await trio.testing.wait_all_tasks_blocked()
+            clock.advance(10)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not connection.closed
+        clock.advance(10)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert connection.closed
+    assert producers.table == {}
