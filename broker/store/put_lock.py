@@ -76,6 +76,10 @@ class PutMessageLock:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def held_ms(self) -> int:
+        """How long the first one in the queue has been waiting."""
+        return int(1000 * (trio.current_time() - self._queue[0].since)) if self._queue else 0
+
     async def run(self) -> None:
         """Serve the queue until ``stop``."""
         while True:

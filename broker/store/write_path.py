@@ -78,6 +78,7 @@ class WritePath:
                 timed=config.flush_commit_log_timed,
             )
             log.on_roll = dispatcher.rolled
+        self._ended: trio.Event | None = None
         log.start_appending(self.room)
 
     @property
@@ -209,13 +210,17 @@ class WritePath:
 
     async def run(self) -> None:
         """The services, until ``stop``."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.room.run)
-            nursery.start_soon(self.lock.run)
-            if self._group is not None:
-                nursery.start_soon(self._group.run)
-            if self._real_time is not None:
-                nursery.start_soon(self._real_time.run)
+        self._ended = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.room.run)
+                nursery.start_soon(self.lock.run)
+                if self._group is not None:
+                    nursery.start_soon(self._group.run)
+                if self._real_time is not None:
+                    nursery.start_soon(self._real_time.run)
+        finally:
+            self._ended.set()
 
     async def stop(self, reason: str = "the broker is shutting down") -> bool:
         """Refuse puts, answer those that wait, make all durable, end the services; False where the device refused."""
@@ -226,4 +231,7 @@ class WritePath:
         if self._real_time is not None:
             self._real_time.stop()
         await self.room.stop()
-        return await self.sync.flush()
+        durable = await self.sync.flush()
+        if self._ended is not None:
+            await self._ended.wait()
+        return durable

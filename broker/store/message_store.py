@@ -1,0 +1,339 @@
+"""The door to the store: puts, gets, queries and offsets for the processors; opening and closing for the controller.
+
+Source: RocketMQ's DefaultMessageStore.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import structlog
+import trio
+
+from broker.config import MessageStoreConfig
+from broker.store.checkpoint import CheckpointService, StoreCheckpoint
+from broker.store.commit_log import CommitLog
+from broker.store.consume_queue import QueueShape
+from broker.store.consume_queue_flush import FlushConsumeQueueService
+from broker.store.consume_queue_store import ConsumeQueueStore
+from broker.store.disk import Disk, RealDisk, make_durable_directory
+from broker.store.dispatcher import MessageArriving, StoreDispatcher
+from broker.store.flush import SyncPlace
+from broker.store.get_message import MessageGetter
+from broker.store.index_file import IndexShape
+from broker.store.index_service import IndexService
+from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
+from broker.store.memory import hot_bytes, memory_limit
+from broker.store.query import BoundaryType, MessageFinder, store_timestamp_of
+from broker.store.recovery import RecoveryReport, StoreRecovery
+from broker.store.reput import ReputMessageService
+from broker.store.running_flags import RunningFlags
+from broker.store.stats import StoreStats
+from broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
+from broker.store.types import (
+    GetMessageResult,
+    MessageBatch,
+    MessageFilter,
+    MessageInner,
+    PutCallback,
+    PutMessageResult,
+    QueryMessageResult,
+)
+from broker.store.write_path import WritePath
+from protocol.queue_unit import UNIT, UNIT_SIZE
+from protocol.record import OVERHEAD_V1
+from remoting.clock import Clock, SystemClock
+
+__all__ = ["MessageStore", "StoreInUseError", "StoreLoadError"]
+
+SHUTDOWN_SECONDS: Final = 5.0
+"""How long closing waits for the dispatch to catch up, as RocketMQ does."""
+
+_HEAD: Final = OVERHEAD_V1
+
+_log = structlog.get_logger(__name__)
+
+
+class MessageStore:
+    """One store. ``async with store.opened():`` is its life; ``stats`` and ``flags`` may be read at any time.
+
+    The calls that the hot path uses (``put_message``, ``get_message`` ...) are the parts' own methods: what their
+    docstrings say there holds here.
+    """
+
+    put_message: Callable[[MessageInner, PutCallback], PutMessageResult | None]
+    """Store one message: the result if it is ready at once, else None and the callback gets it later."""
+    put_messages: Callable[[MessageBatch, PutCallback], PutMessageResult | None]
+    """Store a traditional batch; answers as ``put_message`` does."""
+    get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
+    """(topic, queue id, offset, max count, max bytes, filter): None where the answer has to come from the device."""
+    get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
+    """The same, waiting for the device."""
+    query_message: Callable[[str, str, int, int, int], QueryMessageResult | None]
+    """(topic, key, max number, begin ms, end ms): None where the answer has to come from the device."""
+    query_message_cold: Callable[[str, str, int, int, int], Awaitable[QueryMessageResult]]
+    """The same, waiting for the device."""
+    look_message: Callable[[int], Any | None]
+    """The record at a log offset: bytes or a view that is good until the next await, b"" for none, None for cold."""
+    look_message_cold: Callable[[int], Awaitable[Any]]
+    """The same, waiting for the device."""
+
+    def __init__(
+        self,
+        config: MessageStoreConfig,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        sync_place: SyncPlace = SyncPlace.AUTO,
+    ) -> None:
+        self.config = config
+        self.disk = disk or RealDisk()
+        self.clock = clock or SystemClock()
+        self.root = str(config.root)
+        self.flags = RunningFlags()
+        self.stats = StoreStats(self.clock.wall_ms())
+        self.recovered: RecoveryReport | None = None
+        """What the start found and did."""
+        self._sync_place = sync_place
+        self._abort = AbortFile(self.disk, self.root)
+        self._memory = memory_limit()
+        delays = config.delay_levels_ms
+        directory = str(config.commit_log_path)
+        self.files = MappedFileQueue(self.disk, directory, config.mapped_file_size_commit_log)
+        shape = QueueShape(config.consume_queue_file_size // UNIT_SIZE, config.mapped_file_size_commit_log)
+        self.queues = ConsumeQueueStore(self.disk, self.root, shape, max_open_files=config.consume_queue_max_open_files)
+        self.commit_log = CommitLog(
+            self.files,
+            wall_ms=self.clock.wall_ms,
+            max_message_size=config.max_message_size,
+            first_offset=self.queues.next_offset,
+        )
+        self.index: IndexService | None = None
+        if config.message_index_enable:
+            index_shape = IndexShape(config.max_hash_slot_num, config.max_index_num)
+            self.index = IndexService(self.disk, self.root, index_shape, self.flags, wall_ms=self.clock.wall_ms)
+        self.dispatcher = StoreDispatcher(self.queues, self.index, self.stats, delay_ms=delays)
+        self.flush_queues = FlushConsumeQueueService(self.queues, self.flags)
+        self.checkpoint = StoreCheckpoint(self.disk, self.root)
+        self._getter = MessageGetter(self.commit_log, self.queues, self.stats, config, self._memory)
+        self._finder = MessageFinder(self.commit_log, self.queues, self.index, max_query=config.max_msgs_num_batch)
+        self.get_message = self._getter.get
+        self.get_message_cold = self._getter.get_cold
+        self.query_message = self._finder.query
+        self.query_message_cold = self._finder.query_cold
+        self.look_message = self._finder.look
+        self.look_message_cold = self._finder.look_cold
+
+    # -- life
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator["MessageStore"]:
+        """Lock, recover and serve; on the way out stop in order, and leave the store in order.
+
+        Raises StoreInUseError, StoreLoadError, OSError before anything is served.
+        """
+        with trio.CancelScope(shield=True):  # a start that is broken off half-way would only cost the next one more
+            lock = await self.disk.run(StoreLock.acquire, self.disk, self.root)
+        try:
+            path = await self._open()
+            async with trio.open_nursery() as nursery:
+                self._start(path, nursery)
+                try:
+                    yield self
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await self._stop(path)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._close_files()
+            lock.release()
+
+    async def _open(self) -> WritePath:
+        """Load and recover; the abort file stands from before the first write."""
+        disk = self.disk
+        abort = self._abort
+        clean_exit = not abort.exists()
+        make_durable_directory(disk, self.files.directory)
+        self.files.load()
+        abort.create()
+        self.checkpoint.load()
+        recovery = StoreRecovery(
+            self.files,
+            self.queues,
+            self.flush_queues,
+            self.index,
+            self.checkpoint,
+            self.dispatcher,
+            clean_exit=clean_exit,
+            check_crc=self.config.check_crc_on_recover,
+        )
+        self.recovered = await recovery.run()
+        self.commit_log.last_store_timestamp = self.recovered.last_store_timestamp
+        path = WritePath(
+            self.commit_log,
+            self.dispatcher,
+            self.flags,
+            self.stats,
+            self.config,
+            hot_bytes=hot_bytes(self._memory),
+            delay_ms=self.dispatcher.delay_ms,
+            sync_place=self._sync_place,
+        )
+        self.write_path = path
+        self.put_message = path.put_message
+        self.put_messages = path.put_messages
+        return path
+
+    def _start(self, path: WritePath, nursery: trio.Nursery) -> None:
+        checkpoints = CheckpointService(
+            self.checkpoint,
+            self.dispatcher,
+            self.queues,
+            self.flush_queues,
+            self.index,
+            self.flags,
+            self.config,
+            path.sync.flush,
+        )
+        self._checkpoints = checkpoints
+        self._reput = ReputMessageService(self.commit_log, self.dispatcher, self.stats, lambda: path.readable_offset)
+        nursery.start_soon(path.run)
+        nursery.start_soon(self._reput.run)
+        nursery.start_soon(checkpoints.run)
+        if self.index is not None:
+            nursery.start_soon(self.index.run)
+        nursery.start_soon(self._sample)
+
+    async def _stop(self, path: WritePath) -> None:
+        """Refuse puts, dispatch what is in the log, make all durable, say so; the abort file goes last."""
+        durable = await path.stop()
+        with trio.move_on_after(SHUTDOWN_SECONDS):
+            await self._reput.catch_up()
+        complete = durable and not self.dispatch_behind_bytes
+        if complete and await self._checkpoints.save(clean=True) and not self.flags.is_broken:
+            self._abort.remove()
+            _log.info("store_closed", log_end=self.commit_log.max_offset)
+        else:
+            _log.warning("store_closed_unfinished", reason=self.flags.reason, behind=self.dispatch_behind_bytes)
+        if self.index is not None:
+            await self.index.close()
+
+    def _close_files(self) -> None:
+        self.queues.close()
+        self.files.close()
+
+    async def _sample(self) -> None:
+        while True:
+            self.stats.sample(self.clock.monotonic())
+            await self.clock.sleep(1)
+
+    def set_config(self, config: MessageStoreConfig) -> None:
+        """Take over the values that may change while the broker runs."""
+        self.config = config
+        self.commit_log.set_max_message_size(config.max_message_size)
+        self._getter.set_config(config)
+        self._finder.max_query = config.max_msgs_num_batch
+
+    # -- the log
+
+    @property
+    def is_writable(self) -> bool:
+        """False while puts are refused; ``flags.reason`` says why."""
+        return self.flags.writable
+
+    @property
+    def min_phy_offset(self) -> int:
+        """Where the log begins."""
+        return self.commit_log.min_offset
+
+    @property
+    def max_phy_offset(self) -> int:
+        """Where the log ends."""
+        return self.commit_log.max_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        """Everything below is on the device."""
+        return self.write_path.sync.flushed_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Everything below can be read through its queue."""
+        return self.dispatcher.position
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """How much of what may be read has not been dispatched yet."""
+        return self._reput.behind()
+
+    @property
+    def message_arriving(self) -> list[MessageArriving]:
+        """Who hears of each message that can be read from now on."""
+        return self.dispatcher.message_arriving
+
+    async def earliest_message_time(self) -> int:
+        """Store timestamp of the oldest record in the log; -1 where there is none."""
+        offset = self.commit_log.min_offset
+        data = self.commit_log.read(offset, _HEAD)
+        if data is None:
+            data = await self.commit_log.read_cold(offset, _HEAD)
+        return store_timestamp_of(data, offset)
+
+    def runtime_info(self) -> dict[str, str]:
+        """The store's part of a broker's runtime information."""
+        info = self.stats.runtime_info(self.clock.wall_ms())
+        info["commitLogMinOffset"] = str(self.min_phy_offset)
+        info["commitLogMaxOffset"] = str(self.max_phy_offset)
+        info["dispatchBehindBytes"] = str(self.dispatch_behind_bytes)
+        info["pageCacheLockTimeMills"] = str(self.write_path.lock.held_ms())
+        info["runningFlags"] = str(self.flags.bits)
+        info["notWriteableReason"] = self.flags.reason
+        return info
+
+    # -- queues
+
+    def topics(self) -> dict[str, list[int]]:
+        """All topics that have queues, with their queue ids."""
+        return self.queues.topics()
+
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """True where the queue exists."""
+        return self.queues.find(topic, queue_id) is not None
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Offset of the first message of a queue that is still in the log."""
+        return self.queues.min_offset(topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Offset behind the last message of a queue that may be read."""
+        return self.queues.next_offset(topic, queue_id)
+
+    async def message_store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """Store timestamp of a queue's message; -1 where there is none."""
+        return await self._finder.store_time(topic, queue_id, offset)
+
+    async def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """Store timestamp of a queue's first message; -1 where it has none."""
+        return await self._finder.earliest_store_time(topic, queue_id)
+
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, *, upper: bool = False) -> int:
+        """The offset for a time: the first message stored then or later, ``upper`` the last one then or earlier."""
+        boundary = BoundaryType.UPPER if upper else BoundaryType.LOWER
+        return await self._finder.offset_by_time(topic, queue_id, timestamp, boundary)
+
+    async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
+        """(log offset, size, tags code) of up to ``count`` units from ``offset`` on."""
+        units: list[tuple[int, int, int]] = []
+        queue = self.queues.find(topic, queue_id)
+        while queue is not None and len(units) < count and queue.min_offset <= offset < queue.next_offset:
+            data = await self.queues.read_cold(queue, offset, count - len(units))
+            if not data:
+                break
+            found = list(UNIT.iter_unpack(data))
+            units += found
+            offset += len(found)
+        return units
+
+    def create_queues(self, topic: str, count: int) -> None:
+        """Make the first ``count`` queues of a topic."""
+        self.queues.create_queues(topic, count)
