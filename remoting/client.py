@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
@@ -223,24 +224,27 @@ class RemotingClient:
         peer.back_off.failed(self._clock.monotonic())
 
     def _adopt(self, address: str, peer: _Peer, stream: ByteStream, tasks: TaskGroup) -> ClientConnection:
-        connection = ClientConnection(address, stream, self._processors, encoding=self._encoding, clock=self._clock)
+        connection = ClientConnection(
+            address,
+            stream,
+            self._processors,
+            partial(self._ended, peer),
+            encoding=self._encoding,
+            clock=self._clock,
+        )
         peer.connection = connection
-        tasks.start_soon(self._own, peer, connection)
+        tasks.start_soon(connection.run)
         _notify(self.on_connect, connection)
         return connection
 
-    async def _own(self, peer: _Peer, connection: ClientConnection) -> None:
-        began = self._clock.monotonic()
-        try:
-            await connection.run()
-        finally:
-            if peer.connection is connection:
-                peer.connection = None
-            if connection.received or self._clock.monotonic() - began > _LASTED:
-                peer.back_off.succeeded()
-            else:  # accepted and dropped without a word: as bad as refused
-                self._failed(peer, ConnectionError(connection.close_reason))
-            _notify(self.on_close, connection)
+    def _ended(self, peer: _Peer, connection: ClientConnection) -> None:
+        if peer.connection is connection:
+            peer.connection = None
+        if connection.received or self._clock.monotonic() - connection.began_at > _LASTED:
+            peer.back_off.succeeded()
+        elif self._tasks is not None:  # accepted and dropped without a word: as bad as refused
+            self._failed(peer, ConnectionError(connection.close_reason))
+        _notify(self.on_close, connection)
 
     async def _scan(self) -> None:
         while True:

@@ -54,6 +54,7 @@ class ClientConnection:
         address: str,
         stream: ByteStream,
         processors: dict[int, RequestProcessor],
+        on_close: Callable[["ClientConnection"], None],
         *,
         encoding: Encoding,
         clock: Clock,
@@ -64,7 +65,8 @@ class ClientConnection:
         self.closed = False
         self.close_reason = ""
         self.received = 0
-        self.active_at = clock.monotonic()
+        self.began_at = self.active_at = clock.monotonic()
+        self._on_close = on_close
         self._clock = clock
         self._stream = stream
         self._processors = processors
@@ -110,6 +112,7 @@ class ClientConnection:
             call.done.set()
         self._room.set()
         self._scope.cancel()
+        self._on_close(self)
 
     def send(self, command: RemotingCommand) -> None:
         """Queue ``command``, numbered by its sender, in the connection's encoding. Raises FrameError (too long)."""
