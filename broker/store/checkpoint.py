@@ -90,7 +90,7 @@ class CheckpointService:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write what is due at every interval, everything and the checkpoint at every thorough one, and at the start."""
+        """Write what is due at every interval, all and the checkpoint at every thorough one, and at the start."""
         await self.save()
         last = trio.current_time()
         while True:

@@ -132,6 +132,13 @@ def delete_queue_files(disk: Disk, directory: str, starts: list[int] | None = No
             disk.remove_directory(directory)
 
 
+def remove_directories(disk: Disk, directories: list[str]) -> None:
+    """Remove directories that are empty now. Blocks."""
+    for directory in directories:
+        with suppress(OSError):
+            disk.remove_directory(directory)
+
+
 def is_full_disk(error: OSError) -> bool:
     """True where an error says that there is no space, which can come back."""
     return error.errno in _NO_SPACE

@@ -104,6 +104,8 @@ class ReputMessageService:
             if data is None:
                 return None, (position, min(_READ, left))
             self._keep(position, data)
+        if len(self._data) - at < record.BLANK_SIZE:
+            raise NoRecordError("the log ends inside a record")
         size, magic = record.SIZE_MAGIC.unpack_from(self._data, at)
         if size > len(self._data) - at and magic != record.MAGIC_BLANK and size <= left:
             data = self._log.read(position, size)

@@ -1,0 +1,200 @@
+"""Deletes what is older than it has to be kept, and makes room when the disk fills up.
+
+Log files go oldest first, never the last one; queues and index follow them. A file that is being sent keeps its memory
+until its readers are done. Source: RocketMQ's CleanCommitLogService, CleanConsumeQueueService.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from broker.config import MessageStoreConfig
+from broker.store.disk import Disk
+from broker.store.index_service import IndexService
+from broker.store.mapped_file import MappedFile
+from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.queue_clean import QueueCleaner
+from broker.store.running_flags import Flag, RunningFlags
+from protocol.topic_rules import is_system_topic
+
+_log = structlog.get_logger(__name__)
+
+_FIRST_LOOK: Final = 60.0
+_MANUAL_ROUNDS: Final = 20
+_HOUR_MS: Final = 3_600_000
+
+
+class Pressure(NamedTuple):
+    """How full the disk is: percent used, whether expired files go at any hour, whether others go too."""
+
+    percent: int
+    delete: bool
+    at_once: bool
+
+
+class CleanService:
+    """Looks every cleanResourceInterval. ``config`` may be replaced at any time."""
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        cleaner: QueueCleaner,
+        index: IndexService | None,
+        flags: RunningFlags,
+        config: MessageStoreConfig,
+        dispatched_offset: Callable[[], int],
+        save_checkpoint: Callable[[], Awaitable[bool]],
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """``dispatched_offset``: log files behind it are not deleted."""
+        self._files = files
+        self._disk: Disk = files.disk
+        self._cleaner = cleaner
+        self._index = index
+        self._flags = flags
+        self.config = config
+        self._dispatched_offset = dispatched_offset
+        self._save_checkpoint = save_checkpoint
+        self._wall_ms = wall_ms
+        self._manual_rounds = 0
+        self._wake = trio.Event()
+        self._lock = trio.Lock()
+        self._hanging: list[tuple[MappedFile, float]] = []
+        self.on_overdue: Callable[[MappedFile], None] = lambda _file: None
+        """Hears of deleted files that somebody has read for longer than destroyMapedFileIntervalForcibly."""
+
+    async def run(self) -> None:
+        """The service: a look now and then."""
+        with trio.move_on_after(_FIRST_LOOK):
+            await self._wake.wait()
+        while True:
+            self._wake = trio.Event()
+            try:
+                await self.look()
+            except OSError as error:
+                _log.error("cleaning_failed", error=str(error))
+            with trio.move_on_after(self.config.clean_resource_interval / 1000):
+                await self._wake.wait()
+
+    def delete_expired_now(self) -> None:
+        """An administrator asks for it: expired files go whatever the hour is."""
+        self._manual_rounds = _MANUAL_ROUNDS
+        self._wake.set()
+
+    def close(self) -> None:
+        """The store closes: forget deleted files that somebody still reads; the last reader unmaps them."""
+        for file, _ in self._hanging:
+            file.close()
+        self._hanging.clear()
+
+    async def look(self) -> int:
+        """Delete what is due; how many log files. Raises OSError."""
+        async with self._lock:
+            pressure = await self._look_at_disk()
+            manual = self._manual_rounds > 0
+            self._manual_rounds = max(0, self._manual_rounds - 1)
+            deleted = 0
+            if pressure.delete or manual or self._is_hour():
+                at_once = pressure.at_once and self.config.clean_file_forcibly_enable
+                deleted = await self._delete_log_files(at_once=at_once)
+            if deleted:
+                await self._follow()
+            await self._look_at_hanging()
+            return deleted
+
+    def _is_hour(self) -> bool:
+        now = time.localtime(self._wall_ms() / 1000)
+        return any(hour.strip().isdigit() and int(hour) == now.tm_hour for hour in self.config.delete_when.split(";"))
+
+    async def _look_at_disk(self) -> Pressure:
+        """How full the file system of the log is; above the warning level puts are refused."""
+        config = self.config
+        space = await self._disk.run(self._disk.space, self._files.directory)
+        percent = math.ceil(100 * (space.total - space.free) / space.total) if space.total else 0
+        if percent > config.disk_space_warning_level_ratio:
+            if not self._flags.has(Flag.DISK_FULL):
+                _log.error("disk_full", path=self._files.directory, percent=percent)
+            reason = (
+                f"the disk of {self._files.directory} is {percent} % full, the limit (diskSpaceWarningLevelRatio) is "
+                f"{config.disk_space_warning_level_ratio} %"
+            )
+            self._flags.set(Flag.DISK_FULL, reason)
+            return Pressure(percent, delete=True, at_once=True)
+        if self._flags.has(Flag.DISK_FULL):
+            _log.info("disk_no_longer_full", path=self._files.directory, percent=percent)
+            self._flags.clear(Flag.DISK_FULL)
+        at_once = percent > config.disk_space_clean_forcibly_ratio
+        return Pressure(percent, at_once or percent > config.disk_max_used_space_ratio, at_once)
+
+    # -- the log
+
+    async def _delete_log_files(self, *, at_once: bool) -> int:
+        """Oldest first, a batch at most; the first file that is not due ends it."""
+        deleted = 0
+        while deleted < self.config.delete_file_batch_max and len(self._files.files) > 1:
+            file = self._files.files[0]
+            if file.end > self._dispatched_offset() or not (at_once or await self._is_expired(file)):
+                break
+            if deleted:
+                await trio.sleep(self.config.delete_commit_log_files_interval / 1000)
+            await self._disk.run(self._disk.delete, file.path)
+            self._files.remove_first()
+            # one after the other onto the device: a power cut must not leave a gap in the row
+            await self._disk.run(self._disk.sync_directory, self._files.directory)
+            deleted += 1
+            if file.is_held:
+                self._hanging.append((file, trio.current_time()))
+            else:
+                await self._disk.run(file.close)
+            _log.info("commit_log_file_deleted", path=file.path, at_once=at_once, held=file.is_held)
+        return deleted
+
+    async def _is_expired(self, file: MappedFile) -> bool:
+        info = await self._disk.run(self._disk.stat, file.path)
+        return info is None or info.modified_ms + self.config.file_reserved_time * _HOUR_MS <= self._wall_ms()
+
+    async def _follow(self) -> None:
+        log_min = self._files.min_offset
+        pause = self.config.delete_consume_queue_files_interval / 1000
+        queue_files = await self._cleaner.follow(log_min, pause)
+        index_files = await self._index.delete_expired(log_min) if self._index is not None else 0
+        _log.info("log_cleaned", log_min=log_min, queue_files=queue_files, index_files=index_files)
+        await self._save_checkpoint()
+
+    async def _look_at_hanging(self) -> None:
+        """Deleted files that somebody has read: unmap them, or after their time tell whoever has them to stop."""
+        limit = self.config.destroy_maped_file_interval_forcibly / 1000
+        now = trio.current_time()
+        hanging, self._hanging = self._hanging, []
+        for file, since in hanging:
+            if file.is_held and now - since >= limit:
+                _log.warning("deleted_file_still_read", path=file.path)
+                self.on_overdue(file)
+            if file.is_held:
+                self._hanging.append((file, since))
+            else:
+                await self._disk.run(file.close)
+
+    # -- topics
+
+    async def delete_topics(self, topics: Iterable[str]) -> None:
+        """Delete topics with all their queues; their records stay in the log until they expire."""
+        await self._cleaner.drop_topics(topics)
+        await self._save_checkpoint()
+
+    async def clean_unused_topics(self, known: Iterable[str], present: Iterable[str]) -> list[str]:
+        """Delete the queues of the ``present`` topics that are neither ``known`` nor the system's; which they were."""
+        kept = set(known)
+        unused = [topic for topic in present if topic not in kept and not is_system_topic(topic)]
+        await self.delete_topics(unused)
+        return unused
+
+    async def clean_expired_consume_queues(self) -> int:
+        """Delete queues of ordinary topics that have no message left in the log; how many."""
+        count = await self._cleaner.drop_expired()
+        await self._save_checkpoint()
+        return count
