@@ -74,7 +74,8 @@ class BrokerController:
     """One broker (RocketMQ's BrokerController).
 
     After the start ``address`` is what clients are told to connect to, ``endpoint`` where this machine can,
-    ``listening`` and ``name_servers`` say where it listens and registers, ``parts`` are its parts. ``stopped`` is set at the end.
+    ``listening`` and ``name_servers`` say where it listens and registers, ``parts`` are its parts. ``stopped`` is set
+    at the end.
     """
 
     def __init__(self, configuration: Configuration, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
@@ -141,7 +142,7 @@ class BrokerController:
     def _listen(self, stack: AsyncExitStack) -> list[socket.socket]:
         """The sockets for clients: the main port, and the one that serves all but pulls."""
         broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
-        sockets = []
+        sockets: list[socket.socket] = []
         try:
             for port in (broker.listen_port, broker.fast_port):
                 if port or not sockets:
@@ -270,7 +271,8 @@ class BrokerController:
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
         self.reactor.at_round_end.append(holds.serve_woken)
-        parts.store.message_arriving += [holds.notify_arriving, parts.schedule.message_arriving]
+        parts.store.message_arriving.extend((holds.notify_arriving, parts.schedule.message_arriving))
+        self.configuration.listeners.append(lambda _: parts.store.set_config(self._section(MessageStoreConfig)))
         parts.topics.listeners.append(
             lambda configs: _create_queues(parts.store, configs)
         )  # of topics made from now on

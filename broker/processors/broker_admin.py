@@ -28,6 +28,8 @@ from remoting.properties import ConfigError
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
 
+_MOST_UNITS: Final = 65_536
+"""Units that one reply shows."""
 VERSION_TEXT: Final = "V5_3_3"
 """What clusterList shows as this broker's version: the protocol version that replies carry."""
 
@@ -181,7 +183,7 @@ class BrokerAdminProcessor:
         topic, queue_id = header.topic, header.queue_id
         if not self._store.has_queue(topic, queue_id):
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"there is no queue {queue_id} of {topic}")
-        units = await self._store.queue_units(topic, queue_id, header.index, max(0, header.count))
+        units = await self._store.queue_units(topic, queue_id, header.index, min(header.count, _MOST_UNITS))
         body: dict[str, Any] = {
             "maxQueueIndex": self._store.max_offset(topic, queue_id),
             "minQueueIndex": self._store.min_offset(topic, queue_id),

@@ -5,7 +5,6 @@ Source: RocketMQ's ConsumerManageProcessor and AdminBrokerProcessor.
 
 from typing import TYPE_CHECKING
 
-from broker.store.query import BoundaryType
 from broker.store.types import GetMessageStatus
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
@@ -92,8 +91,7 @@ class OffsetProcessor:
         """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
         header = command.header(SearchOffsetRequestHeader)
         upper = (header.boundary_type or "").upper() == "UPPER"
-        boundary = BoundaryType.UPPER if upper else BoundaryType.LOWER
-        offset = await self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, boundary)
+        offset = await self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
         return _offset_reply(command, offset)
 
     def max_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:

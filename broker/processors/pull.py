@@ -34,6 +34,8 @@ BROADCASTING_FORBIDDEN: Final = 4
 SUBSCRIPTION_FORBIDDEN: Final = 5
 
 _FILTERS_KEPT: Final = 10_000
+_NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
+_MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _LONGEST_CACHED: Final = 256
 _MAX_BYTES: Final = 128 * 1024 * 1024
 _WORDS: Final = struct.Struct(">II")
@@ -42,7 +44,7 @@ _TEMPLATE: Final = (
     f'"suggestWhichBrokerId":"0","topicSysFlag":"%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%d,'
     f'"remark":"%s","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 )
-_CODES: Final = {
+_BY_STATUS: Final = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
     GetMessageStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
     GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -54,6 +56,8 @@ _CODES: Final = {
     GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
     GetMessageStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
 }
+_CODES: Final = tuple(int(_BY_STATUS[status]) for status in GetMessageStatus)
+_NAMES: Final = tuple(status.name for status in GetMessageStatus)
 _EMPTY_QUEUE: Final = (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE)
 
 
@@ -227,9 +231,9 @@ class PullMessageProcessor:
         status = result.status
         code = _CODES[status]
         if status in _EMPTY_QUEUE and header.queue_offset != 0:
-            code = ResponseCode.PULL_OFFSET_MOVED
+            code = _MOVED
         if pull.first:
-            if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._hold(pull):
+            if code == _NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._hold(pull):
                 self._commit(pull)
                 return HELD
             if status is not GetMessageStatus.OFFSET_RESET:
@@ -266,7 +270,7 @@ class PullMessageProcessor:
             result.release()
             return None
         self._count(header.consumer_group, header.topic, result.count, result.size)
-        head = _head(pull, ResponseCode.SUCCESS, result, result.size)
+        head = _head(pull, 0, result, result.size)
         pull.connection.write_owned([head, *result.buffers], result.release)
         return None
 
@@ -306,7 +310,7 @@ def _head(pull: _Pull, code: int, result: GetMessageResult, body_size: int) -> b
             result.next_begin_offset,
             pull.topic_sys_flag,
             command.opaque,
-            result.status.name,
+            _NAMES[result.status],
         )
     ).encode()
     size = len(header)

@@ -7,7 +7,7 @@ delayOffset.json keeps how far each level has come: after a kill, the deliveries
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol
 
 import structlog
@@ -47,21 +47,12 @@ _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIE
 class ScheduleStore(Protocol):
     """What this service needs of the message store."""
 
-    def put_message(self, message: MessageInner, on_done: PutCallback) -> PutMessageResult | None:
-        """Store a message; None when the outcome comes by ``on_done``."""
-        ...
-
-    def get_message(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
-    ) -> GetMessageResult | None:
-        """Records from an offset on; None when they are not in memory."""
-        ...
-
-    async def get_message_cold(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
-    ) -> GetMessageResult:
-        """The same for records that have to be read from the disk."""
-        ...
+    put_message: Callable[[MessageInner, PutCallback], PutMessageResult | None]
+    """Store a message; None when the outcome comes by the callback."""
+    get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
+    """(topic, queue id, offset, max count, max bytes, filter): None when the records are not in memory."""
+    get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
+    """The same for records that have to be read from the disk."""
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First offset of a queue that is still there."""
@@ -100,6 +91,10 @@ class _Level(Struct):
     offset: int = 0
     look_at: int = _NEVER
     retry: int = 0
+
+    def set_back(self, now: int) -> bool:
+        """Whether the next look is further away than anything can be: the wall clock was set back."""
+        return self.look_at != _NEVER and self.look_at > now + max(self.delay, _LAST_RETRY_MS)
 
 
 class ScheduleMessageService:
@@ -181,7 +176,7 @@ class ScheduleMessageService:
             while True:
                 now = self._clock.wall_ms()
                 for level, state in self._levels.items():
-                    if state.look_at <= now:
+                    if state.look_at <= now or state.set_back(now):
                         await self._deliver_level(level, state)
                 await self._sleep()
 
