@@ -73,10 +73,6 @@ class MessageStore:
     """(topic, key, max number, begin ms, end ms): None where the answer has to come from the device."""
     query_message_cold: Callable[[str, str, int, int, int], Awaitable[QueryMessageResult]]
     """The same, waiting for the device."""
-    look_message: Callable[[int], Any | None]
-    """The record at a log offset: bytes or a view that is good until the next await, b"" for none, None for cold."""
-    look_message_cold: Callable[[int], Awaitable[Any]]
-    """The same, waiting for the device."""
 
     def __init__(
         self,
@@ -121,8 +117,6 @@ class MessageStore:
         self.get_message_cold = self._getter.get_cold
         self.query_message = self._finder.query
         self.query_message_cold = self._finder.query_cold
-        self.look_message = self._finder.look
-        self.look_message_cold = self._finder.look_cold
 
     # -- life
 
@@ -270,6 +264,17 @@ class MessageStore:
     def message_arriving(self) -> list[MessageArriving]:
         """Who hears of each message that can be read from now on."""
         return self.dispatcher.message_arriving
+
+    def look_message(self, offset: int) -> Any | None:
+        """The record at a log offset: bytes or a view that is good until the next await; b"" for none, None for cold.
+
+        A record that may not be read yet (SYNC_FLUSH, not durable) is not there.
+        """
+        return self._finder.look(offset) if offset < self.write_path.readable_offset else b""
+
+    async def look_message_cold(self, offset: int) -> Any:
+        """The same, waiting for the device."""
+        return await self._finder.look_cold(offset) if offset < self.write_path.readable_offset else b""
 
     async def earliest_message_time(self) -> int:
         """Store timestamp of the oldest record in the log; -1 where there is none."""
