@@ -1,0 +1,420 @@
+"""Consumer: a member of a group, that gets its share of the messages of its topics."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import anyio
+import structlog
+from anyio.lowlevel import checkpoint
+
+from client.allocation import Allocation, average
+from client.consumer_requests import ConsumerRequests
+from client.core import Client, ClientOptions, Push, wall_ms
+from client.delivery import Batch, ConsumerMessage
+from client.errors import RocketMQError, TopicNotFoundError, UsageError
+from client.interceptors import Interceptor
+from client.lifecycle import Lifecycle
+from client.message import MessageQueue, ReceivedMessage
+from client.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, first_offset
+from client.queue_reader import Prefetch, QueueReader
+from client.rebalance import Rebalancer
+from client.retries import send_back
+from client.subscription import ALL, Sql, Subscription, parse_subscriptions
+from protocol.body import ConsumerData, ProducerData, encode_json
+from protocol.codes import RequestCode
+from protocol.topic_rules import group_problem, retry_topic
+
+Model = Literal["clustering", "broadcasting"]
+
+COMMIT_INTERVAL: Final = 5.0
+STAYS_HERE: Final = 5.0
+"""Seconds until a message that could be handed back to nobody is delivered here again."""
+_POLITE: Final = 64
+"""Messages after which an iteration lets other tasks run, however many are ready."""
+
+_log = structlog.get_logger("client")
+
+
+class Consumer(Lifecycle):
+    """Gets messages of ``topics``: a topic, or topics with the tags wanted, ``{"Orders": "paid || refunded"}``.
+
+    In the ``clustering`` model each message goes to one member of the group, and comes again until it is acknowledged;
+    in ``broadcasting`` each goes to every member, once. An ``orderly`` consumer gets the messages of a queue one after
+    the other, the next only when the one before is acknowledged. ``start`` says where a group without offsets begins.
+    ``max_retries`` bounds how often a message comes again before it is a dead letter; None leaves that to the group's
+    configuration (16), and means without end for an orderly consumer. ``suspend`` seconds pass before an orderly
+    consumer tries a message again. ``offsets_file`` keeps a broadcasting consumer's offsets; without it they are gone
+    with the consumer. Several tasks may iterate over the same consumer: each message goes to one of them.
+
+    >>> async def example(namesrv: str) -> None:
+    ...     async with Consumer("billing", {"Orders": "paid || refunded"}, namesrv=namesrv) as consumer:
+    ...         async for message in consumer:
+    ...             async with message.process():
+    ...                 print(message.body)
+    """
+
+    def __init__(  # noqa: PLR0913 - settings, each by keyword
+        self,
+        group: str,
+        topics: str | Mapping[str, str | Sql],
+        *,
+        namesrv: str | Iterable[str] | None = None,
+        client: Client | None = None,
+        options: ClientOptions | None = None,
+        model: Model = "clustering",
+        orderly: bool = False,
+        start: StartFrom = "last",
+        allocation: Allocation = average,
+        prefetch: Prefetch | None = None,
+        max_retries: int | None = None,
+        suspend: float = 1.0,
+        commit_interval: float = COMMIT_INTERVAL,
+        offsets_file: Path | None = None,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> None:
+        super().__init__()
+        problem = group_problem(group)
+        if problem is not None:
+            raise UsageError(problem)
+        if model not in ("clustering", "broadcasting"):
+            raise UsageError(f"model={model!r} is neither clustering nor broadcasting")
+        self.group = group
+        self.model: Model = model
+        self.orderly = orderly
+        self._own_client = client is None
+        self.client = client or Client(namesrv, options)
+        self.subscriptions: dict[str, Subscription] = parse_subscriptions(topics, wall_ms())
+        self._clustering = model == "clustering"
+        if self._clustering:
+            again = Subscription(retry_topic(group), ALL, wall_ms())
+            self.subscriptions[again.topic] = again
+        self._start = start
+        self._prefetch = prefetch or Prefetch()
+        self._max_retries = max_retries
+        self._suspend = suspend
+        self._commit_interval = commit_interval
+        self._interceptors = tuple(interceptors)
+        self.before_process = [hook.before_process for hook in interceptors]
+        self.after_process = [hook.after_process for hook in interceptors]
+        self._offsets: OffsetStore = (
+            BrokerOffsets(self.client, group) if self._clustering else LocalOffsets(offsets_file)
+        )
+        self._ready: deque[QueueReader] = deque()
+        self._in_ready: set[QueueReader] = set()
+        self._wake = anyio.Event()
+        self._taken = 0
+        self._suspended = False
+        self.rebalancer = Rebalancer(
+            self.client,
+            group,
+            lambda: list(self.subscriptions),
+            allocation if self._clustering else None,
+            self._open_reader,
+            self._close_reader,
+            orderly=orderly and self._clustering,
+        )
+        self._requests = ConsumerRequests(self)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        if self._own_client:
+            await self.client.__aenter__()
+
+    async def _open(self) -> None:
+        for topic in self.subscriptions:
+            try:
+                await self.client.routes.refresh(topic)
+            except TopicNotFoundError:
+                _log.info("the topic is not there yet", group=self.group, topic=topic)
+        self.client.join(self)
+        await self._check_expressions()
+        await self.client.heartbeat()
+        self.client.routes.on_change.append(self.rebalancer.route_changed)
+        await self.rebalancer.rebalance()
+        self.spawn(self.rebalancer.run)
+        self.spawn(self._commit_regularly)
+        if self.orderly and self._clustering:
+            self.spawn(self.rebalancer.keep_locks)
+
+    async def _check_expressions(self) -> None:
+        """Has a broker parse SQL92 expressions: a wrong one is an error here, not silence later."""
+        for subscription in self.subscriptions.values():
+            if subscription.is_sql:
+                route = await self.client.routes.get(subscription.topic)
+                body = {
+                    "clientId": self.client.id,
+                    "group": self.group,
+                    "namespace": "",
+                    "subscriptionData": subscription.data,
+                }
+                address = await self.client.master(route, next(iter(route.brokers)))
+                await self.client.request(address, RequestCode.CHECK_CLIENT_CONFIG, {}, encode_json(body))
+
+    async def _close(self) -> None:
+        if self.rebalancer.route_changed in self.client.routes.on_change:
+            self.client.routes.on_change.remove(self.rebalancer.route_changed)
+        if self.client.is_open:
+            await self.rebalancer.stop_all()
+            await self.client.leave(self)
+
+    async def _release(self) -> None:
+        if self._own_client:
+            await self.client.__aexit__(None, None, None)
+
+    # -- what the client instance asks -----------------------------------------------------------------------------
+
+    def producer_data(self) -> ProducerData | None:
+        """None: a consumer does not produce."""
+        return None
+
+    def consumer_data(self) -> ConsumerData | None:
+        """Its part of a heartbeat."""
+        return ConsumerData(
+            group_name=self.group,
+            consume_type="CONSUME_PASSIVELY",
+            message_model=self.model.upper(),
+            consume_from_where={"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FROM_LAST_OFFSET"}.get(
+                str(self._start), "CONSUME_FROM_TIMESTAMP"
+            ),
+            subscription_data_set=[subscription.data for subscription in self.subscriptions.values()],
+        )
+
+    def pushes(self) -> dict[int, Push]:
+        """Brokers tell of changed members, and pass on what administrators ask."""
+        return self._requests.table
+
+    # -- getting messages ------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[ConsumerMessage]:
+        return self
+
+    async def __anext__(self) -> ConsumerMessage:
+        message = (await self._take(1))[1][0]
+        assert isinstance(message, ConsumerMessage)
+        return message
+
+    async def batches(self, size: int = 32) -> AsyncIterator[Batch]:
+        """Iterates over batches of up to ``size`` messages of one queue: whatever is there, without waiting for more.
+
+        >>> async def example(consumer: Consumer) -> None:
+        ...     async for batch in consumer.batches(100):
+        ...         async with batch.process():
+        ...             print([message.body for message in batch])
+        """
+        while True:
+            reader, messages = await self._take(size)
+            yield Batch(messages, reader)  # type: ignore[arg-type] # its readers make ConsumerMessages
+
+    async def run(self, handler: Callable[[ConsumerMessage], Awaitable[object]], *, concurrency: int = 20) -> None:
+        """Calls ``handler`` for each message, up to ``concurrency`` at the same time, until it is cancelled.
+
+        Each call is inside ``process()``: returning acknowledges, an exception means again later.
+
+        >>> async def example(consumer: Consumer) -> None:
+        ...     async def handle(message: ConsumerMessage) -> None:
+        ...         print(message.body)
+        ...     await consumer.run(handle, concurrency=4)
+        """
+
+        async def work() -> None:
+            async for message in self:
+                async with message.process():
+                    await handler(message)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(concurrency):
+                group.start_soon(work)
+
+    async def _take(self, count: int) -> tuple[QueueReader, list[ReceivedMessage]]:
+        self._taken += 1
+        if self._taken >= _POLITE:
+            self._taken = 0
+            await checkpoint()
+        while True:
+            self._check_open()
+            ready = self._ready
+            while ready and not self._suspended:
+                reader = ready.popleft()
+                messages = reader.take(count)
+                if reader.is_ready:
+                    ready.append(reader)
+                else:
+                    self._in_ready.discard(reader)
+                if messages:
+                    return reader, messages
+            if self._wake.is_set():
+                self._wake = anyio.Event()
+            self._taken = 0
+            await self._wake.wait()
+
+    def _reader_ready(self, reader: QueueReader) -> None:
+        if reader not in self._in_ready:
+            self._in_ready.add(reader)
+            self._ready.append(reader)
+        self._wake.set()
+
+    # -- acknowledging ---------------------------------------------------------------------------------------------
+
+    async def acknowledge(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
+        """Messages are done with: see ConsumerMessage.ack and Batch.ack."""
+        reader.finished(messages)
+
+    async def hand_back(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
+        """Messages are to come again: see ConsumerMessage.nack and Batch.nack."""
+        if not self._clustering:
+            _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=repr(messages))
+            reader.finished(messages)
+        elif self.orderly:
+            await self._again_in_order(reader, messages, delay_level)
+        else:
+            most = -1 if self._max_retries is None else self._max_retries
+            stay = [
+                message
+                for message in messages
+                if not await send_back(self.client, self.group, message, delay_level, most)
+            ]
+            reader.finished([message for message in messages if message not in stay])
+            if stay:
+                self.spawn(self._put_back_later, reader, stay, STAYS_HERE)
+
+    async def _again_in_order(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
+        spent = []
+        for message in messages:
+            assert isinstance(message, ConsumerMessage)
+            most = self._max_retries
+            dead = delay_level < 0 or (most is not None and message.delivery_attempt > most)
+            if dead and await send_back(self.client, self.group, message, -1, most if most is not None else -1):
+                spent.append(message)
+            else:
+                message.attempts = getattr(message, "attempts", 0) + 1
+        left = [message for message in messages if message not in spent]
+        if left:
+            self.spawn(self._put_back_later, reader, left, self._suspend)
+        if spent:
+            reader.finished(list(spent))
+            reader.busy = bool(left)
+
+    async def _put_back_later(self, reader: QueueReader, messages: list[ReceivedMessage], seconds: float) -> None:
+        await anyio.sleep(seconds)
+        reader.put_back(messages)
+
+    def processed(self, delivery: ConsumerMessage | Batch, seconds: float, *, ok: bool) -> None:
+        """A ``process()`` block has ended; kept for the statistics that administrators ask for."""
+        self._requests.count(delivery.messages[0].topic, len(delivery.messages), seconds, ok=ok)
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that this member has now, those of the group's retry topic left out.
+
+        >>> def busy(consumer: Consumer) -> bool:
+        ...     return len(consumer.assignment) > 4
+        """
+        again = retry_topic(self.group)
+        return sorted(queue for queue in self.rebalancer.readers if queue.topic != again)
+
+    def _reader(self, queue: MessageQueue, subscription: Subscription, offset: int, owner: object) -> QueueReader:
+        return QueueReader(
+            self.client,
+            self.group,
+            queue,
+            subscription,
+            offset,
+            prefetch=self._prefetch,
+            kind=ConsumerMessage,
+            with_subscription=False,
+            orderly=self.orderly,
+            on_ready=self._reader_ready,
+            owner=owner,
+            interceptors=self._interceptors,
+        )
+
+    async def _open_reader(self, queue: MessageQueue) -> QueueReader:
+        offset = await self._offsets.load(queue)
+        if offset is None:
+            offset = await first_offset(self.client, queue, self._start)
+        reader = self._reader(queue, self.subscriptions[queue.topic], offset, self)
+        self.spawn(reader.run)
+        return reader
+
+    def offer(self, message: ConsumerMessage, owner: object) -> QueueReader:
+        """Hands out a message that came another way than by a pull; ``owner`` takes its acknowledgement."""
+        reader = self._reader(message.queue, Subscription(message.stored_topic, ALL, 0), message.queue_offset, owner)
+        reader.add([message])
+        return reader
+
+    async def _close_reader(self, reader: QueueReader) -> None:
+        self._in_ready.discard(reader)
+        if reader in self._ready:
+            self._ready.remove(reader)
+        if reader.committable != reader.committed:
+            try:
+                await self._offsets.save({reader.queue: reader.committable}, confirmed=True)
+            except RocketMQError as error:
+                _log.warning("an offset cannot be committed", queue=reader.queue, reason=str(error))
+
+    async def commit(self) -> None:
+        """Commits what is acknowledged so far, and waits for the brokers; it happens by itself every few seconds.
+
+        >>> async def safe_point(consumer: Consumer) -> None:
+        ...     await consumer.commit()
+        """
+        self._check_open()
+        await self._commit(confirmed=True)
+
+    async def _commit(self, *, confirmed: bool) -> None:
+        changed = {
+            queue: reader.committable
+            for queue, reader in self.rebalancer.readers.items()
+            if reader.committable != reader.committed
+        }
+        if changed:
+            await self._offsets.save(changed, confirmed=confirmed)
+            for queue, offset in changed.items():
+                reader = self.rebalancer.readers.get(queue)
+                if reader is not None:
+                    reader.committed = offset
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await anyio.sleep(self._commit_interval)
+            try:
+                await self._commit(confirmed=False)
+            except RocketMQError as error:
+                _log.info("offsets cannot be committed now", group=self.group, reason=str(error))
+
+    def suspend(self) -> None:
+        """Nothing is handed out any more until ``resume``; what is read ahead stays.
+
+        >>> def during_maintenance(consumer: Consumer) -> None:
+        ...     consumer.suspend()
+        """
+        self._suspended = True
+
+    def resume(self) -> None:
+        """Goes on after ``suspend``.
+
+        >>> def after_maintenance(consumer: Consumer) -> None:
+        ...     consumer.resume()
+        """
+        self._suspended = False
+        self._wake.set()
+
+    async def reset(self, queue: MessageQueue, offset: int) -> None:
+        """Goes on with a queue of its own from ``offset``, and commits that.
+
+        >>> async def replay(consumer: Consumer) -> None:
+        ...     for queue in consumer.assignment:
+        ...         await consumer.reset(queue, 0)
+        """
+        self._check_open()
+        reader = self.rebalancer.readers.get(queue)
+        if reader is None:
+            raise UsageError(f"{queue} is not one of this consumer's queues now")
+        reader.seek(offset)
+        await self._offsets.save({queue: offset}, confirmed=True)
+        reader.committed = offset

@@ -1,0 +1,221 @@
+"""What brokers ask of a consumer: changed members, offsets to be reset, its state, and a message to try at once."""
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import structlog
+
+from client.core import Push
+from client.decode import split_messages
+from client.delivery import ConsumerMessage
+from client.errors import RocketMQError, UsageError
+from client.message import MessageQueue
+from client.queue_reader import QueueReader
+from protocol import lenient_json
+from protocol.body import encode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.errors import RemotingError
+from protocol.headers.client import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    NotifyConsumerIdsChangedRequestHeader,
+    ResetOffsetRequestHeader,
+)
+
+if TYPE_CHECKING:
+    from client.consumer import Consumer
+
+_log = structlog.get_logger("client")
+
+DIRECT_TIMEOUT: Final = 9.0
+"""Seconds that a message which an administrator sends may take: brokers wait for ten."""
+
+
+class ConsumerRequests:
+    """The requests of brokers that a consumer answers; None for those of another group."""
+
+    def __init__(self, consumer: "Consumer") -> None:
+        self._consumer = consumer
+        self._started = time.time()
+        self._counts: dict[str, list[float]] = {}
+        self.table: dict[int, Push] = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._directly,
+        }
+
+    def count(self, topic: str, messages: int, seconds: float, *, ok: bool) -> None:
+        """Messages were processed."""
+        entry = self._counts.setdefault(topic, [0, 0, 0.0])
+        entry[0 if ok else 1] += messages
+        entry[2] += seconds
+
+    async def _members_changed(self, command: RemotingCommand) -> RemotingCommand | None:
+        if command.header(NotifyConsumerIdsChangedRequestHeader).consumer_group == self._consumer.group:
+            self._consumer.rebalancer.now()
+        return None
+
+    async def _reset(self, command: RemotingCommand) -> RemotingCommand | None:
+        header = command.header(ResetOffsetRequestHeader)
+        if header.group != self._consumer.group:
+            return None
+        for queue, offset in parse_offset_table(bytes(command.body)).items():
+            try:
+                await self._consumer.reset(queue, offset)
+            except UsageError:
+                continue
+            except RocketMQError as error:
+                _log.warning("an offset was reset here and not committed", queue=queue, reason=str(error))
+        return command.reply()
+
+    async def _status(self, command: RemotingCommand) -> RemotingCommand | None:
+        header = command.header(GetConsumerStatusRequestHeader)
+        if header.group != self._consumer.group:
+            return None
+        entries = [
+            (queue, reader.committable)
+            for queue, reader in self._consumer.rebalancer.readers.items()
+            if queue.topic == header.topic
+        ]
+        return command.reply(body=b'{"messageQueueTable":' + lenient_json.dumps_object_keys(entries) + b"}")
+
+    async def _running_info(self, command: RemotingCommand) -> RemotingCommand | None:
+        if command.header(GetConsumerRunningInfoRequestHeader).consumer_group != self._consumer.group:
+            return None
+        consumer = self._consumer
+        now = time.time()
+        span = max(now - self._started, 1.0)
+        properties = {
+            "consumerGroup": consumer.group,
+            "messageModel": consumer.model.upper(),
+            "consumeOrderly": "true" if consumer.orderly else "false",
+            "PROP_CONSUMEORDERLY": "true" if consumer.orderly else "false",
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            "PROP_CLIENT_VERSION": "V5_3_3",
+            "PROP_CONSUMER_START_TIMESTAMP": str(int(self._started * 1000)),
+            "PROP_NAMESERVER_ADDR": ";".join(consumer.client.name_servers.addresses) + ";",
+            "PROP_THREADPOOL_CORE_SIZE": "0",
+        }
+        statuses = {
+            topic: {
+                "pullRT": 0.0,
+                "pullTPS": 0.0,
+                "consumeRT": spent * 1000 / max(good + bad, 1),
+                "consumeOKTPS": good / span,
+                "consumeFailedTPS": bad / span,
+                "consumeFailedMsgs": int(bad),
+            }
+            for topic, (good, bad, spent) in self._counts.items()
+        }
+        parts = {
+            "properties": encode_json(properties),
+            "subscriptionSet": encode_json([one.data for one in consumer.subscriptions.values()]),
+            "statusTable": encode_json(statuses),
+            "userConsumerInfo": b"{}",
+            "mqTable": lenient_json.dumps_object_keys(
+                (queue, _queue_info(reader)) for queue, reader in consumer.rebalancer.readers.items()
+            ),
+        }
+        body = b",".join(b'"%s":%s' % (name.encode(), part) for name, part in parts.items())
+        return command.reply(body=b"{" + body + b"}")
+
+    async def _directly(self, command: RemotingCommand) -> RemotingCommand | None:
+        """A message from an administrator: the program gets it like any other, the answer says what became of it."""
+        header = command.header(ConsumeMessageDirectlyRequestHeader)
+        consumer = self._consumer
+        if header.consumer_group != consumer.group:
+            return None
+        messages = split_messages(bytes(command.body), header.broker_name or "", ConsumerMessage)
+        if len(messages) != 1:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"one message is expected, here are {len(messages)}")
+        outcome = _Direct(consumer)
+        began = time.monotonic()
+        result = "CR_THROW_EXCEPTION"
+        with anyio.move_on_after(DIRECT_TIMEOUT):
+            reader = consumer.offer(messages[0], outcome)
+            try:
+                result = await outcome.wait()
+            finally:
+                reader.drop()
+        return command.reply(
+            body=encode_json(
+                {
+                    "order": consumer.orderly,
+                    "autoCommit": True,
+                    "consumeResult": result,
+                    "remark": "" if result == "CR_SUCCESS" else "the program did not acknowledge it",
+                    "spentTimeMills": int((time.monotonic() - began) * 1000),
+                }
+            )
+        )
+
+
+class _Direct:
+    """Stands in for a consumer with a message that is in no queue of ours: it can be acknowledged, not committed."""
+
+    def __init__(self, consumer: "Consumer") -> None:
+        self._consumer = consumer
+        self.group = consumer.group
+        self.before_process = consumer.before_process
+        self.after_process = consumer.after_process
+        self._done = anyio.Event()
+        self._result = "CR_LATER"
+
+    async def acknowledge(self, _reader: QueueReader, _messages: list[Any]) -> None:
+        """The program is done with it."""
+        self._result = "CR_SUCCESS"
+        self._done.set()
+
+    async def hand_back(self, _reader: QueueReader, _messages: list[Any], _delay_level: int) -> None:
+        """The program wants it later."""
+        self._done.set()
+
+    def processed(self, delivery: Any, seconds: float, *, ok: bool) -> None:
+        """As Consumer.processed."""
+        self._consumer.processed(delivery, seconds, ok=ok)
+
+    async def wait(self) -> str:
+        """What became of it, in RocketMQ's words."""
+        await self._done.wait()
+        return self._result
+
+
+def _queue_info(reader: QueueReader) -> dict[str, Any]:
+    return {
+        "commitOffset": reader.committable,
+        "cachedMsgMinOffset": reader.committable,
+        "cachedMsgMaxOffset": reader.window.next_offset,
+        "cachedMsgCount": reader.window.unfinished,
+        "cachedMsgSizeInMiB": reader.held_bytes >> 20,
+        "transactionMsgMinOffset": 0,
+        "transactionMsgMaxOffset": 0,
+        "transactionMsgCount": 0,
+        "locked": reader.orderly,
+        "tryUnlockTimes": 0,
+        "lastLockTimestamp": 0,
+        "droped": reader.dropped,
+        "lastPullTimestamp": 0,
+        "lastConsumeTimestamp": 0,
+    }
+
+
+def parse_offset_table(body: bytes) -> dict[MessageQueue, int]:
+    """Offsets by queue from ``{"offsetTable":{{"topic":...}:7}}``, or from the list of pairs that Go clients get.
+
+    >>> body = b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"T"}:7}}'
+    >>> parse_offset_table(body)
+    {MessageQueue(topic='T', broker_name='b', queue_id=1): 7}
+    """
+    table = lenient_json.loads(body).get("offsetTable") or {}
+    pairs = table.items() if isinstance(table, dict) else table
+    found = {}
+    for key, offset in pairs:
+        fields = lenient_json.loads(key) if isinstance(key, str) else key
+        queue = MessageQueue(topic=fields["topic"], broker_name=fields["brokerName"], queue_id=int(fields["queueId"]))
+        found[queue] = int(offset)
+    return found

@@ -1,0 +1,213 @@
+"""Messages in a program's hands: acknowledging them, or handing them back."""
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, overload
+
+import structlog
+
+from client.errors import UsageError
+from client.interceptors import ProcessContext, call_all
+from client.message import ReceivedMessage
+from client.queue_reader import QueueReader
+
+if TYPE_CHECKING:
+    from client.consumer import Consumer
+
+_log = structlog.get_logger("client")
+
+
+class Processing:
+    """What ``process()`` gives: acknowledges at the end of its block, hands back on an exception.
+
+    A cancelled block does neither: the messages are delivered again, to this consumer or to another.
+    """
+
+    __slots__ = ("_began", "_context", "_delay_level", "_delivery", "_reraise")
+
+    def __init__(self, delivery: "ConsumerMessage | Batch", *, reraise: bool, delay_level: int) -> None:
+        self._delivery = delivery
+        self._reraise = reraise
+        self._delay_level = delay_level
+        self._context: ProcessContext | None = None
+
+    async def __aenter__(self) -> Self:
+        consumer = self._delivery.consumer
+        if consumer.before_process:
+            self._context = ProcessContext(consumer.group, self._delivery.messages)
+            call_all(consumer.before_process, self._context)
+        self._began = time.monotonic()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        delivery = self._delivery
+        handed_back = isinstance(error, Exception)
+        try:
+            if error is None:
+                await delivery.ack()
+            elif not handed_back:
+                delivery.release()
+            else:
+                _log.warning("processing failed; again later", message=repr(delivery), exc_info=error)
+                await delivery.nack(delay_level=self._delay_level)
+        finally:
+            context = self._context
+            if context is not None:
+                context.acknowledged = error is None if error is None or handed_back else None
+                context.error = error
+                call_all(delivery.consumer.after_process, context)
+            delivery.consumer.processed(delivery, time.monotonic() - self._began, ok=error is None)
+        return handed_back and not self._reraise
+
+
+class ConsumerMessage(ReceivedMessage):
+    """A message that a consumer got: acknowledge it with ``process()``, ``ack()`` or ``nack()``.
+
+    >>> async def handle(message: ConsumerMessage) -> None:
+    ...     async with message.process():
+    ...         print(message.topic, message.body)
+    """
+
+    __slots__ = ("attempts",)
+
+    attempts: int
+
+    @property
+    def consumer(self) -> "Consumer":
+        """The consumer that it came through."""
+        owner: Consumer = self._receiver[0]
+        return owner
+
+    @property
+    def messages(self) -> "list[ReceivedMessage]":
+        """Itself, as a list of one."""
+        return [self]
+
+    @property
+    def delivery_attempt(self) -> int:
+        """Which delivery this is, counted from 1; local repetitions of an orderly consumer included.
+
+        >>> ConsumerMessage.delivery_attempt.fget.__name__
+        'delivery_attempt'
+        """
+        return self.reconsume_times + 1 + getattr(self, "attempts", 0)
+
+    def process(self, *, reraise: bool = False, delay_level: int = 0) -> Processing:
+        """A block that acknowledges at its end; an exception in it means: again later.
+
+        The exception is logged and goes no further, unless ``reraise``. ``delay_level`` says how much later; 0 lets the
+        broker choose, longer each time.
+
+        >>> async def handle(message: ConsumerMessage) -> None:
+        ...     async with message.process(reraise=True):
+        ...         raise ValueError("not now")
+        """
+        return Processing(self, reraise=reraise, delay_level=delay_level)
+
+    async def ack(self) -> None:
+        """Done with. Its offset is committed when all before it are done with too.
+
+        >>> async def skip(message: ConsumerMessage) -> None:
+        ...     await message.ack()
+        """
+        owner, reader = self._receiver
+        await owner.acknowledge(reader, [self])
+
+    def release(self) -> None:
+        """Not begun with: whoever asks next gets it.
+
+        >>> async def other_work(message: ConsumerMessage) -> None:
+        ...     message.release()
+        """
+        _, reader = self._receiver
+        reader.put_back([self])
+
+    async def nack(self, *, delay_level: int = 0) -> None:
+        """Again later: after a delay, on some member of the group; after the last try it is a dead letter.
+
+        ``delay_level`` -1 makes it a dead letter at once. In an orderly consumer the queue waits for it instead.
+
+        >>> async def reject(message: ConsumerMessage) -> None:
+        ...     await message.nack(delay_level=-1)
+        """
+        owner, reader = self._receiver
+        await owner.hand_back(reader, [self], delay_level)
+
+
+class Batch(Sequence[ConsumerMessage]):
+    """Messages of one queue, in order; acknowledged together.
+
+    >>> async def handle(batch: Batch) -> None:
+    ...     async with batch.process():
+    ...         print(len(batch), batch[0].queue, [message.body for message in batch])
+    """
+
+    __slots__ = ("_messages", "_reader")
+
+    def __init__(self, messages: list[ConsumerMessage], reader: QueueReader) -> None:
+        if not messages:
+            raise UsageError("a batch has at least one message")
+        self._messages = messages
+        self._reader = reader
+
+    def __repr__(self) -> str:
+        return f"Batch(<{len(self._messages)} messages from {self._messages[0]!r} on>)"
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[ConsumerMessage]:
+        return iter(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> ConsumerMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ConsumerMessage]: ...
+    def __getitem__(self, index: int | slice) -> ConsumerMessage | list[ConsumerMessage]:
+        return self._messages[index]
+
+    @property
+    def consumer(self) -> "Consumer":
+        """The consumer that it came through."""
+        return self._messages[0].consumer
+
+    @property
+    def messages(self) -> list[ReceivedMessage]:
+        """Its messages."""
+        return list(self._messages)
+
+    def process(self, *, reraise: bool = False, delay_level: int = 0) -> Processing:
+        """As ConsumerMessage.process, for all of them.
+
+        >>> async def handle(batch: Batch) -> None:
+        ...     async with batch.process():
+        ...         ...
+        """
+        return Processing(self, reraise=reraise, delay_level=delay_level)
+
+    async def ack(self) -> None:
+        """All are done with.
+
+        >>> async def skip(batch: Batch) -> None:
+        ...     await batch.ack()
+        """
+        await self.consumer.acknowledge(self._reader, self.messages)
+
+    def release(self) -> None:
+        """Not begun with: whoever asks next gets them.
+
+        >>> async def other_work(batch: Batch) -> None:
+        ...     batch.release()
+        """
+        self._reader.put_back(self.messages)
+
+    async def nack(self, *, delay_level: int = 0) -> None:
+        """All again later.
+
+        >>> async def reject(batch: Batch) -> None:
+        ...     await batch.nack()
+        """
+        await self.consumer.hand_back(self._reader, self.messages, delay_level)

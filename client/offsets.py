@@ -1,0 +1,242 @@
+"""Offsets: asking brokers for them, where to start, and which one may be committed while handlers are out of order."""
+
+import json
+from collections import deque
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import anyio
+
+from client.core import Client
+from client.errors import UnreachableError, UsageError
+from client.message import MessageQueue
+from protocol.body import encode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.headers.offset import (
+    GetEarliestMsgStoretimeRequestHeader,
+    GetEarliestMsgStoretimeResponseHeader,
+    GetMaxOffsetRequestHeader,
+    GetMinOffsetRequestHeader,
+    OffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    SearchOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from protocol.topic_rules import RETRY_PREFIX
+
+StartFrom: TypeAlias = Literal["first", "last"] | datetime | float
+"""Where a group without an offset begins: the queue's first or last message, or a time (float: epoch seconds)."""
+
+
+class OffsetWindow:
+    """The messages of a queue that a consumer has taken and not finished; ``committable`` never passes one of them.
+
+    >>> window = OffsetWindow(5)
+    >>> window.took(5), window.took(6), window.moved_to(7)
+    (None, None, None)
+    >>> window.finished(6); window.committable
+    5
+    >>> window.finished(5); window.committable
+    7
+    """
+
+    __slots__ = ("_done", "_order", "next_offset")
+
+    def __init__(self, start: int) -> None:
+        self.next_offset = start
+        self._order: deque[int] = deque()
+        self._done: set[int] = set()
+
+    def took(self, offset: int) -> None:
+        """A message was taken from the queue; offsets come in order."""
+        self._order.append(offset)
+
+    def moved_to(self, offset: int) -> None:
+        """Everything before ``offset`` was taken or is not wanted."""
+        self.next_offset = offset
+
+    def finished(self, offset: int) -> None:
+        """A message is done with; one that is not in the window is ignored."""
+        order = self._order
+        if order and order[0] == offset:
+            order.popleft()
+            done = self._done
+            while done and order and order[0] in done:
+                done.remove(order.popleft())
+        elif order and order[0] < offset:
+            self._done.add(offset)
+
+    @property
+    def committable(self) -> int:
+        """The offset from which a successor has to go on."""
+        return self._order[0] if self._order else self.next_offset
+
+    @property
+    def span(self) -> int:
+        """How many messages it holds, finished ones behind an unfinished one included."""
+        return len(self._order)
+
+    @property
+    def unfinished(self) -> int:
+        """How many messages are not finished."""
+        return len(self._order) - len(self._done)
+
+
+async def queue_master(client: Client, queue: MessageQueue) -> str:
+    """The address of the queue's master. Raises TopicNotFoundError or UnreachableError."""
+    return await client.master(await client.routes.get(queue.topic), queue.broker_name)
+
+
+async def max_offset(client: Client, queue: MessageQueue) -> int:
+    """The offset that the queue's next message will get."""
+    header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
+    reply = await client.request(await queue_master(client, queue), RequestCode.GET_MAX_OFFSET, header)
+    return reply.header(OffsetResponseHeader).offset
+
+
+async def min_offset(client: Client, queue: MessageQueue) -> int:
+    """The offset of the queue's first message."""
+    header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
+    reply = await client.request(await queue_master(client, queue), RequestCode.GET_MIN_OFFSET, header)
+    return reply.header(OffsetResponseHeader).offset
+
+
+async def offset_by_time(client: Client, queue: MessageQueue, when: datetime | float) -> int:
+    """The offset of the first message stored at ``when`` or later; the queue's end where there is none."""
+    header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=to_ms(when))
+    reply = await client.request(await queue_master(client, queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+    return reply.header(OffsetResponseHeader).offset
+
+
+async def earliest_store_time(client: Client, queue: MessageQueue) -> float | None:
+    """When the queue's first message was stored, in seconds since the epoch; None for an empty queue."""
+    header = GetEarliestMsgStoretimeRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
+    reply = await client.request(await queue_master(client, queue), RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+    stamp = reply.header(GetEarliestMsgStoretimeResponseHeader).timestamp
+    return stamp / 1000 if stamp >= 0 else None
+
+
+async def committed_offset(client: Client, group: str, queue: MessageQueue) -> int | None:
+    """The group's committed offset; None where it has none."""
+    header = QueryConsumerOffsetRequestHeader(
+        consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
+    )
+    reply = await client.request(
+        await queue_master(client, queue),
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        header,
+        accept=(0, ResponseCode.QUERY_NOT_FOUND),
+    )
+    if reply.code != 0:
+        return None
+    offset = reply.header(OffsetResponseHeader).offset
+    return offset if offset >= 0 else None
+
+
+async def commit_offset(
+    client: Client, group: str, queue: MessageQueue, offset: int, *, confirmed: bool = True
+) -> None:
+    """Commits; ``confirmed`` waits for the broker's answer."""
+    header = UpdateConsumerOffsetRequestHeader(
+        consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+    )
+    address = await queue_master(client, queue)
+    if confirmed:
+        await client.request(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    else:
+        await client.oneway(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+async def first_offset(client: Client, queue: MessageQueue, start: StartFrom) -> int:
+    """Where to begin in a queue without a committed offset. A retry topic is read from its begin."""
+    if queue.topic.startswith(RETRY_PREFIX):
+        return 0
+    if start == "first":
+        return await min_offset(client, queue)
+    if start == "last":
+        return await max_offset(client, queue)
+    return await offset_by_time(client, queue, start)
+
+
+def to_ms(when: datetime | float) -> int:
+    """Milliseconds since the epoch. Raises UsageError for a datetime without a time zone.
+
+    >>> to_ms(1.5)
+    1500
+    """
+    if isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise UsageError("the time has no time zone; datetime.now(UTC) has one")
+        when = when.timestamp()
+    return int(when * 1000)
+
+
+class OffsetStore(Protocol):
+    """Where a consumer keeps how far it has come."""
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """The stored offset; None where there is none."""
+
+    async def save(self, offsets: dict[MessageQueue, int], *, confirmed: bool) -> None:
+        """Stores offsets; what cannot be stored now is passed over unless ``confirmed``."""
+
+
+class BrokerOffsets:
+    """Offsets at the brokers: what the members of a clustering group share."""
+
+    def __init__(self, client: Client, group: str) -> None:
+        self._client = client
+        self._group = group
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """The group's committed offset."""
+        return await committed_offset(self._client, self._group, queue)
+
+    async def save(self, offsets: dict[MessageQueue, int], *, confirmed: bool) -> None:
+        """Commits each."""
+        if not confirmed:
+            for queue, offset in offsets.items():
+                await commit_offset(self._client, self._group, queue, offset, confirmed=False)
+            return
+        async with anyio.create_task_group() as group:
+            for queue, offset in offsets.items():
+                group.start_soon(self._save_one, queue, offset)
+
+    async def _save_one(self, queue: MessageQueue, offset: int) -> None:
+        try:
+            await commit_offset(self._client, self._group, queue, offset)
+        except UnreachableError:
+            return
+
+
+class LocalOffsets:
+    """Offsets of one broadcasting consumer: in a file, or in memory where ``path`` is None."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = anyio.Path(path) if path is not None else None
+        self._offsets: dict[str, int] | None = None
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """What was saved for the queue."""
+        return (await self._table()).get(_name(queue))
+
+    async def save(self, offsets: dict[MessageQueue, int], *, confirmed: bool) -> None:  # noqa: ARG002 - a file is at hand
+        """Replaces the file."""
+        table = await self._table()
+        table.update({_name(queue): offset for queue, offset in offsets.items()})
+        if self._path is not None:
+            fresh = self._path.with_name(self._path.name + ".new")
+            await fresh.write_bytes(encode_json({"offsets": table}))
+            await fresh.replace(self._path)
+
+    async def _table(self) -> dict[str, int]:
+        if self._offsets is None:
+            self._offsets = {}
+            if self._path is not None and await self._path.exists():
+                self._offsets = dict(json.loads(await self._path.read_bytes())["offsets"])
+        return self._offsets
+
+
+def _name(queue: MessageQueue) -> str:
+    return f"{queue.topic}@{queue.broker_name}@{queue.queue_id}"

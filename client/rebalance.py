@@ -1,0 +1,202 @@
+"""Which queues a consumer has: found out anew when members or routes change, and from time to time."""
+
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+import anyio
+import structlog
+from msgspec import Struct, field
+
+from client.allocation import Allocation
+from client.core import Client
+from client.errors import RocketMQError, TopicNotFoundError
+from client.message import MessageQueue
+from client.queue_reader import QueueReader
+from client.routes import TopicRoute
+from protocol.body import LockBatchBody, decode_json, encode_json
+from protocol.codes import RequestCode
+from protocol.headers.client import GetConsumerListByGroupRequestHeader
+
+_log = structlog.get_logger("client")
+
+INTERVAL: Final = 20.0
+SOON: Final = 1.0
+"""How soon a topic without a route is looked for again, or a queue that another consumer has locked."""
+LOCK_RENEWAL: Final = 20.0
+LOCK_LIFETIME: Final = 30.0
+"""Seconds after which a lock that could not be renewed is not trusted any more; brokers keep it for 60."""
+
+
+class _Members(Struct, rename="camel"):
+    consumer_id_list: list[str] = []
+
+
+class _LockedQueues(Struct):
+    lock_ok_mq_set: list[MessageQueue] = field(name="lockOKMQSet", default_factory=list)
+
+
+class Rebalancer:
+    """The queues of a consumer. ``open_reader`` makes a reader of one, ``close_reader`` commits and forgets it."""
+
+    def __init__(
+        self,
+        client: Client,
+        group: str,
+        topics: Callable[[], list[str]],
+        allocation: Allocation | None,
+        open_reader: Callable[[MessageQueue], Awaitable[QueueReader]],
+        close_reader: Callable[[QueueReader], Coroutine[Any, Any, None]],
+        *,
+        orderly: bool,
+    ) -> None:
+        self._client = client
+        self._group = group
+        self._topics = topics
+        self._allocation = allocation
+        self._open_reader = open_reader
+        self._close_reader = close_reader
+        self._orderly = orderly
+        self._wanted = anyio.Event()
+        self._lock = anyio.Lock()
+        self._locked_at: dict[MessageQueue, float] = {}
+        self._incomplete = False
+        self.readers: dict[MessageQueue, QueueReader] = {}
+        self.closed = False
+
+    def now(self) -> None:
+        """Something has changed: look again at once."""
+        self._wanted.set()
+
+    def route_changed(self, route: TopicRoute) -> None:
+        """As now, where the topic is one of ours."""
+        if route.topic in self._topics():
+            self._wanted.set()
+
+    async def run(self) -> None:
+        """Keeps the queues right until it is cancelled."""
+        while True:
+            with anyio.move_on_after(SOON if self._incomplete else INTERVAL):
+                await self._wanted.wait()
+            self._wanted = anyio.Event()
+            await self.rebalance()
+
+    async def rebalance(self) -> None:
+        """Makes the readers those that the members' shares say; a topic that cannot be asked for stays as it is."""
+        async with self._lock:
+            if self.closed:
+                return
+            self._incomplete = False
+            for topic in self._topics():
+                try:
+                    await self._rebalance_topic(topic)
+                except TopicNotFoundError:
+                    self._incomplete = True
+                except RocketMQError as error:
+                    self._incomplete = True
+                    _log.info("rebalance failed", group=self._group, topic=topic, reason=str(error))
+
+    async def _rebalance_topic(self, topic: str) -> None:
+        route = await self._client.routes.get(topic)
+        queues = sorted(route.read_queues)
+        if self._allocation is not None:
+            members = await self._members(route)
+            queues = self._allocation(self._client.id, queues, members)
+        wanted = set(queues)
+        for queue, reader in list(self.readers.items()):
+            if queue.topic == topic and (queue not in wanted or reader.dropped):
+                await self._stop(queue)
+        fresh = [queue for queue in queues if queue not in self.readers]
+        if self._orderly and fresh:
+            held = await self._lock_queues(fresh)
+            self._incomplete |= len(held) < len(fresh)
+            fresh = [queue for queue in fresh if queue in held]
+        for queue in fresh:
+            self.readers[queue] = await self._open_reader(queue)
+
+    async def _members(self, route: TopicRoute) -> list[str]:
+        error: RocketMQError | None = None
+        for name in route.brokers:
+            address = route.member(name)
+            if address is None:
+                continue
+            header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
+            try:
+                if not self._client.has_greeted(address):
+                    await self._client.heartbeat(address)
+                reply = await self._client.request(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+            except RocketMQError as failure:
+                error = failure
+                continue
+            return sorted(decode_json(reply.body, _Members).consumer_id_list)
+        raise error or TopicNotFoundError(f"the route of {route.topic} has no broker")
+
+    async def _stop(self, queue: MessageQueue) -> None:
+        reader = self.readers.pop(queue)
+        reader.drop()
+        await self._close_reader(reader)
+        if self._orderly:
+            await self._unlock([queue])
+
+    async def stop_all(self) -> None:
+        """Gives up every queue."""
+        async with self._lock:
+            self.closed = True
+            queues = list(self.readers)
+            for queue in queues:
+                self.readers[queue].drop()
+            async with anyio.create_task_group() as group:
+                for queue in queues:
+                    group.start_soon(self._close_reader, self.readers.pop(queue))
+            if self._orderly:
+                await self._unlock(queues)
+
+    # -- locks of orderly consumers --------------------------------------------------------------------------------
+
+    async def keep_locks(self) -> None:
+        """Renews the locks until it is cancelled."""
+        while True:
+            await anyio.sleep(LOCK_RENEWAL)
+            async with self._lock:
+                await self._renew()
+
+    async def _renew(self) -> None:
+        held = await self._lock_queues(list(self.readers))
+        for queue, reader in self.readers.items():
+            if queue in held:
+                reader.resume()
+            elif time.monotonic() - self._locked_at.get(queue, 0.0) > LOCK_LIFETIME:
+                reader.pause()
+
+    async def _lock_queues(self, queues: list[MessageQueue]) -> set[MessageQueue]:
+        """The ones of ``queues`` that are ours now, by their brokers' word."""
+        held: set[MessageQueue] = set()
+        for name, ours in _by_broker(queues).items():
+            body = LockBatchBody(consumer_group=self._group, client_id=self._client.id, mq_set=ours)
+            try:
+                route = await self._client.routes.get(ours[0].topic)
+                address = await self._client.master(route, name)
+                reply = await self._client.request(address, RequestCode.LOCK_BATCH_MQ, {}, encode_json(body))
+                held.update(decode_json(reply.body, _LockedQueues).lock_ok_mq_set)
+            except RocketMQError as error:
+                _log.info("queues cannot be locked", group=self._group, broker=name, reason=str(error))
+        now = time.monotonic()
+        self._locked_at.update(dict.fromkeys(held, now))
+        return held
+
+    async def _unlock(self, queues: list[MessageQueue]) -> None:
+        for name, ours in _by_broker(queues).items():
+            body = LockBatchBody(consumer_group=self._group, client_id=self._client.id, mq_set=ours)
+            try:
+                route = await self._client.routes.get(ours[0].topic)
+                address = await self._client.master(route, name)
+                await self._client.request(address, RequestCode.UNLOCK_BATCH_MQ, {}, encode_json(body))
+            except RocketMQError as error:
+                _log.info("queues cannot be unlocked", group=self._group, broker=name, reason=str(error))
+
+
+def _by_broker(queues: list[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    found: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        found.setdefault(queue.broker_name, []).append(queue)
+    return found

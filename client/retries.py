@@ -1,0 +1,94 @@
+"""Handing a message back: to the group's retry topic, and after the last try to its dead letters."""
+
+from typing import Final
+
+import structlog
+
+from client.core import Client, wall_ms
+from client.errors import RocketMQError
+from client.message import MessageQueue, ReceivedMessage
+from client.sending import Prepared, receipts, send_command
+from protocol.codes import RequestCode
+from protocol.headers.send import ConsumerSendMsgBackRequestHeader
+from protocol.message import encode_properties
+from protocol.topic_rules import retry_topic
+
+_log = structlog.get_logger("client")
+
+DEFAULT_MAX_RETRIES: Final = 16
+
+
+async def send_back(client: Client, group: str, message: ReceivedMessage, delay_level: int, max_retries: int) -> bool:
+    """Asks the broker to store the message for the group once more; where it cannot, sends a copy.
+
+    ``max_retries`` below 0 leaves that to the group's configuration. False where neither worked: the message has to
+    stay with its consumer.
+    """
+    try:
+        await _ask_broker(client, group, message, delay_level, max_retries)
+    except RocketMQError as error:
+        _log.warning("a message cannot be handed back; sending a copy", message=repr(message), reason=str(error))
+    else:
+        return True
+    try:
+        await _send_copy(client, group, message, delay_level, max_retries)
+    except RocketMQError as error:
+        _log.warning("a copy cannot be sent; it stays here", message=repr(message), reason=str(error))
+        return False
+    return True
+
+
+async def _ask_broker(client: Client, group: str, message: ReceivedMessage, delay_level: int, max_retries: int) -> None:
+    route = await client.routes.get(message.stored_topic)
+    header = ConsumerSendMsgBackRequestHeader(
+        offset=message.commit_log_offset,
+        group=group,
+        delay_level=delay_level,
+        origin_msg_id=message.offset_message_id,
+        origin_topic=message.topic,
+        unit_mode=False,
+        max_reconsume_times=max_retries if max_retries >= 0 else None,
+    )
+    address = await client.master(route, message.broker_name)
+    await client.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout=5.0)
+
+
+async def _send_copy(client: Client, group: str, message: ReceivedMessage, delay_level: int, max_retries: int) -> None:
+    times = message.reconsume_times + 1
+    most = max_retries if max_retries >= 0 else DEFAULT_MAX_RETRIES
+    if delay_level < 0:
+        times = most + 1
+    properties = dict(message.all_properties)
+    properties.pop("TRAN_MSG", None)
+    properties.update(
+        RETRY_TOPIC=message.topic,
+        ORIGIN_MESSAGE_ID=properties.get("ORIGIN_MESSAGE_ID") or message.offset_message_id,
+        RECONSUME_TIME=str(times),
+        MAX_RECONSUME_TIMES=str(most),
+        DELAY=str(delay_level if delay_level > 0 else 3 + message.reconsume_times),
+    )
+    prepared = Prepared(
+        RequestCode.SEND_MESSAGE_V2,
+        retry_topic(group),
+        message.body,
+        encode_properties(properties),
+        0,
+        message.flag,
+        wall_ms(),
+        (message.message_id,),
+        times,
+        most,
+    )
+    route = await client.routes.refresh(prepared.topic, create=True)
+    error: RocketMQError | None = None
+    for name in route.brokers:
+        queue = MessageQueue(topic=prepared.topic, broker_name=name, queue_id=0)
+        try:
+            address = await client.master(route, name)
+            reply = await client.invoke(address, send_command(group, prepared, queue), 5.0)
+            receipts(reply, prepared, queue, address)
+        except RocketMQError as failure:
+            error = failure
+        else:
+            return
+    raise error or RocketMQError("the retry topic has no broker")

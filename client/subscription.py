@@ -1,0 +1,83 @@
+"""What a consumer wants of a topic: tags, or an SQL92 expression over properties."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from client.errors import UsageError
+from protocol.body import SubscriptionData
+from protocol.hashing import tags_code
+from protocol.topic_rules import topic_problem
+
+ALL: Final = "*"
+
+
+class Sql(NamedTuple):
+    """A subscription by an SQL92 expression; the broker needs enablePropertyFilter=true.
+
+    >>> Sql("amount > 10 AND region = 'eu'").expression
+    "amount > 10 AND region = 'eu'"
+    """
+
+    expression: str
+
+
+class Subscription:
+    """A topic and what is wanted of it.
+
+    >>> sorted(Subscription("Orders", "paid || refunded", version=1).tags)
+    ['paid', 'refunded']
+    """
+
+    __slots__ = ("data", "tags", "topic")
+
+    def __init__(self, topic: str, wanted: str | Sql, version: int) -> None:
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise UsageError(problem)
+        self.topic = topic
+        if isinstance(wanted, Sql):
+            self.tags: frozenset[str] = frozenset()
+            self.data = SubscriptionData(
+                topic=topic, sub_string=wanted.expression, sub_version=version, expression_type="SQL92"
+            )
+            return
+        tags = parse_tags(wanted)
+        self.tags = frozenset(tags)
+        self.data = SubscriptionData(
+            topic=topic,
+            sub_string=" || ".join(tags) if tags else ALL,
+            tags_set=tags,
+            code_set=[tags_code(tag) for tag in tags],
+            sub_version=version,
+        )
+
+    @property
+    def is_sql(self) -> bool:
+        """Whether it is an SQL92 expression."""
+        return self.data.expression_type == "SQL92"
+
+
+def parse_tags(expression: str) -> list[str]:
+    """The tags of ``a || b``; none for ``*`` and for an empty text. Raises UsageError for ``a ||``.
+
+    >>> parse_tags("paid || refunded"), parse_tags("*")
+    (['paid', 'refunded'], [])
+    """
+    if expression.strip() in ("", ALL):
+        return []
+    tags = [tag.strip() for tag in expression.split("||")]
+    if not all(tags):
+        raise UsageError(f"the subscription {expression!r} has an empty tag; tags are written as 'a || b'")
+    return list(dict.fromkeys(tags))
+
+
+def parse_subscriptions(wanted: str | Mapping[str, str | Sql], version: int) -> dict[str, Subscription]:
+    """Subscriptions by topic, from ``{"Orders": "paid || refunded"}`` or from a topic's name alone.
+
+    >>> parse_subscriptions("Orders", 1)["Orders"].data.sub_string
+    '*'
+    """
+    table = {wanted: ALL} if isinstance(wanted, str) else wanted
+    if not table:
+        raise UsageError("a consumer needs at least one topic")
+    return {topic: Subscription(topic, expression, version) for topic, expression in table.items()}
