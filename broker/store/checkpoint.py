@@ -84,6 +84,7 @@ class CheckpointService:
         self._thorough = config.flush_consume_queue_thorough_interval / 1000
         self._wake = trio.Event()
         self._lock = trio.Lock()
+        self._closed = False
         queues.on_new_files = self._wake_up
 
     def _wake_up(self) -> None:
@@ -109,6 +110,8 @@ class CheckpointService:
         ``clean``: nothing will be written after this; the next start may take the queues from a snapshot.
         """
         async with self._lock:
+            if self._closed:
+                return True
             index_mark = await self._mark_index()
             if index_mark is None or self._flags.is_broken:
                 return False
@@ -127,9 +130,10 @@ class CheckpointService:
             )
             if mark == self.checkpoint.mark:
                 return True
-            if not await self._sync_all():
+            if not await self._sync_all() or not await self._write(mark, clean=clean):
                 return False
-            return await self._write(mark, clean=clean)
+            self._closed = clean
+            return True
 
     async def _mark_index(self) -> IndexMark | None:
         if self._index is None:

@@ -67,6 +67,7 @@ class IndexService:
         self._wake = trio.Event()
         self._space = trio.Lock()
         self._readers = 0
+        self._closing = False
         self._retired: list[IndexFile] = []
 
     # -- putting
@@ -143,6 +144,8 @@ class IndexService:
     # -- room
 
     def _needs_room(self) -> bool:
+        if self._closing:
+            return False
         file = self.files[-1] if self.files else None
         if file is None:
             return self._next is None and bool(self.pending)
@@ -183,7 +186,7 @@ class IndexService:
 
     async def flush_pending(self) -> bool:
         """Put everything that waits now; False where the disk has no room for it."""
-        while self.pending or self._needs_room():
+        while (self.pending or self._needs_room()) and not self._closing:
             complete = self.apply()
             if self._needs_room():
                 try:
@@ -320,7 +323,9 @@ class IndexService:
 
     async def close(self) -> None:
         """Close everything; a file that was made ahead and never used is deleted."""
-        following, self._next = self._next, None
+        self._closing = True
+        async with self._space:
+            following, self._next = self._next, None
         if following is not None:
             with suppress(OSError):
                 await self._disk.run(following.destroy)
