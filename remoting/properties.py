@@ -121,10 +121,10 @@ def escape(text: str, *, key: bool = False) -> str:
         for char in "=: ":
             out = out.replace(char, "\\" + char)
         return "\\" + out if out[:1] in ("#", "!") else out
+    if out.endswith(" "):
+        out = out[:-1] + "\\u0020"  # a blank at an end would be dropped
     if out.startswith(" "):
-        out = "\\" + out
-    if len(out) > 1 and out.endswith(" "):
-        out = out[:-1] + "\\u0020"  # a blank at the end would be dropped
+        out = "\\u0020" + out[1:]
     return out
 
 

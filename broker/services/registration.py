@@ -26,7 +26,7 @@ from protocol.body import (
 )
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
+from protocol.errors import FrameError, RemotingError
 from protocol.hashing import crc32
 from protocol.headers.namesrv import (
     QueryDataVersionRequestHeader,
@@ -173,7 +173,7 @@ class BrokerOuterAPI:
         while True:
             try:
                 await self._register(server)
-            except (RemotingTransportError, RemotingError) as error:
+            except (RemotingTransportError, RemotingError, FrameError) as error:
                 pause = min(max(pause * 2, FIRST_RETRY_SECONDS), LAST_RETRY_SECONDS)
                 if not server.failing:
                     _log.warning("registration_failed", namesrv=server.address, reason=str(error))

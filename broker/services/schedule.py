@@ -47,12 +47,22 @@ _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIE
 class ScheduleStore(Protocol):
     """What this service needs of the message store."""
 
-    put_message: Callable[[MessageInner, PutCallback], PutMessageResult | None]
-    """Store a message; None when the outcome comes by the callback."""
-    get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
-    """(topic, queue id, offset, max count, max bytes, filter): None when the records are not in memory."""
-    get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
-    """The same for records that have to be read from the disk."""
+    @property
+    def put_message(self) -> Callable[[MessageInner, PutCallback], PutMessageResult | None]:
+        """Store a message; None when the outcome comes by the callback."""
+        ...
+
+    @property
+    def get_message(self) -> Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]:
+        """(topic, queue id, offset, max count, max bytes, filter): None when the records are not in memory."""
+        ...
+
+    @property
+    def get_message_cold(
+        self,
+    ) -> Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]:
+        """The same for records that have to be read from the disk."""
+        ...
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First offset of a queue that is still there."""

@@ -226,14 +226,14 @@ class StateFile:
     async def run(self, sleep: Callable[[float], Any]) -> None:
         """The persister: never returns. ``sleep`` is the clock's."""
         while True:
-            if self._interval is not None:
+            if self._error is not None:
+                await sleep(_RETRY_SECONDS)
+            elif self._interval is not None:
                 await sleep(self._interval())
             elif not self.dirty:
                 self._wake = trio.Event()
                 await self._wake.wait()
             await self.persist()
-            if self._error is not None:
-                await sleep(_RETRY_SECONDS)
 
 
 def unknown_fields(raw: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:

@@ -32,5 +32,5 @@ async def test_without_a_file_it_goes_into_the_store() -> None:
 async def test_a_failure_says_why() -> None:
     disk = SimDisk()
     disk.fail("data_sync", errno.EROFS)
-    with pytest.raises(StateFileError, match="broker.properties cannot be written"):
+    with pytest.raises(StateFileError, match=r"broker\.properties cannot be written"):
         await ConfigFile(configuration(), disk).save({"fileReservedTime": "24"})

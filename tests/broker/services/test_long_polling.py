@@ -49,9 +49,7 @@ class World:
             commit_offset=0, suspend_timeout_millis=ms, sub_version=0,
         )  # fmt: skip
         command = RemotingCommand.request(RequestCode.PULL_MESSAGE)
-        request = PullRequest(
-            (connection or FakeConnection()).real, command, header, topic, queue_id, offset, tags
-        )
+        request = PullRequest((connection or FakeConnection()).real, command, header, topic, queue_id, offset, tags)
         return request if self.holds.hold(request, ms) else None
 
     def arrive(self, topic: str = "T", queue_id: int = 0, next_offset: int = 1, tags: int = 0) -> None:
@@ -167,9 +165,9 @@ def test_a_pull_whose_connection_closes_after_it_was_woken_is_not_served() -> No
 
 def test_a_pull_that_is_served_can_be_held_again() -> None:
     world, connection = World(), FakeConnection()
-    for round in range(3):
-        request = world.hold(connection, offset=round)
-        world.arrive(next_offset=round + 1)
+    for offset in range(3):
+        request = world.hold(connection, offset=offset)
+        world.arrive(next_offset=offset + 1)
         assert world.take() == [request]
     assert len(connection.on_close) == 1
     assert world.empty()

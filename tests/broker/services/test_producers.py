@@ -22,7 +22,9 @@ def test_members_come_and_go() -> None:
     assert producers.find_by_client_id("a") is None
     assert list(producers.table) == ["G"]
     second.close("gone")
-    assert producers.table == producers._groups_of == producers._clients == {}
+    assert producers.table == {}
+    assert producers._groups_of == {}
+    assert producers._clients == {}
 
 
 def test_a_client_that_takes_another_name_is_not_found_under_the_old_one() -> None:
@@ -62,7 +64,7 @@ async def test_a_silent_client_is_put_out_after_120_s() -> None:
             await trio.testing.wait_all_tasks_blocked()
             clock.advance(10)
         await trio.testing.wait_all_tasks_blocked()
-        assert not connection.closed
+        assert connection.close_reason == ""
         clock.advance(10)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()

@@ -87,7 +87,7 @@ async def test_an_unreadable_disk_is_an_error() -> None:
     disk = SimDisk()
     put(disk, PATH, b"{}")
     disk.fail("open", errno.EIO)
-    with pytest.raises(StateFileError, match="x.json"):
+    with pytest.raises(StateFileError, match=r"x\.json"):
         await State(disk).file.load()
 
 
@@ -121,8 +121,6 @@ async def test_a_power_cut_at_any_call_leaves_the_old_or_the_new_state(loss: Los
             await state.file.persisted()
         except PowerCut:
             pass
-        except BaseExceptionGroup as group:
-            assert group.subgroup(PowerCut) is not None
         else:
             break
         survivor = disk.power_cut()
@@ -181,9 +179,10 @@ async def test_a_failed_write_is_told_to_who_waits_and_tried_again() -> None:
     disk.fail("pwrite", errno.EIO)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(state.file.run, clock.sleep)
-        await trio.testing.wait_all_tasks_blocked()
-        assert disk.stat(PATH) is None
-        clock.advance(1)
+        for _ in range(2):
+            await trio.testing.wait_all_tasks_blocked()
+            assert disk.stat(PATH) is None
+            clock.advance(1)
         await trio.testing.wait_all_tasks_blocked()
         assert stored(disk) == 1
         nursery.cancel_scope.cancel()
@@ -193,7 +192,7 @@ async def test_a_change_during_a_write_is_written_too() -> None:
     class SlowDisk(SimDisk):
         gate = trio.Event()
 
-        async def run(self, fn: Any, *args: Any) -> Any:
+        async def run(self, fn: Any, *args: Any) -> Any:  # type: ignore[override]
             await self.gate.wait()
             return fn(*args)
 

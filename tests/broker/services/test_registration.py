@@ -1,0 +1,269 @@
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+import trio.testing
+
+from broker.services.registration import ALL_TOPICS, BrokerOuterAPI
+from broker.services.topics import TopicConfigManager
+from protocol.body import DataVersion, KVTable, RegisterBrokerBody, TopicConfig, decode_json, encode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.hashing import crc32
+from protocol.headers.namesrv import (
+    QueryDataVersionResponseHeader,
+    RegisterBrokerRequestHeader,
+    UnRegisterBrokerRequestHeader,
+)
+from protocol.register_broker_body import decode_register_broker_body
+from remoting.clock import ManualClock
+from remoting.errors import RemotingConnectError
+from tests.broker.services.fakes import configuration
+from tests.store.simdisk import SimDisk
+
+
+class NameServers:
+    """A client with name servers behind it; one that is down cannot be connected to, one that hangs does not answer."""
+
+    def __init__(self) -> None:
+        self.down: set[str] = set()
+        self.hang: set[str] = set()
+        self.refuse: set[str] = set()
+        self.requests: list[tuple[str, RemotingCommand]] = []
+        self.orders: dict[str, str] | None = None
+        self.changed = True
+
+    async def invoke(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
+        await trio.lowlevel.checkpoint()
+        if address in self.down:
+            raise RemotingConnectError(address, ConnectionRefusedError())
+        self.requests.append((address, command))
+        if address in self.hang:
+            await trio.sleep_forever()
+        if address in self.refuse:
+            return command.reply(ResponseCode.SYSTEM_ERROR, "no")
+        if command.code == RequestCode.QUERY_DATA_VERSION:
+            return command.reply(header=QueryDataVersionResponseHeader(changed=self.changed))
+        if command.code == RequestCode.REGISTER_BROKER and self.orders is not None:
+            return command.reply(body=encode_json(KVTable(table=self.orders)))
+        return command.reply()
+
+    def take(self, address: str = "ns:1") -> list[RegisterBrokerBody]:
+        """The registrations since the last look."""
+        found = []
+        for to, command in self.requests:
+            if command.code == RequestCode.REGISTER_BROKER and to == address:
+                header = command.header(RegisterBrokerRequestHeader)
+                assert header.body_crc32 == crc32(command.body)
+                body = decode_register_broker_body(command.body, compressed=bool(header.compressed), version=479)
+                found.append(body)
+        self.requests = [(to, command) for to, command in self.requests if to != address]
+        return found
+
+
+class World:
+    def __init__(self, *addresses: str, **config: Any) -> None:
+        self.clock = ManualClock()
+        self.config = configuration(**config)
+        self.servers = NameServers()
+        self.topics = TopicConfigManager(self.config, SimDisk(), self.clock)
+        self.api = BrokerOuterAPI(
+            self.config, self.servers, self.topics, self.clock, addresses=addresses or ("ns:1",),
+            address="10.0.0.1:10911", ha_address="10.0.0.1:10912",
+        )  # fmt: skip
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.topics.load()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.api.run)
+            await trio.testing.wait_all_tasks_blocked()
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+def names(body: RegisterBrokerBody) -> set[str]:
+    return set(body.topic_config_serialize_wrapper.topic_config_table)
+
+
+async def test_it_registers_at_the_start_and_every_30_s() -> None:
+    world = World()
+    async with world.running():
+        ((address, command),) = world.servers.requests
+        header = command.header(RegisterBrokerRequestHeader)
+        assert (address, header.broker_name, header.cluster_name, header.broker_id) == ("ns:1", "b", "c", 0)
+        assert (header.broker_addr, header.ha_server_addr) == ("10.0.0.1:10911", "10.0.0.1:10912")
+        (body,) = world.servers.take()
+        assert names(body) == set(world.topics.table)
+        assert body.topic_config_serialize_wrapper.data_version == world.topics.data_version
+        await world.advance(29.9)
+        assert world.servers.take() == []
+        await world.advance(0.1)
+        (body,) = world.servers.take()
+        assert names(body) == set(world.topics.table)
+
+
+async def test_a_change_of_a_topic_is_told_at_once() -> None:
+    world = World()
+    async with world.running():
+        world.servers.take()
+        world.topics.put(TopicConfig(topic_name="T"))
+        assert await world.api.registered()
+        (body,) = world.servers.take()
+        assert "T" in names(body)
+        assert body.topic_config_serialize_wrapper.data_version == world.topics.data_version
+        assert await world.api.registered()
+        world.topics.delete("T")
+        assert await world.api.registered()
+        (body,) = world.servers.take()
+        assert "T" not in names(body)
+
+
+async def test_of_very_many_topics_only_the_changed_ones_are_sent() -> None:
+    world = World()
+    world.topics.put(*(TopicConfig(topic_name=f"T{number}") for number in range(ALL_TOPICS)))
+    async with world.running():
+        (body,) = world.servers.take()
+        assert len(names(body)) > ALL_TOPICS
+        world.topics.put(TopicConfig(topic_name="T"))
+        await trio.testing.wait_all_tasks_blocked()
+        (body,) = world.servers.take()
+        assert names(body) == {"T"}
+
+
+async def test_changes_during_a_registration_go_with_the_next() -> None:
+    world = World()
+    async with world.running():
+        world.servers.take()
+        world.topics.put(TopicConfig(topic_name="A"))
+        await trio.lowlevel.checkpoint()
+        world.topics.put(TopicConfig(topic_name="B"))
+        world.topics.put(TopicConfig(topic_name="C"))
+        assert await world.api.registered()
+        bodies = world.servers.take()
+        assert len(bodies) <= 2
+        assert {"A", "B", "C"} <= names(bodies[-1])
+
+
+async def test_one_name_server_down_does_not_hold_up_the_other() -> None:
+    world = World("ns:1", "ns:2")
+    world.servers.down = {"ns:2"}
+    async with world.running():
+        assert len(world.servers.take("ns:1")) == 1
+        world.topics.put(TopicConfig(topic_name="T"))
+        assert await world.api.registered()
+        assert len(world.servers.take("ns:1")) == 1
+        assert world.servers.take("ns:2") == []
+        world.servers.down = set()
+        for _ in range(20):
+            await world.advance(0.5)
+        assert [names(body) for body in world.servers.take("ns:2")] == [set(world.topics.table)]
+
+
+async def test_a_name_server_that_hangs_is_waited_for_once() -> None:
+    world = World("ns:1", "ns:2")
+    world.servers.hang = {"ns:2"}
+    async with world.running():
+        world.topics.put(TopicConfig(topic_name="T"))
+        assert not await world.api.registered(timeout=0.01)
+        assert await world.api.registered(timeout=60)
+
+
+async def test_tries_get_rarer_and_a_refusal_is_a_failure_too() -> None:
+    world = World()
+    world.servers.refuse = {"ns:1"}
+    async with world.running():
+        for _ in range(600):
+            await world.advance(0.1)
+        assert 6 <= len(world.servers.take()) <= 20
+        world.servers.refuse = set()
+        for _ in range(100):
+            await world.advance(0.1)
+        assert len(world.servers.take()) == 1
+
+
+async def test_a_lost_connection_means_to_register_again_at_once() -> None:
+    world = World()
+    async with world.running():
+        world.servers.take()
+        world.api.connection_lost("ns:1")
+        world.api.connection_lost("unknown:1")
+        await trio.testing.wait_all_tasks_blocked()
+        (body,) = world.servers.take()
+        assert names(body) == set(world.topics.table)
+
+
+async def test_the_brokers_permission_limits_that_of_its_topics() -> None:
+    world = World()
+    async with world.running():
+        world.servers.take()
+        world.config.change({"brokerPermission": "4"})
+        await trio.testing.wait_all_tasks_blocked()
+        (body,) = world.servers.take()
+        table = body.topic_config_serialize_wrapper.topic_config_table
+        assert {topic.perm for topic in table.values()} == {4, 0}
+        assert world.topics.table["TBW102"].perm == 7
+
+
+async def test_compressed_registration() -> None:
+    world = World(compressedRegister=True)
+    async with world.running():
+        assert world.servers.requests[0][1].ext_fields()["compressed"] == "true"
+        (body,) = world.servers.take()
+        assert names(body) == set(world.topics.table)
+
+
+async def test_without_force_it_asks_first() -> None:
+    world = World(forceRegister=False)
+    world.servers.changed = False
+    async with world.running():
+        assert len(world.servers.take()) == 1
+        await world.advance(30)
+        ((_, command),) = world.servers.requests
+        assert command.code == RequestCode.QUERY_DATA_VERSION
+        assert decode_json(command.body, DataVersion) == world.topics.data_version
+        world.servers.changed = True
+        await world.advance(30)
+        assert len(world.servers.take()) == 1
+        world.topics.put(TopicConfig(topic_name="T"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(world.servers.take()) == 1
+
+
+async def test_the_reply_says_which_topics_are_ordered() -> None:
+    world = World()
+    world.servers.orders = {"b": "b:1"}
+    async with world.running():
+        assert world.topics.table["b"].order
+        assert not world.topics.table["c"].order
+        assert len(world.servers.take()) == 2
+
+
+async def test_at_shutdown_it_unregisters_everywhere_and_stays_away() -> None:
+    world = World("ns:1", "ns:2", "ns:3")
+    world.servers.down = {"ns:2"}
+    async with world.running():
+        world.servers.requests.clear()
+        await world.api.unregister_all()
+        world.topics.put(TopicConfig(topic_name="T"))
+        await world.advance(60)
+        assert sorted(address for address, _ in world.servers.requests) == ["ns:1", "ns:3"]
+        for _, command in world.servers.requests:
+            assert command.code == RequestCode.UNREGISTER_BROKER
+            assert command.header(UnRegisterBrokerRequestHeader) == UnRegisterBrokerRequestHeader(
+                broker_name="b", broker_addr="10.0.0.1:10911", cluster_name="c", broker_id=0
+            )
+
+
+async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
+    world = World()
+    world.api._servers.clear()
+    async with world.running():
+        world.topics.put(TopicConfig(topic_name="T"))
+        assert await world.api.registered()
+        await world.api.unregister_all()
