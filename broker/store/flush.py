@@ -105,6 +105,8 @@ class LogSync:
         timestamp = self._log.last_store_timestamp
         dirty = [(file, file.wrote) for file in self._log.files.files if file.flushed < file.wrote]
         for file, end in dirty:
+            if file.destroyed:  # it expired while an older one was synced
+                continue
             if not await self._sync(file):
                 return False
             file.flushed = end

@@ -41,8 +41,8 @@ def list_row(disk: Disk, directory: str, size: int) -> list[FileName]:
     for start, path, length in names:
         if length != size:
             raise StoreLoadError(
-                f"{path} has {length} bytes, the configured file size is {size}: start with the size the store was made "
-                "with, or move the file away if it is none of the store's"
+                f"{path} has {length} bytes, the configured file size is {size}: start with the size the store was "
+                "made with, or move the file away if it is none of the store's"
             )
         if start % size:
             raise StoreLoadError(f"{path} does not begin at a multiple of the configured file size of {size}")

@@ -12,6 +12,7 @@ import trio
 
 from broker.config import MessageStoreConfig
 from broker.store.checkpoint import CheckpointService, StoreCheckpoint
+from broker.store.clean import CleanService
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_flush import FlushConsumeQueueService
@@ -25,6 +26,7 @@ from broker.store.index_service import IndexService
 from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 from broker.store.memory import hot_bytes, memory_limit
 from broker.store.query import BoundaryType, MessageFinder, store_timestamp_of
+from broker.store.queue_clean import QueueCleaner
 from broker.store.recovery import RecoveryReport, StoreRecovery
 from broker.store.reput import ReputMessageService
 from broker.store.running_flags import RunningFlags
@@ -191,6 +193,17 @@ class MessageStore:
         )
         self._checkpoints = checkpoints
         self._reput = ReputMessageService(self.commit_log, self.dispatcher, self.stats, lambda: path.readable_offset)
+        self._clean = CleanService(
+            self.files,
+            QueueCleaner(self.queues, self.flush_queues),
+            self.index,
+            self.flags,
+            self.config,
+            lambda: self.dispatcher.position,
+            checkpoints.save,
+            self.clock.wall_ms,
+        )
+        nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)
         nursery.start_soon(self._reput.run)
         nursery.start_soon(checkpoints.run)
@@ -209,6 +222,7 @@ class MessageStore:
             _log.info("store_closed", log_end=self.commit_log.max_offset)
         else:
             _log.warning("store_closed_unfinished", reason=self.flags.reason, behind=self.dispatch_behind_bytes)
+        self._clean.close()
         if self.index is not None:
             await self.index.close()
 
@@ -226,6 +240,7 @@ class MessageStore:
         self.config = config
         self.commit_log.set_max_message_size(config.max_message_size)
         self._getter.set_config(config)
+        self._clean.config = config
         self._finder.max_query = config.max_msgs_num_batch
 
     # -- the log
@@ -342,3 +357,24 @@ class MessageStore:
     def create_queues(self, topic: str, count: int) -> None:
         """Make the first ``count`` queues of a topic."""
         self.queues.create_queues(topic, count)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic's queues; its records stay in the log until they expire. A new one of its name begins at 0."""
+        self.commit_log.forget_topic(topic)
+        await self._clean.delete_topics([topic])
+
+    async def clean_unused_topics(self, known: set[str]) -> list[str]:
+        """Delete the queues of topics that are neither ``known`` nor the system's; which they were."""
+        present = self.topics()
+        deleted = await self._clean.clean_unused_topics(known, present)
+        for topic in deleted:
+            self.commit_log.forget_topic(topic)
+        return deleted
+
+    async def clean_expired_consume_queues(self) -> int:
+        """Delete queues of ordinary topics that have no message left in the log; how many."""
+        return await self._clean.clean_expired_consume_queues()
+
+    async def delete_expired_now(self) -> None:
+        """Let expired files go whatever the hour is; returns before they have gone."""
+        self._clean.delete_expired_now()

@@ -14,7 +14,7 @@ class Flag(IntFlag):
     FENCED = 32
     LOGIC_DISK_FULL = 64
     NO_SPACE = 128
-    """Reserving space failed (reported as DISK_FULL); apart from it because cleaning judges by ratio, this by the call."""
+    """Reserving space failed. Reported as DISK_FULL; apart from it because that one is judged by the used share."""
 
 
 _READ = Flag.NOT_READABLE

@@ -68,7 +68,9 @@ async def test_a_message_can_be_read_in_the_turn_that_brought_it() -> None:
     async with _opened() as store:
         heard: list[tuple[object, ...]] = []
         store.message_arriving.append(lambda *arrived: heard.append(arrived))
-        result = store.put_message(message(b"now", tags_code=5, keys=("k",)), lambda _: None)
+        result = store.put_message(
+            message(b"now", tags_code=5, properties=b"KEYS\x01k\x02", keys=("k",)), lambda _: None
+        )
         assert result is not None
         assert _bodies(store) == [b"now"]
         assert (store.min_offset("TopicTest", 0), store.max_offset("TopicTest", 0)) == (0, 1)
@@ -98,8 +100,10 @@ async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
         assert isinstance(disk, SimDisk)
         await _put(store, message(b"durable"))
         answers = Answers()
-        assert store.put_message(message(b"not yet", keys=("key",)), answers.later) is None
-        at = store.max_phy_offset - 107
+        assert (
+            store.put_message(message(b"not yet", properties=b"KEYS\x01key\x02", keys=("key",)), answers.later) is None
+        )
+        at = store.max_phy_offset - 116
         assert _bodies(store) == [b"durable"]
         assert store.max_offset("TopicTest", 0) == 1
         found = store.query_message("TopicTest", "key", 10, 0, 1 << 60)
@@ -109,7 +113,7 @@ async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
         assert await store.look_message_cold(at) == b""
         await answers.changed.wait()
         assert _bodies(store) == [b"durable", b"not yet"]
-        assert len(store.look_message(answers.results[0].physical_offset) or b"") == 107
+        assert len(store.look_message(answers.results[0].physical_offset) or b"") == 116
 
 
 async def test_a_delayed_message_carries_its_due_time() -> None:
