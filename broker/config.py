@@ -125,9 +125,6 @@ class BrokerConfig:
     validate_system_topic_when_update_topic: bool = option(
         True, "Refuse to change the broker's own topics.", dynamic=True
     )
-    clear_retry_topic_when_delete_topic: bool = option(
-        True, "Deleting a topic also deletes the retry topics that POP consumers of it made.", dynamic=True
-    )
     enable_create_sys_group: bool = option(True, "Have the consumer groups that RocketMQ's own tools use.")
     region_id: str = option("DefaultRegion", "Value of the property MSG_REGION that each message gets.", dynamic=True)
     trace_on: bool = option(True, "Value of the property TRACE_ON that each message gets.", dynamic=True)
@@ -148,9 +145,6 @@ class BrokerConfig:
         minimum=1,
         dynamic=True,
         ours=True,
-    )
-    reject_pull_consumer_enable: bool = option(
-        False, "Refuse pulls of consumers of the type CONSUME_ACTIVELY.", dynamic=True
     )
     lite_pull_message_enable: bool = option(True, "Serve pulls of lite pull consumers.", dynamic=True)
     notify_consumer_ids_changed_enable: bool = option(

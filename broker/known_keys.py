@@ -12,6 +12,9 @@ def _table(*groups: tuple[str, str]) -> dict[str, str]:
 
 
 INERT: Final = _table(
+    ("records of topics over 127 bytes always have the record version for them", "autoMessageVersionOnTopicLen"),
+    ("a deleted file loses its name at once", "redeleteHangedFileInterval"),
+    ("the index is always completed after an abnormal exit", "messageIndexSafe"),
     (
         "there are no thread pools; requests run in one event loop",
         """
@@ -150,7 +153,8 @@ UNSUPPORTED: Final = _table(
         retrieveMessageFromPopRetryTopicV1 enableRetryTopicV2 popFromRetryProbability
         popConsumerFSServiceInit popConsumerKVServiceLog popConsumerKVServiceInit popConsumerKVServiceEnable
         popReviveMaxReturnSizePerRead popReviveMaxAttemptTimes popResponseReturnActualRetryTopic
-        popInflightMessageThreshold enablePopMessageThreshold skipWhenCKRePutReachMaxTimes appendAckAsync
+        popInflightMessageThreshold enablePopMessageThreshold skipWhenCKRePutReachMaxTimes
+        clearRetryTopicWhenDeleteTopic appendAckAsync
         appendCkAsync serverLoadBalancerEnable defaultMessageRequestMode defaultPopShareQueueNum
         pullBatchMaxMessageCount
         """,
@@ -293,7 +297,7 @@ UNSUPPORTED: Final = _table(
     (
         "not there (yet)",
         """
-        flushConsumerOffsetHistoryInterval enableMixedMessageType printChannelGroups
+        rejectPullConsumerEnable flushConsumerOffsetHistoryInterval enableMixedMessageType printChannelGroups
         printChannelGroupsMinNum useStaticSubscription subscriptionExpiredTimeout
         realTimeNotifyConsumerChange enableCleanExpiredOffset enableRunningFlagsInFlush
         maxBatchDeleteFilesNum correctLogicMinOffsetSleepInterval correctLogicMinOffsetForceInterval

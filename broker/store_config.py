@@ -108,9 +108,6 @@ class MessageStoreConfig:
     max_message_size: int = option(
         4 * MIB, "Largest body of a message.", unit="bytes", minimum=1, maximum=2**31 - 1, dynamic=True
     )
-    auto_message_version_on_topic_len: bool = option(
-        True, "Take the record version with two bytes of topic length for topics over 127 bytes."
-    )
     os_page_cache_busy_time_out_mills: int = option(
         1000, "A send that waits longer than this for its turn is answered SYSTEM_BUSY.", unit="ms", minimum=1
     )
@@ -162,9 +159,6 @@ class MessageStoreConfig:
         unit="ms",
         minimum=0,
     )
-    redelete_hanged_file_interval: int = option(
-        120000, "Time between two tries to take it away.", unit="ms", minimum=100
-    )
     max_transfer_bytes_on_message_in_memory: int = option(
         256 * KIB, "Most bytes a pull gets of messages in memory.", unit="bytes", minimum=1, dynamic=True
     )
@@ -189,9 +183,6 @@ class MessageStoreConfig:
         16000, "Most bytes of a consume queue that one pull looks through.", unit="bytes", minimum=20, dynamic=True
     )
     message_index_enable: bool = option(True, "Keep the index by key.")
-    message_index_safe: bool = option(
-        False, "After an abnormal exit, build the index again from the checkpoint of the index on."
-    )
     max_hash_slot_num: int = option(5_000_000, "Hash slots of an index file.", minimum=1, maximum=2**28)
     max_index_num: int = option(
         20_000_000, "Entries of an index file, of which the first is not used.", minimum=2, maximum=2**26
@@ -222,9 +213,6 @@ class MessageStoreConfig:
         unit="bytes",
         minimum=4 * KIB,
         ours=True,
-    )
-    consume_queue_reserve_step: int = option(
-        64 * KIB, "The same for a consume queue.", unit="bytes", minimum=4 * KIB, ours=True
     )
     consume_queue_max_open_files: int = option(256, "Consume queue files that are open at once.", minimum=4, ours=True)
 

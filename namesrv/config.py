@@ -50,7 +50,6 @@ class NamesrvConfig:
         False, "Answer no routes in the first time after the start, while brokers register.", dynamic=True
     )
     wait_seconds_for_service: int = option(45, "How long that is.", unit="s", minimum=0, dynamic=True)
-    product_env_name: str = option("center", "Name of the environment, for the table of keys and values.")
     config_black_list: str = option(
         "configBlackList;configStorePath;kvConfigPath", "Keys that nobody may change from outside, separated by ;."
     )
@@ -73,7 +72,10 @@ _INERT = dict.fromkeys(
         "useEpollNativeSelector",
     ),
     "there are no thread pools; requests run in one event loop",
-) | {"rocketmqHome": "where this program is installed does not matter"}
+) | {
+    "rocketmqHome": "where this program is installed does not matter",
+    "productEnvName": "nothing depends on it",
+}
 
 _UNSUPPORTED = {
     "clusterTest": "the name server that asks another cluster for routes is not there",
