@@ -131,6 +131,10 @@ class SimDisk:
             self.after_cut = self._survivor(loss or self.loss)
         return self.after_cut
 
+    def copy(self) -> "SimDisk":
+        """Another disk with the same content, everything durable."""
+        return self._survivor(Loss.NOTHING)
+
     def flip(self, path: str, position: int, bit: int = 0) -> None:
         """Turn one bit, on the device and in memory."""
         inode = self._inode(path)
