@@ -41,6 +41,7 @@ from protocol.headers.namesrv import (
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
     RegisterTopicRequestHeader,
     UnRegisterBrokerRequestHeader,
     WipeWritePermResponseHeader,
@@ -129,15 +130,24 @@ class DefaultRequestProcessor:
     def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """REGISTER_BROKER (103); the answer's body has the ordered topics where there are any."""
         header = request.header(RegisterBrokerRequestHeader)
-        if header.body_crc32 and crc32(request.body) != header.body_crc32:
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, "the body does not have the checksum in bodyCrc32")
-        body = decode_register_broker_body(request.body, compressed=bool(header.compressed), version=request.version)
-        answer = self._routes.register_broker(header, body, connection)
-        self._watch(connection)
+        answer = self._routes.renew(header, request.body, connection)
+        if answer is None:
+            answer = self._register_anew(header, connection, request)
         ordered = None
         if self._config.return_order_topic_config_to_broker:
             ordered = self._kv_config.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
         return request.reply(header=answer, body=encode_json(KVTable(table=dict(ordered))) if ordered else b"")
+
+    def _register_anew(
+        self, header: RegisterBrokerRequestHeader, connection: Connection, request: RemotingCommand
+    ) -> RegisterBrokerResponseHeader:
+        if header.body_crc32 and crc32(request.body) != header.body_crc32:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, "the body does not have the checksum in bodyCrc32")
+        body = decode_register_broker_body(request.body, compressed=bool(header.compressed), version=request.version)
+        answer = self._routes.register_broker(header, body, connection)
+        self._routes.remember(header, request.body)
+        self._watch(connection)
+        return answer
 
     def _watch(self, connection: Connection) -> None:
         if _WATCHED not in connection.data:

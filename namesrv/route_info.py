@@ -43,7 +43,11 @@ _log = structlog.get_logger("namesrv")
 
 @dataclass(slots=True, eq=False)
 class BrokerLiveInfo:
-    """One broker process that registered. ``last_update`` is the clock's monotonic time in seconds."""
+    """One broker process that registered. ``last_update`` is the clock's monotonic time in seconds.
+
+    ``header``, ``raw`` and ``losses`` tell whether its next registration says anything new: what it sent, and the topic
+    table's count of deletions then.
+    """
 
     cluster_name: str
     broker_addr: str
@@ -55,6 +59,9 @@ class BrokerLiveInfo:
     connection: object
     heartbeat_timeout_ms: int
     last_update: float
+    header: RegisterBrokerRequestHeader
+    raw: bytes = b""
+    losses: int = -1
 
     @property
     def key(self) -> tuple[str, str]:
@@ -130,6 +137,35 @@ class RouteInfoManager:
             self._take_topics(info.broker_name, wrapper, changed, ~PERM_WRITE if read_only else -1)
         return self._master_of(info, group)
 
+    def renew(
+        self, header: RegisterBrokerRequestHeader, raw: bytes | memoryview, connection: object
+    ) -> RegisterBrokerResponseHeader | None:
+        """The answer to a registration that repeats the broker's last one byte for byte; None where it may say more.
+
+        Brokers repeat themselves every 30 s. With ten thousand topics to read that is 20 ms; to compare, 0.3.
+        """
+        info = self._live.get((header.cluster_name, header.broker_addr))
+        if (
+            info is None
+            or info.broker_id != MASTER_ID  # a slave's topics count or not, depending on who else is there
+            or info.connection is not connection
+            or info.losses != self.topics.losses
+            or len(info.raw) != len(raw)
+            or info.header != header
+            or info.raw != bytes(raw)
+            or self._config().delete_topic_with_broker_registration
+        ):
+            return None
+        info.last_update = self._clock.monotonic()
+        return RegisterBrokerResponseHeader()
+
+    def remember(self, header: RegisterBrokerRequestHeader, raw: bytes | memoryview) -> None:
+        """Keep what a broker has just registered, for ``renew``."""
+        info = self._live.get((header.cluster_name, header.broker_addr))
+        if info is not None:
+            info.raw = bytes(raw)
+            info.losses = self.topics.losses
+
     def _is_outdated(self, group: _BrokerGroup, header: RegisterBrokerRequestHeader, version: DataVersion) -> bool:
         """Two processes claim one broker id: the one whose stateVersion is lower loses, and is not listed at all."""
         holder = group.members.get(header.broker_id)
@@ -165,6 +201,7 @@ class RouteInfoManager:
             connection=connection,
             heartbeat_timeout_ms=header.heartbeat_timeout_millis or self._config().broker_expired_timeout,
             last_update=self._clock.monotonic(),
+            header=header,
         )
 
     def _enter(self, info: BrokerLiveInfo, previous: BrokerLiveInfo | None) -> _BrokerGroup:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.body import DataVersion, encode_json
+from protocol.body import DataVersion, RegisterBrokerBody, encode_json
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Encoding, RemotingCommand
 from protocol.frame import encode
 from protocol.headers.namesrv import RegisterBrokerRequestHeader
-from protocol.register_broker_body import encode_register_broker_body
+from protocol.register_broker_body import decode_register_broker_body, encode_register_broker_body
 from tests.namesrv.builders import CLUSTER, registration_body, registration_header, topic
 from tests.namesrv.server import Server, Wire, running, until
 
@@ -102,6 +102,54 @@ class TestRegistration:
         await wire.register()
         reply = await wire.ask(RequestCode.REGISTER_BROKER, registration_header(broker_id=1, addr="127.0.0.1:2"), BODY)
         assert reply.ext_fields() == {"haServerAddr": "127.0.0.1:10912", "masterAddr": "127.0.0.1:10911"}
+
+    async def test_a_registration_that_repeats_itself_is_read_once(
+        self, server: Server, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = []
+
+        def counting(*args: Any, **options: Any) -> RegisterBrokerBody:
+            read.append(args)
+            return decode_register_broker_body(*args, **options)
+
+        monkeypatch.setattr("namesrv.processor.decode_register_broker_body", counting)
+
+        async def register(body: bytes = BODY, wire: Wire = wire) -> None:
+            assert (await wire.ask(RequestCode.REGISTER_BROKER, registration_header(), body)).code == 0
+
+        await register()
+        await register()
+        assert len(read) == 1
+        await wire.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "A"})
+        await register()
+        assert len(read) == 2
+        assert (await wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "A"})).code == 0
+        other = encode_register_broker_body(registration_body(topic("A"), topic("C"), counter=2))
+        await register(other)
+        assert len(read) == 3
+        await register(BODY)
+        assert len(read) == 4
+        async with server.connect() as new:
+            await register(BODY, new)
+            assert len(read) == 5
+
+    async def test_a_registration_that_repeats_itself_is_a_sign_of_life(self, server: Server, wire: Wire) -> None:
+        header = registration_header(timeout_ms=30_000)
+        for _ in range(3):
+            await wire.ask(RequestCode.REGISTER_BROKER, header, BODY)
+            server.clock.advance(29)
+            await trio.testing.wait_all_tasks_blocked()
+        assert (await wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "A"})).code == 0
+
+    async def test_a_slave_that_repeats_itself_brings_its_topics_once_there_is_no_master(self, wire: Wire) -> None:
+        slave = registration_header(broker_id=1, addr="127.0.0.1:2")
+        body = encode_register_broker_body(registration_body(topic("A"), topic("OnlyThere")))
+        await wire.register()
+        await wire.ask(RequestCode.REGISTER_BROKER, slave, body)
+        await wire.ask(RequestCode.UNREGISTER_BROKER, BROKER)
+        assert (await wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "OnlyThere"})).code == 17
+        await wire.ask(RequestCode.REGISTER_BROKER, slave, body)
+        assert (await wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "OnlyThere"})).code == 0
 
     async def test_ordered_topics_come_with_the_answer(self, wire: Wire) -> None:
         first = await wire.ask(RequestCode.REGISTER_BROKER, registration_header(), BODY)
