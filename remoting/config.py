@@ -9,7 +9,6 @@ changes, and reads ``configuration.section(T)`` again.
 import dataclasses
 import difflib
 import enum
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +117,8 @@ class Configuration:
 
     def section(self, kind: type[T]) -> T:
         """The current value of a section; replaced as a whole by a change."""
-        return typing.cast("T", self._sections[kind])
+        value: T = self._sections[kind]
+        return value
 
     def load_file(self, path: str | Path) -> None:
         """Apply a properties file. Raises ConfigError for an unreadable file or a bad value."""

@@ -36,6 +36,7 @@ class ConsumerOffsetManager:
         self._configuration = configuration
         self._clock = clock
         self._commits = 0
+        self._next_version = configuration.section(BrokerConfig).consumer_offset_update_version_step
         self._rest: dict[str, Any] = {}
         self._topics_of: dict[str, set[str]] = {}
         self._groups_of: dict[str, set[str]] = {}
@@ -45,6 +46,7 @@ class ConsumerOffsetManager:
         self.data_version = DataVersion()
         path = configuration.section(MessageStoreConfig).config_path / "consumerOffset.json"
         self._file = StateFile(disk, str(path), self._pieces, self._interval)
+        self._changed = self._file.changed
 
     # life
 
@@ -106,16 +108,17 @@ class ConsumerOffsetManager:
         if offsets is None:
             offsets = self.offset_table[key] = {}
             self._index(key)
-        before = offsets.get(queue_id, offset)
+        before = offsets.get(queue_id)
         offsets[queue_id] = offset
-        if offset < before:
+        if before is not None and offset < before:
             _log.info(
                 "offset_went_back", group=group, topic=topic, queue=queue_id, before=before, now=offset, client=client
             )
         self._commits += 1
-        if not self._commits % self._configuration.section(BrokerConfig).consumer_offset_update_version_step:
+        if self._commits >= self._next_version:
+            self._next_version += self._configuration.section(BrokerConfig).consumer_offset_update_version_step
             self.data_version = self.data_version.next(self._clock.wall_ms())
-        self._file.changed()
+        self._changed()
         return True
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
@@ -135,7 +138,7 @@ class ConsumerOffsetManager:
         if offsets is None:
             offsets = self.pull_offset_table[key] = {}
         offsets[queue_id] = offset
-        self._file.changed()
+        self._changed()
 
     def query_pull(self, group: str, topic: str, queue_id: int) -> int:
         """Where a group's last pull ended; the committed offset if that is not known."""
