@@ -1,7 +1,5 @@
 """The broker itself: its configuration (25, 26), how it is doing (28, 315, 317), its queues' units (321)."""
 
-import os
-import shutil
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -10,6 +8,7 @@ from broker.config import BrokerConfig, MessageStoreConfig
 from broker.processors.common import queue_table
 from broker.processors.consume_stats import ConsumeStatsReader
 from broker.services.state_file import StateFileError
+from broker.store.disk import DiskSpace
 from protocol.body import DataVersion, encode_json
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
@@ -130,13 +129,18 @@ class BrokerAdminProcessor:
         return info
 
     async def _disk_info(self) -> dict[str, str]:
-        root = self._configuration.section(MessageStoreConfig).store_path_root_dir
+        disk = self._parts.disk
+        config = self._configuration.section(MessageStoreConfig)
         try:
-            usage = await self._parts.disk.run(shutil.disk_usage, root)
+            log = await disk.run(disk.space, str(config.commit_log_path))
+            root = await disk.run(disk.space, str(config.root))
         except OSError as error:
-            return {"commitLogDirCapacity": f"unknown: {os.strerror(error.errno or 0)}"}
-        total, free = human_size(usage.total), human_size(usage.free)
-        return {"commitLogDirCapacity": f"Total : {total}, Free : {free}."}
+            return {"commitLogDiskRatio": "-1", "commitLogDirCapacity": f"unknown: {error.strerror}"}
+        return {
+            "commitLogDiskRatio": _used(log),
+            "consumeQueueDiskRatio": _used(root),
+            "commitLogDirCapacity": f"Total : {human_size(log.total)}, Free : {human_size(log.free)}.",
+        }
 
     def stats_data(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """VIEW_BROKER_STATS_DATA (315): sums and rates of the last minute, hour and day; SYSTEM_ERROR for none."""
@@ -198,6 +202,11 @@ class BrokerAdminProcessor:
             else:
                 body["subscriptionData"] = subscription
         return command.reply(body=encode_json(body))
+
+
+def _used(space: DiskSpace) -> str:
+    """The share of a file system that is taken, as ``0.25``."""
+    return f"{1 - space.free / space.total:.4f}" if space.total else "-1"
 
 
 def human_size(count: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ async def test_retry_topic_exists_right_after_the_heartbeat(client: WireClient) 
 
 
 async def test_fingerprints(client: WireClient) -> None:
-    async def change(fingerprint: int, **more: object) -> str:
+    async def change(fingerprint: int, **more: Any) -> str:
         reply = await client.heartbeat(
             "c1", consumers=[consumer("G", "Orders")], heartbeatFingerprint=fingerprint, **more
         )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -22,9 +23,9 @@ def brief(reply: RemotingCommand) -> tuple[int, str | None, str]:
     return reply.code, reply.remark, ext["nextBeginOffset"]
 
 
-async def fill(client: WireClient, topic: str = "Orders", count: int = 5, **more: object) -> None:
+async def fill(client: WireClient, topic: str = "Orders", count: int = 5, **more: Any) -> None:
     for n in range(count):
-        assert (await client.send(topic, b"body-%d" % n, **more)).code == 0  # type: ignore[arg-type]
+        assert (await client.send(topic, b"body-%d" % n, **more)).code == 0
 
 
 async def test_found(client: WireClient) -> None:
@@ -110,7 +111,7 @@ async def test_tags(client: WireClient) -> None:
         ({}, {"queueOffset": "many"}, ResponseCode.SYSTEM_ERROR),
     ],
 )
-async def test_refusals(tmp_path: Path, settings: dict[str, object], changes: dict[str, object], code: int) -> None:
+async def test_refusals(tmp_path: Path, settings: dict[str, Any], changes: dict[str, Any], code: int) -> None:
     async with running_broker(tmp_path, **settings) as broker, WireClient.connect(broker.endpoint) as client:
         await fill(client)
         reply = await client.ask(RequestCode.PULL_MESSAGE, pull_ext("Orders") | changes)
@@ -145,7 +146,7 @@ async def test_subscription_of_the_heartbeat(client: WireClient) -> None:
     """Trap 6: before the heartbeat took effect 24 and 25 are the answers, never 19."""
     await client.send("Orders", b"a", {"TAGS": "a"})
     await client.send("Orders", b"b", {"TAGS": "b"})
-    plain = {"sysFlag": 2, "subscription": None}
+    plain: dict[str, Any] = {"sysFlag": 2, "subscription": None}
     assert (await client.pull("Orders", **plain)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
     await client.heartbeat("c1", consumers=[consumer("G", "Orders", "b")])
     messages = await client.pull_messages("Orders", **plain)
