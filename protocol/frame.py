@@ -50,25 +50,35 @@ def decode(frame: memoryview) -> RemotingCommand:
     """
     if len(frame) < 4:
         raise FrameError(f"a frame of {len(frame)} bytes has no header word")
-    word = _WORD.unpack_from(frame)[0]
-    end = (word & 0xFFFFFF) + 4
-    if end > len(frame):
-        raise FrameError(f"header of {end - 4} bytes in a frame of {len(frame)}")
+    return decode_at(frame, _WORD.unpack_from(frame)[0], 4, len(frame))
+
+
+def decode_at(view: memoryview, word: int, at: int, stop: int) -> RemotingCommand:
+    """As ``decode``, for a frame inside a larger buffer, whose caller has read the words in front already.
+
+    ``word`` is its header word, ``at`` where the header begins and ``stop`` where the frame ends. This is the hot path.
+    """
+    end = at + (word & 0xFFFFFF)
+    if end > stop:
+        raise FrameError(f"header of {end - at} bytes in a frame of {stop - at + 4}")
     kind = word >> 24
     if kind == 0:
         try:
-            command: RemotingCommand = _json_decoder.decode(frame[4:end])
+            command: RemotingCommand = _json_decoder.decode(view[at:end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError(f"undecodable JSON header: {error}") from None
-        command.ext = None
-        command.encoding = Encoding.JSON
+        # A header may name these fields; looking costs less than setting them.
+        if command.ext is not None:
+            command.ext = None
+        if command.encoding is not Encoding.JSON:
+            command.encoding = Encoding.JSON
     elif kind == 1:
-        command = _decode_binary(bytes(frame[4:end]))
+        command = _decode_binary(bytes(view[at:end]))
     elif kind == 2:
-        command = _decode_msgpack(bytes(frame[4:end]))
+        command = _decode_msgpack(bytes(view[at:end]))
     else:
         raise FrameError(f"unknown header encoding {kind}")
-    command.body = frame[end:]
+    command.body = view[end:stop]
     return command
 
 

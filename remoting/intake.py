@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from protocol.codes import ResponseCode
 from protocol.command import ONEWAY_FLAG, RemotingCommand
 from protocol.errors import FrameError, RemotingError
-from protocol.frame import check_length, decode
+from protocol.frame import check_length, decode_at
 from remoting.connection import Connection
 from remoting.handlers import DEFERRED, HELD, Outcome, Reply, not_supported
 
@@ -22,6 +22,8 @@ RECEIVE_BUFFER: Final = 256 * 1024
 BIG_FRAME: Final = 32 * 1024
 """An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
 
+_WORDS: Final = 8
+_words_at = struct.Struct(">II").unpack_from
 _length_at = struct.Struct(">I").unpack_from
 
 _FOREIGN: Final = {
@@ -119,15 +121,16 @@ class Intake:
         """Serve whole frames until there is none, the turn is over, or the connection is; where the next one begins."""
         handlers = conn.handlers
         out = conn.out
-        max_total = self._max_total
+        max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
+        stats = self._stats
         at = count = 0
-        while end - at >= 4:
-            (total,) = _length_at(buffer, at)
+        while end - at >= _WORDS:
+            total, word = _words_at(buffer, at)
             stop = at + 4 + total
             if stop > end or total > max_total:
                 break
             try:
-                command = decode(view[at + 4 : stop])
+                command = decode_at(view, word, at + _WORDS, stop)
             except Exception as error:  # noqa: BLE001 - no frame may end the broker, whatever is wrong with it
                 conn.close(f"broken frame: {error}", broken=True)
                 break
@@ -139,9 +142,7 @@ class Intake:
                 continue
             handler = handlers.get(command.code)
             try:
-                if (
-                    conn.inflight >= self._max_inflight_here or self._stats.inflight >= self._max_inflight
-                ) and not command.flag & ONEWAY_FLAG:
+                if (conn.inflight >= max_here or stats.inflight >= max_inflight) and not command.flag & ONEWAY_FLAG:
                     outcome: Outcome = self._busy(conn, command)
                 elif handler is None:
                     outcome = not_supported(command)
@@ -163,7 +164,7 @@ class Intake:
                 break
             if perf_counter() >= self.turn_end:
                 break
-        self._stats.frames += count
+        stats.frames += count
         return at
 
     def _keep(self, conn: Connection, at: int, end: int) -> None:

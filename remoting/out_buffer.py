@@ -44,9 +44,14 @@ class OutBuffer:
         try:
             while chunks:
                 if self.queued - self.sent <= JOINED:
-                    if len(chunks) > 1:
-                        chunks[:] = (b"".join(chunks),)
-                    self._advance(sock.send(chunks[0]))
+                    data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                    count = sock.send(data)
+                    self.sent += count
+                    if count == len(data):
+                        chunks.clear()
+                    else:
+                        chunks[:] = (memoryview(data)[count:],)
+                    del data  # whoever hears of the release finds no view here
                 else:
                     self._advance(sock.sendmsg(self._gather()))
         except BlockingIOError:

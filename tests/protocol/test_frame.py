@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.codes import VERSION, RequestCode
 from protocol.command import Encoding, RemotingCommand
 from protocol.errors import FrameError, RemotingError
-from protocol.frame import MAX_FRAME, FrameDecoder, decode, encode
+from protocol.frame import MAX_FRAME, FrameDecoder, decode, decode_at, encode
 from protocol.headers.pull import PullMessageRequestHeader
 from protocol.headers.send import SendMessageRequestHeaderV2
 
@@ -217,3 +217,22 @@ def test_a_missing_mandatory_field_is_named() -> None:
     command = RemotingCommand.request(310, {key: str(value) for key, value in SEND.items() if key != "e"})
     with pytest.raises(RemotingError, match="field e is missing"):
         command.header(SendMessageRequestHeaderV2)
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+def test_a_frame_inside_a_larger_buffer_reads_as_alone(encoding: Encoding) -> None:
+    command = RemotingCommand.request(RequestCode.PULL_MESSAGE, {"a": "b"}, b"body", encoding=encoding)
+    whole = encode(command)
+    buffer = memoryview(b"before" + whole + b"after")
+    (word,) = struct.unpack_from(">I", whole, 4)
+    inside = decode_at(buffer, word, 6 + 8, 6 + len(whole))
+    alone = decode(memoryview(whole)[4:])
+    assert (inside.code, inside.ext_fields(), bytes(inside.body)) == (alone.code, alone.ext_fields(), b"body")
+    with pytest.raises(FrameError, match="header of"):
+        decode_at(buffer, 0xFFFFFF, 6 + 8, 6 + len(whole))
+
+
+def test_a_json_header_cannot_set_what_is_not_in_the_protocol() -> None:
+    hostile = b'{"code":1,"~ext":{"x":"y"},"~encoding":2,"~body":"text"}'
+    command = decode(memoryview(frame(hostile, b"body"))[4:])
+    assert (command.ext, command.encoding, bytes(command.body)) == (None, Encoding.JSON, b"body")
