@@ -1,9 +1,11 @@
 """Departures: which broker names were here and are not any more, so that "no route" can say what became of a topic."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from protocol.topic_rules import AUTO_CREATE_TOPIC
 
 MAX_BROKERS: Final = 256
 MAX_TOPICS: Final = 100_000
@@ -54,3 +56,35 @@ class Departures:
     def with_topic(self, topic: str) -> list[Departure]:
         """The departures that took ``topic`` along, newest first."""
         return [departure for departure in reversed(self._departed.values()) if topic in departure.topics]
+
+
+def why_no_route(
+    topic: str, broker_names: Sequence[str], departures: Departures, *, auto_create: bool, now: float
+) -> str:
+    """Why nobody has ``topic``, and what to do about it.
+
+    ``broker_names`` are registered, ``auto_create`` says whether any of them creates topics by itself, ``now`` is the
+    clock's monotonic time.
+    """
+
+    def words(departure: Departure) -> str:
+        ago = max(0, round(now - departure.at))
+        return f"broker {departure.broker_name} left {ago} s ago: {departure.reason}"
+
+    head = f"no route for topic {topic}: "
+    departed = departures.with_topic(topic)
+    if departed:
+        return head + "no live broker has it; " + "; ".join(words(each) for each in departed[:3])
+    if not broker_names:
+        last = departures.last()
+        tail = f"; the last one: {words(last)}" if last else ""
+        return head + "no broker is registered with this name server" + tail
+    brokers = f"the {len(broker_names)} registered broker name(s) ({', '.join(broker_names[:5])})"
+    if topic == AUTO_CREATE_TOPIC:
+        return f"{head}{brokers} do not create topics by themselves (autoCreateTopicEnable=false)"
+    if not auto_create:
+        return (
+            f"{head}{brokers} do not have it and do not create topics by themselves (autoCreateTopicEnable=false); "
+            "create it with mqadmin updateTopic"
+        )
+    return f"{head}{brokers} do not have it; the first message sent to it creates it, or mqadmin updateTopic"

@@ -6,14 +6,14 @@ tables of brokers, clusters and liveness, here all is derived from one table of 
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 import structlog
 
 from namesrv.config import NamesrvConfig
-from namesrv.departures import Departure, Departures
+from namesrv.departures import Departures, why_no_route
+from namesrv.live_brokers import BrokerGroup, BrokerLiveInfo
 from namesrv.topic_table import TopicQueueTable, queue_data
 from protocol.body import (
     PERM_INHERIT,
@@ -41,45 +41,6 @@ _encoder = msgspec.json.Encoder(order="sorted")
 _log = structlog.get_logger("namesrv")
 
 
-@dataclass(slots=True, eq=False)
-class BrokerLiveInfo:
-    """One broker process that registered. ``last_update`` is the clock's monotonic time in seconds.
-
-    ``header``, ``raw`` and ``losses`` tell whether its next registration says anything new: what it sent, and the topic
-    table's count of deletions then.
-    """
-
-    cluster_name: str
-    broker_addr: str
-    broker_name: str
-    broker_id: int
-    ha_server_addr: str
-    data_version: DataVersion
-    filter_servers: list[str]
-    connection: object
-    heartbeat_timeout_ms: int
-    last_update: float
-    header: RegisterBrokerRequestHeader
-    raw: bytes = b""
-    losses: int = -1
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What tells live brokers apart."""
-        return self.cluster_name, self.broker_addr
-
-
-@dataclass(slots=True)
-class _BrokerGroup:
-    """The members of one broker name by broker id."""
-
-    enable_acting_master: bool = False
-    members: dict[int, BrokerLiveInfo] = field(default_factory=dict)
-
-    def addresses(self) -> dict[str, str]:
-        return {str(broker_id): self.members[broker_id].broker_addr for broker_id in sorted(self.members)}
-
-
 class RouteInfoManager:
     """Registrations in, routes out.
 
@@ -98,7 +59,7 @@ class RouteInfoManager:
         self._order_topic_conf = order_topic_conf
         self._routes: dict[str, bytes] = {}
         self._live: dict[tuple[str, str], BrokerLiveInfo] = {}
-        self._groups: dict[str, _BrokerGroup] = {}
+        self._groups: dict[str, BrokerGroup] = {}
         self._departures = Departures()
         self.topics = TopicQueueTable(self.forget_route)
 
@@ -166,7 +127,7 @@ class RouteInfoManager:
             info.raw = bytes(raw)
             info.losses = self.topics.losses
 
-    def _is_outdated(self, group: _BrokerGroup, header: RegisterBrokerRequestHeader, version: DataVersion) -> bool:
+    def _is_outdated(self, group: BrokerGroup, header: RegisterBrokerRequestHeader, version: DataVersion) -> bool:
         """Two processes claim one broker id: the one whose stateVersion is lower loses, and is not listed at all."""
         holder = group.members.get(header.broker_id)
         if holder is None or holder.broker_addr == header.broker_addr:
@@ -204,12 +165,12 @@ class RouteInfoManager:
             header=header,
         )
 
-    def _enter(self, info: BrokerLiveInfo, previous: BrokerLiveInfo | None) -> _BrokerGroup:
+    def _enter(self, info: BrokerLiveInfo, previous: BrokerLiveInfo | None) -> BrokerGroup:
         """Put a live broker in, in place of whatever had its address or its id until now."""
         if previous is not None and previous.broker_name != info.broker_name:
             self._remove(previous, f"its address now belongs to broker {info.broker_name}")
             previous = None
-        group = self._groups.setdefault(info.broker_name, _BrokerGroup())
+        group = self._groups.setdefault(info.broker_name, BrokerGroup())
         if previous is not None and previous.broker_id == info.broker_id:
             unchanged = previous.filter_servers == info.filter_servers
         else:
@@ -248,7 +209,7 @@ class RouteInfoManager:
         if changed:
             self.topics.put_mappings(mappings.items())
 
-    def _master_of(self, info: BrokerLiveInfo, group: _BrokerGroup) -> RegisterBrokerResponseHeader:
+    def _master_of(self, info: BrokerLiveInfo, group: BrokerGroup) -> RegisterBrokerResponseHeader:
         master = group.members.get(MASTER_ID)
         if info.broker_id == MASTER_ID or master is None:
             return RegisterBrokerResponseHeader()
@@ -383,28 +344,9 @@ class RouteInfoManager:
 
     def why_no_route(self, topic: str) -> str:
         """One sentence for the person whose client got TOPIC_NOT_EXIST: what is wrong, and what to do."""
-        head = f"no route for topic {topic}: "
-        departed = self._departures.with_topic(topic)
-        if departed:
-            return head + "no live broker has it; " + "; ".join(self._words(each) for each in departed[:3])
-        if not self._groups:
-            last = self._departures.last()
-            tail = f"; the last one: {self._words(last)}" if last else ""
-            return head + "no broker is registered with this name server" + tail
-        brokers = f"the {len(self._groups)} registered broker name(s) ({', '.join(sorted(self._groups)[:5])})"
         auto_create = any(queues.perm & PERM_INHERIT for queues in self.topics.queues(AUTO_CREATE_TOPIC).values())
-        if topic == AUTO_CREATE_TOPIC:
-            return f"{head}{brokers} do not create topics by themselves (autoCreateTopicEnable=false)"
-        if not auto_create:
-            return (
-                f"{head}{brokers} do not have it and do not create topics by themselves (autoCreateTopicEnable=false); "
-                "create it with mqadmin updateTopic"
-            )
-        return f"{head}{brokers} do not have it; the first message sent to it creates it, or mqadmin updateTopic"
-
-    def _words(self, departure: Departure) -> str:
-        ago = max(0, round(self._clock.monotonic() - departure.at))
-        return f"broker {departure.broker_name} left {ago} s ago: {departure.reason}"
+        now = self._clock.monotonic()
+        return why_no_route(topic, sorted(self._groups), self._departures, auto_create=auto_create, now=now)
 
     # lists
 

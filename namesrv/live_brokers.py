@@ -1,0 +1,46 @@
+"""BrokerLiveInfo and BrokerGroup: the broker processes that are registered, and who of them share a broker name."""
+
+from dataclasses import dataclass, field
+
+from protocol.body import DataVersion
+from protocol.headers.namesrv import RegisterBrokerRequestHeader
+
+
+@dataclass(slots=True, eq=False)
+class BrokerLiveInfo:
+    """One broker process that registered. ``last_update`` is the clock's monotonic time in seconds.
+
+    ``header``, ``raw`` and ``losses`` tell whether its next registration says anything new: what it sent, and the topic
+    table's count of deletions then.
+    """
+
+    cluster_name: str
+    broker_addr: str
+    broker_name: str
+    broker_id: int
+    ha_server_addr: str
+    data_version: DataVersion
+    filter_servers: list[str]
+    connection: object
+    heartbeat_timeout_ms: int
+    last_update: float
+    header: RegisterBrokerRequestHeader
+    raw: bytes = b""
+    losses: int = -1
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells live brokers apart."""
+        return self.cluster_name, self.broker_addr
+
+
+@dataclass(slots=True)
+class BrokerGroup:
+    """The members of one broker name by broker id; never empty while it is in use."""
+
+    enable_acting_master: bool = False
+    members: dict[int, BrokerLiveInfo] = field(default_factory=dict)
+
+    def addresses(self) -> dict[str, str]:
+        """Broker id, as a route's text key, to address; lowest id first."""
+        return {str(broker_id): self.members[broker_id].broker_addr for broker_id in sorted(self.members)}
