@@ -2,12 +2,13 @@
 
     python -m bench.reactor_echo [--seconds 3] [--rows 1x1,64x1,8x32] [--handler fixed|header|echo] [--body 1024]
 
-A row is connections x requests in flight on each. The load comes from a child process that sends ready-made SEND_MESSAGE_V2
-frames and only counts the bytes that come back, so that it takes as little as possible of a small machine.
-Handlers: ``fixed`` answers with ready-made bytes (transport and frame decoding alone), ``header`` also decodes the typed
-header, ``echo`` sends the body back through RemotingCommand.reply.
+A row is connections x requests in flight on each. The load comes from a child process that sends ready-made
+SEND_MESSAGE_V2 frames and only counts the bytes that come back, so that it takes as little as possible of a small
+machine. Handlers: ``fixed`` answers with ready-made bytes (transport and frame decoding alone), ``header`` also decodes
+the typed header, ``echo`` sends the body back through RemotingCommand.reply.
 """
 
+import logging
 import multiprocessing
 import resource
 import select
@@ -16,6 +17,7 @@ import time
 from multiprocessing.connection import Connection as Pipe
 
 import click
+import structlog
 import trio
 
 from protocol.codes import RequestCode
@@ -82,6 +84,7 @@ def load(pipe: Pipe, address: tuple[str, int], row: tuple[int, int], body: int, 
     times: list[float] = []
     for sock in socks.values():
         sock.sendall(block)
+    pipe.send("started")
     while not pipe.poll():
         for fd, _ in poll.poll(1):
             left = missing[fd] - len(socks[fd].recv(1 << 20))
@@ -107,8 +110,7 @@ async def measure(kind: str, row: tuple[int, int], body: int, seconds: float) ->
     child.start()
     async with trio.open_nursery() as nursery:
         await nursery.start(reactor.run)
-        while not reactor.stats.frames:
-            await trio.sleep(0.05)
+        await trio.to_thread.run_sync(pipe.recv)  # the child has filled its windows
         frames, rounds = reactor.stats.frames, reactor.stats.rounds
         began, cpu = time.perf_counter(), time.process_time()
         await trio.sleep(seconds)
@@ -131,6 +133,7 @@ async def measure(kind: str, row: tuple[int, int], body: int, seconds: float) ->
 @click.option("--body", default=1024)
 def main(seconds: float, rows: str, handler: str, body: int) -> None:
     """Measure each row and print a table."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     print(f"handler {handler}, body {body} bytes")
     print("conns x win  requests/s  us/req  req/rnd  p50 ms  p99 ms  busy")
     for row in rows.split(","):

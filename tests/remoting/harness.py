@@ -102,10 +102,10 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    table: HandlerTable | None = None, limits: ReactorLimits | None = None, clock: Clock | None = None
+    table: HandlerTable | None = None, limits: ReactorLimits | None = None, clock: Clock | None = None, port: int = 0
 ) -> AsyncIterator[Server]:
     reactor = Reactor(limits, clock)
-    sock = listen("127.0.0.1", 0)
+    sock = listen("127.0.0.1", port)
     reactor.add_listener(sock, table or echo_table())
     async with trio.open_nursery() as nursery:
         await nursery.start(reactor.run)
