@@ -1,0 +1,311 @@
+"""PullConsumer: reads queues that the program names, from where it says; for pipelines, replays and tests."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+import anyio
+import anyio.lowlevel
+
+from client import offsets
+from client.core import Client, ClientOptions, Push, wall_ms
+from client.errors import UsageError
+from client.lifecycle import Lifecycle
+from client.message import MessageQueue, ReceivedMessage
+from client.offsets import StartFrom
+from client.queue_reader import Prefetch, QueueReader
+from client.subscription import ALL, Sql, Subscription
+from protocol.body import ConsumerData, ProducerData
+from protocol.topic_rules import group_problem
+
+
+class PullConsumer(Lifecycle):
+    """Reads assigned queues. The position moves with ``poll``; offsets are committed by ``commit`` only.
+
+    ``start`` says where to begin in a queue for which ``group`` has no committed offset. ``tags`` filters.
+
+    >>> async def example(namesrv: str) -> None:
+    ...     async with PullConsumer("audit", namesrv=namesrv, start="first") as consumer:
+    ...         await consumer.assign(await consumer.queues("Orders"))
+    ...         for message in await consumer.poll(100, timeout=5):
+    ...             print(message.queue_offset, message.body)
+    ...         await consumer.commit()
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Iterable[str] | None = None,
+        client: Client | None = None,
+        options: ClientOptions | None = None,
+        start: StartFrom = "last",
+        tags: str | Sql = ALL,
+        prefetch: Prefetch | None = None,
+    ) -> None:
+        super().__init__()
+        problem = group_problem(group)
+        if problem is not None:
+            raise UsageError(problem)
+        self.group = group
+        self._own_client = client is None
+        self.client = client or Client(namesrv, options)
+        self._start = start
+        self._tags = tags
+        self._prefetch = prefetch or Prefetch()
+        self._readers: dict[MessageQueue, QueueReader] = {}
+        self._positions: dict[MessageQueue, int] = {}
+        self._ready: deque[QueueReader] = deque()
+        self._wake = anyio.Event()
+
+    async def _prepare(self) -> None:
+        if self._own_client:
+            await self.client.__aenter__()
+
+    async def _open(self) -> None:
+        self.client.join(self)
+
+    async def _close(self) -> None:
+        for reader in self._readers.values():
+            reader.drop()
+        if self.client.is_open:
+            await self.client.leave(self)
+
+    async def _release(self) -> None:
+        if self._own_client:
+            await self.client.__aexit__(None, None, None)
+
+    def producer_data(self) -> ProducerData | None:
+        """None: a consumer does not produce."""
+        return None
+
+    def consumer_data(self) -> ConsumerData | None:
+        """Its part of a heartbeat."""
+        topics = {queue.topic for queue in self._readers}
+        return ConsumerData(
+            group_name=self.group,
+            consume_type="CONSUME_ACTIVELY",
+            subscription_data_set=[Subscription(topic, self._tags, 0).data for topic in sorted(topics)],
+        )
+
+    def pushes(self) -> dict[int, Push]:
+        """Nothing: whoever names its queues has no share that could change."""
+        return {}
+
+    # -- queues and positions --------------------------------------------------------------------------------------
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """All queues of a topic that can be read. Raises TopicNotFoundError.
+
+        >>> async def count(consumer: PullConsumer) -> int:
+        ...     return len(await consumer.queues("Orders"))
+        """
+        self._check_open()
+        return sorted((await self.client.routes.refresh(topic)).read_queues)
+
+    async def assign(self, queues: Iterable[MessageQueue] | Mapping[MessageQueue, int]) -> None:
+        """Reads these queues from now on, and no others; those that stay keep their positions.
+
+        Begins at the offset that a mapping gives, else at the group's committed offset, else where ``start`` says.
+
+        >>> async def tail(consumer: PullConsumer, queue: MessageQueue) -> None:
+        ...     await consumer.assign({queue: await consumer.end_offset(queue) - 10})
+        """
+        self._check_open()
+        wanted = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues)
+        for queue in [queue for queue in self._readers if queue not in wanted]:
+            self._readers.pop(queue).drop()
+            del self._positions[queue]
+        for queue, offset in wanted.items():
+            if queue in self._readers:
+                if offset is not None:
+                    self.seek(queue, offset)
+                continue
+            start = offset if offset is not None else await self._begin(queue)
+            reader = self._reader(queue, start)
+            self._readers[queue] = reader
+            self._positions[queue] = start
+            self.spawn(reader.run)
+
+    async def _begin(self, queue: MessageQueue) -> int:
+        committed = await offsets.committed_offset(self.client, self.group, queue)
+        return committed if committed is not None else await offsets.first_offset(self.client, queue, self._start)
+
+    def _reader(self, queue: MessageQueue, offset: int) -> QueueReader:
+        return QueueReader(
+            self.client,
+            self.group,
+            queue,
+            Subscription(queue.topic, self._tags, wall_ms()),
+            offset,
+            prefetch=self._prefetch,
+            kind=ReceivedMessage,
+            with_subscription=True,
+            on_ready=self._reader_ready,
+        )
+
+    def _reader_ready(self, reader: QueueReader) -> None:
+        if reader not in self._ready:
+            self._ready.append(reader)
+        self._wake.set()
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are read.
+
+        >>> def busy(consumer: PullConsumer) -> bool:
+        ...     return bool(consumer.assignment)
+        """
+        return sorted(self._readers)
+
+    def _assigned(self, queue: MessageQueue) -> QueueReader:
+        reader = self._readers.get(queue)
+        if reader is None:
+            raise UsageError(f"{queue} is not assigned to this consumer")
+        return reader
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset behind the last message that ``poll`` gave. Raises UsageError for a queue that is not assigned.
+
+        >>> def where(consumer: PullConsumer, queue: MessageQueue) -> int:
+        ...     return consumer.position(queue)
+        """
+        self._assigned(queue)
+        return self._positions[queue]
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Goes on from ``offset``. Raises UsageError for a queue that is not assigned.
+
+        >>> def rewind(consumer: PullConsumer, queue: MessageQueue) -> None:
+        ...     consumer.seek(queue, 0)
+        """
+        self._assigned(queue).seek(offset)
+        self._positions[queue] = offset
+
+    async def seek_to_first(self, *queues: MessageQueue) -> None:
+        """Goes on from the first message that there is; of all assigned queues where none is named.
+
+        >>> async def replay(consumer: PullConsumer) -> None:
+        ...     await consumer.seek_to_first()
+        """
+        for queue in queues or self.assignment:
+            self.seek(queue, await self.first_offset(queue))
+
+    async def seek_to_end(self, *queues: MessageQueue) -> None:
+        """Goes on with messages that come from now on.
+
+        >>> async def only_new(consumer: PullConsumer) -> None:
+        ...     await consumer.seek_to_end()
+        """
+        for queue in queues or self.assignment:
+            self.seek(queue, await self.end_offset(queue))
+
+    async def seek_to_time(self, when: datetime | float, *queues: MessageQueue) -> None:
+        """Goes on with the first messages stored at ``when`` or later (float: seconds since the epoch).
+
+        >>> async def since(consumer: PullConsumer, yesterday: datetime) -> None:
+        ...     await consumer.seek_to_time(yesterday)
+        """
+        for queue in queues or self.assignment:
+            self.seek(queue, await self.offset_by_time(queue, when))
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """``poll`` passes these queues over until ``resume``.
+
+        >>> def slow_down(consumer: PullConsumer, queue: MessageQueue) -> None:
+        ...     consumer.pause(queue)
+        """
+        for queue in queues:
+            self._assigned(queue).pause()
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Goes on with paused queues.
+
+        >>> def go_on(consumer: PullConsumer, queue: MessageQueue) -> None:
+        ...     consumer.resume(queue)
+        """
+        for queue in queues:
+            self._assigned(queue).resume()
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    async def poll(self, max_messages: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
+        """Messages of the assigned queues: what is there, up to ``max_messages``, waiting until there is one.
+
+        An empty list after ``timeout`` seconds. Messages of a queue come in order. Cancelled, it loses none.
+
+        >>> async def drain(consumer: PullConsumer) -> list[ReceivedMessage]:
+        ...     return await consumer.poll(1000, timeout=1)
+        """
+        self._check_open()
+        if not self._readers:
+            raise UsageError("no queue is assigned: poll would wait for ever")
+        await anyio.lowlevel.checkpoint()
+        found = self._take(max_messages)
+        with anyio.move_on_after(timeout):
+            while not found:
+                self._wake = anyio.Event()
+                await self._wake.wait()
+                found = self._take(max_messages)
+        return found
+
+    def _take(self, most: int) -> list[ReceivedMessage]:
+        found: list[ReceivedMessage] = []
+        while self._ready and len(found) < most:
+            reader = self._ready.popleft()
+            if self._readers.get(reader.queue) is not reader:
+                continue
+            messages = reader.take(most - len(found))
+            if messages:
+                self._positions[reader.queue] = messages[-1].queue_offset + 1
+                reader.finished(messages)
+                found += messages
+        return found
+
+    # -- offsets ---------------------------------------------------------------------------------------------------
+
+    async def commit(self, positions: Mapping[MessageQueue, int] | None = None) -> None:
+        """Commits positions for the group; without an argument, those of all assigned queues.
+
+        >>> async def one(consumer: PullConsumer, message: ReceivedMessage) -> None:
+        ...     await consumer.commit({message.queue: message.queue_offset + 1})
+        """
+        self._check_open()
+        for queue, offset in dict(self._positions if positions is None else positions).items():
+            await offsets.commit_offset(self.client, self.group, queue, offset)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's committed offset; None where it has none.
+
+        >>> async def lag(consumer: PullConsumer, queue: MessageQueue) -> int:
+        ...     return await consumer.end_offset(queue) - (await consumer.committed(queue) or 0)
+        """
+        self._check_open()
+        return await offsets.committed_offset(self.client, self.group, queue)
+
+    async def first_offset(self, queue: MessageQueue) -> int:
+        """The offset of the first message that there is.
+
+        >>> async def is_whole(consumer: PullConsumer, queue: MessageQueue) -> bool:
+        ...     return await consumer.first_offset(queue) == 0
+        """
+        self._check_open()
+        return await offsets.min_offset(self.client, queue)
+
+    async def end_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get.
+
+        >>> async def at_end(consumer: PullConsumer, queue: MessageQueue) -> bool:
+        ...     return consumer.position(queue) == await consumer.end_offset(queue)
+        """
+        self._check_open()
+        return await offsets.max_offset(self.client, queue)
+
+    async def offset_by_time(self, queue: MessageQueue, when: datetime | float) -> int:
+        """The offset of the first message stored at ``when`` or later; the end where there is none.
+
+        >>> async def since_1970(consumer: PullConsumer, queue: MessageQueue) -> int:
+        ...     return await consumer.offset_by_time(queue, 0.0)
+        """
+        self._check_open()
+        return await offsets.offset_by_time(self.client, queue, when)

@@ -1,0 +1,203 @@
+"""TransactionProducer: a message that consumers see only when the program's own transaction has succeeded.
+
+The message is stored first where nobody sees it. Then the program does its work and says commit or rollback. Where the
+broker hears neither, it asks: ``check`` answers from what the program has stored (RocketMQ's TransactionMQProducer).
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum
+from inspect import isawaitable
+from typing import TypeAlias
+
+import structlog
+
+from client.compression import Compression
+from client.core import Client, ClientOptions, Push
+from client.decode import split_messages
+from client.errors import RocketMQError, UsageError
+from client.interceptors import Interceptor
+from client.message import Message, MessageQueue, ReceivedMessage, SendReceipt
+from client.producer import Producer
+from client.sending import Prepared
+from protocol import sysflag
+from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
+from protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from protocol.message_id import decode_offset_id
+
+_log = structlog.get_logger("client")
+
+
+class TransactionState(Enum):
+    """What a transaction came to. UNKNOWN lets the broker ask again later.
+
+    >>> TransactionState.COMMIT.value
+    8
+    """
+
+    COMMIT = sysflag.TRANSACTION_COMMIT
+    ROLLBACK = sysflag.TRANSACTION_ROLLBACK
+    UNKNOWN = sysflag.TRANSACTION_NOT
+
+
+Check: TypeAlias = Callable[[ReceivedMessage], "TransactionState | Awaitable[TransactionState]"]
+"""Answers a broker that has not heard of a transaction's end; a function or a coroutine function."""
+
+
+class Transaction:
+    """A prepared message: ``receipt`` tells where it waits. ``state`` is what its block said.
+
+    >>> async def example(producer: "TransactionProducer", message: Message) -> None:
+    ...     async with producer.transaction(message) as transaction:
+    ...         transaction.state = TransactionState.UNKNOWN  # the broker will ask
+    """
+
+    def __init__(self, message: Message, receipt: SendReceipt) -> None:
+        self.message = message
+        self.receipt = receipt
+        self.state = TransactionState.COMMIT
+
+
+class TransactionProducer(Producer):
+    """A producer of transactional messages.
+
+    ``check`` is called with a prepared message whose end the broker has not heard of; it says what became of the
+    transaction, from what the program has stored durably.
+
+    >>> def check(message: ReceivedMessage) -> TransactionState:
+    ...     return TransactionState.COMMIT if message.keys else TransactionState.ROLLBACK
+    >>> async def example(namesrv: str) -> None:
+    ...     async with TransactionProducer("orders", check, namesrv=namesrv) as producer:
+    ...         async with producer.transaction(Message("Orders", b"1 book", keys="o-1")):
+    ...             ...  # the program's own work: an exception rolls back
+    """
+
+    def __init__(  # noqa: PLR0913 - settings, each by keyword
+        self,
+        group: str,
+        check: Check,
+        *,
+        namesrv: str | Iterable[str] | None = None,
+        client: Client | None = None,
+        options: ClientOptions | None = None,
+        retries: int = 2,
+        send_timeout: float = 3.0,
+        compression: Compression | None = "zlib",
+        compress_over: int = 4096,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> None:
+        super().__init__(
+            group,
+            namesrv=namesrv,
+            client=client,
+            options=options,
+            retries=retries,
+            send_timeout=send_timeout,
+            compression=compression,
+            compress_over=compress_over,
+            interceptors=interceptors,
+        )
+        self._check = check
+
+    def pushes(self) -> dict[int, Push]:
+        """As a producer's, and the broker's questions."""
+        return {**super().pushes(), RequestCode.CHECK_TRANSACTION_STATE: self._asked}
+
+    @asynccontextmanager
+    async def transaction(self, message: Message) -> AsyncIterator[Transaction]:
+        """Prepares ``message``, runs its block, and commits; an exception rolls back and goes on.
+
+        A cancelled block, or one that sets ``state`` to UNKNOWN, leaves it to ``check``. Raises what ``send`` raises,
+        and UsageError for a delayed message.
+
+        >>> async def example(producer: TransactionProducer) -> None:
+        ...     async with producer.transaction(Message("Orders", b"1 book")) as transaction:
+        ...         print(transaction.receipt.transaction_id)
+        """
+        if message.is_delayed:
+            raise UsageError("a transactional message cannot be delayed: brokers would lose it")
+        await self._greet(message.topic)
+        message.system_properties = {"TRAN_MSG": "true", "PGROUP": self.group}
+        try:
+            receipt = await self.send(message)
+        finally:
+            message.system_properties = {}
+        transaction = Transaction(message, receipt)
+        try:
+            yield transaction
+        except Exception:
+            await self._end(transaction, TransactionState.ROLLBACK)
+            raise
+        await self._end(transaction, transaction.state)
+
+    async def _greet(self, topic: str) -> None:
+        """The broker asks by the heartbeat's connection: it has to know us before there is something to ask."""
+        route = await self._route(topic)
+        for name in route.brokers:
+            address = route.master(name)
+            if address is not None and not self.client.has_greeted(address):
+                await self.client.heartbeat(address)
+
+    async def deliver(
+        self,
+        prepared: Prepared,
+        queue: MessageQueue | None,
+        messages: Sequence[Message],
+        context: object = None,
+    ) -> list[SendReceipt]:
+        """As Producer.deliver; prepared messages say so in their sysFlag."""
+        if any("TRAN_MSG" in message.system_properties for message in messages):
+            prepared = prepared._replace(sys_flag=prepared.sys_flag | sysflag.TRANSACTION_PREPARED)
+        return await super().deliver(prepared, queue, messages, context)  # type: ignore[arg-type]
+
+    async def _end(self, transaction: Transaction, state: TransactionState) -> None:
+        """Tells the broker. What does not arrive it will ask for."""
+        receipt = transaction.receipt
+        try:
+            route = await self.client.routes.get(receipt.queue.topic)
+            address = await self.client.master(route, receipt.queue.broker_name)
+            header = EndTransactionRequestHeader(
+                topic=receipt.queue.topic,
+                producer_group=self.group,
+                tran_state_table_offset=receipt.queue_offset,
+                commit_log_offset=decode_offset_id(receipt.offset_message_id)[1],
+                commit_or_rollback=state.value,
+                msg_id=receipt.message_id,
+                transaction_id=receipt.transaction_id,
+                from_transaction_check=False,
+            )
+            if state is TransactionState.UNKNOWN:
+                await self.client.oneway(address, RequestCode.END_TRANSACTION, header)
+            else:
+                await self.client.request(address, RequestCode.END_TRANSACTION, header)
+        except RocketMQError as error:
+            _log.warning("the end of a transaction was not told; the broker will ask", reason=str(error))
+
+    async def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
+        messages = split_messages(bytes(command.body), "", ReceivedMessage)
+        if len(messages) != 1 or messages[0].all_properties.get("PGROUP") != self.group:
+            return None
+        header = command.header(CheckTransactionStateRequestHeader)
+        self.spawn(self._answer, header, messages[0])
+        return None
+
+    async def _answer(self, header: CheckTransactionStateRequestHeader, message: ReceivedMessage) -> None:
+        state = TransactionState.UNKNOWN
+        try:
+            answer = self._check(message)
+            state = await answer if isawaitable(answer) else answer
+        except Exception:  # noqa: BLE001 - the program's own function: the broker will ask again
+            _log.exception("check failed; the broker will ask again", message=repr(message))
+        end = EndTransactionRequestHeader(
+            topic=header.topic,
+            producer_group=self.group,
+            tran_state_table_offset=header.tran_state_table_offset,
+            commit_log_offset=header.commit_log_offset,
+            commit_or_rollback=state.value,
+            msg_id=header.msg_id or message.message_id,
+            transaction_id=header.transaction_id,
+            from_transaction_check=True,
+        )
+        host, port = message.store_host
+        await self.client.oneway(f"{host}:{port}", RequestCode.END_TRANSACTION, end)

@@ -1,0 +1,54 @@
+"""Servers for the SDK's tests: ours or Apache's, as processes of the interop harness."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.interop.harness import probe
+from tests.interop.harness.processes import ended_afterwards
+from tests.interop.harness.servers import Broker, NameServer, Peer, supports
+
+PROPERTIES = {
+    "enablePropertyFilter": "true",
+    "transactionTimeOut": "1000",
+    "transactionCheckInterval": "1000",
+}
+
+
+@dataclass(frozen=True)
+class Servers:
+    """A name server and a broker that run."""
+
+    peer: Peer
+    name_server: NameServer
+    broker: Broker
+
+    @property
+    def namesrv(self) -> str:
+        return self.name_server.address
+
+    def create_topic(self, topic: str, queues: int = 4) -> str:
+        probe.create_topic(self.broker.address, topic, queues)
+        return topic
+
+    def expect(self, request: pytest.FixtureRequest, feature: str) -> None:
+        """Where this peer does not have a feature, the test has to fail."""
+        if not supports(self.peer, feature):
+            request.applymarker(pytest.mark.xfail(reason=f"our broker has no {feature} yet", strict=True))
+
+
+@contextmanager
+def running_servers(peer: Peer, directory: Path) -> Iterator[Servers]:
+    """Started here, ended afterwards."""
+    with ExitStack() as stack:
+        name_server = NameServer(peer, directory / "namesrv")
+        stack.enter_context(ended_afterwards(name_server.process))
+        name_server.start()
+        properties = PROPERTIES if peer == "apache" else {}
+        broker = Broker(peer, directory / "broker", [name_server], properties=properties)
+        stack.enter_context(ended_afterwards(broker.process))
+        broker.start()
+        yield Servers(peer, name_server, broker)
