@@ -123,7 +123,7 @@ class BrokerAdminProcessor:
             info[f"{name}ThreadPoolQueueSize"] = "0"
             info[f"{name}ThreadPoolQueueCapacity"] = "10000"
             info[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        info["sendThreadPoolQueueSize"] = str(self._parts.requests_in_flight())
+        info["sendThreadPoolQueueSize"] = str(max(0, self._parts.requests_in_flight() - 1))  # but for this one
         info["EndTransactionQueueSize"] = "0"
         info["EndTransactionThreadPoolQueueCapacity"] = "0"
         return info
