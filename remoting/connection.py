@@ -203,10 +203,7 @@ class Connection:
         self.sock.close()
         self.rest, self.big, self.ready = b"", None, False
         self.inflight = self.held = 0
-        try:
-            self.out.discard()
-        except Exception:  # noqa: BLE001 - a fault of the owner must not keep the connection
-            _log.exception("release_failed", peer=self.peer_text)
+        self.out.discard()
         for pending in self._pending.values():
             pending.event.set()
         callbacks, self.on_close = self.on_close, []

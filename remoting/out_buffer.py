@@ -5,6 +5,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+import structlog
+
+_log = structlog.get_logger("remoting")
+
 Buffer: TypeAlias = bytes | memoryview
 
 MAX_BUFFERS: Final = 1024
@@ -57,15 +61,13 @@ class OutBuffer:
         except BlockingIOError:
             pass
         if self._releases:
-            self._release_sent()
+            self._release(self.sent)
         return not chunks
 
     def discard(self) -> None:
         """Forget what was not sent; release everything."""
         self.chunks.clear()
-        releases, self._releases = self._releases, deque()
-        for _, release in releases:
-            release()
+        self._release(self.queued)
 
     def _gather(self) -> list[Buffer]:
         """The next buffers for one sendmsg; runs of small ones are joined, in ``chunks`` as well."""
@@ -100,6 +102,10 @@ class OutBuffer:
         if count:
             self.chunks[0] = memoryview(self.chunks[0])[count:]
 
-    def _release_sent(self) -> None:
-        while self._releases and self._releases[0][0] <= self.sent:
-            self._releases.popleft()[1]()
+    def _release(self, end: int) -> None:
+        while self._releases and self._releases[0][0] <= end:
+            release = self._releases.popleft()[1]
+            try:
+                release()
+            except Exception:  # noqa: BLE001 - a fault of the owner must not end the connection, let alone the others
+                _log.exception("release_failed")

@@ -54,7 +54,7 @@ class Reactor:
     """Serves connections until ``shutdown``. All of it belongs to the trio loop that ``run`` runs in.
 
     ``at_round_end`` holds functions that are called at the end of every round, before replies are sent: work put off
-    until the handlers of a round are done. They must be quick where there is nothing to do, and must not raise.
+    until the handlers of a round are done. They must be quick where there is nothing to do; what one raises is logged.
     ``stats`` counts. ``now`` is the clock's monotonic time, at most a second old.
     """
 
@@ -216,6 +216,11 @@ class Reactor:
         if self._log_budget.allows():
             _log.error("request_failed", peer=conn.peer_text, code=command.code, exc_info=error)
 
+    def _log_hook_failure(self, hook: Callable[[], None], error: Exception) -> None:
+        self.stats.failures += 1
+        if self._log_budget.allows():
+            _log.error("round_end_failed", hook=repr(hook), exc_info=error)
+
     # rounds
 
     async def _serve(self) -> None:
@@ -271,7 +276,10 @@ class Reactor:
     def _end_round(self) -> None:
         self._in_round = True
         for hook in self.at_round_end:
-            hook()
+            try:
+                hook()
+            except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
+                self._log_hook_failure(hook, error)
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for conn in dirty:

@@ -135,3 +135,20 @@ def test_an_error_of_the_socket_is_the_callers() -> None:
     queue(out, b"x")
     with pytest.raises(ConnectionResetError):
         flush(out, Broken(iter([])))
+
+
+def test_a_release_that_fails_keeps_no_other_from_being_called() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    for ending in ("sent", "discarded"):
+        out = OutBuffer()
+        released: list[str] = []
+        queue(out, b"x")
+        out.on_sent(fail)
+        out.on_sent(partial(released.append, ending))
+        if ending == "sent":
+            assert flush(out, NarrowSocket(iter([1])))
+        else:
+            out.discard()
+        assert released == [ending]

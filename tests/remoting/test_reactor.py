@@ -4,6 +4,7 @@ import struct
 from collections.abc import Awaitable
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -262,6 +263,20 @@ async def test_hooks_run_once_a_round_before_its_replies_are_sent() -> None:
             await peer.receive()
         first = events.index("hook 0", events.index("handler"))
         assert events[:first].count("handler") == 3
+
+
+async def test_a_hook_that_fails_is_logged_and_keeps_nobody_from_being_served() -> None:
+    ran: list[int] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async with serving() as server, server.peer() as peer:
+        server.reactor.at_round_end += [fail, lambda: ran.append(1)]
+        with structlog.testing.capture_logs() as logs:
+            assert (await peer.ask(request())).code == 0
+        assert ran
+        assert logs[0]["event"] == "round_end_failed"
 
 
 async def test_a_write_from_outside_a_round_is_sent_at_once_and_runs_the_hooks() -> None:
