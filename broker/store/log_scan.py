@@ -19,6 +19,7 @@ _HEAD_V4: Final = struct.Struct(">IIIi4xqqi8x8xq8x4x8xi")
 _HEAD_V4_SIZE: Final = _HEAD_V4.size
 _V6: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _SEARCH: Final = 1 << 20
+_SECTOR: Final = 512
 _MAGIC_FRONT: Final = b"\xda\xa3\x20"
 _MAGICS: Final = (record.MAGIC_V1.to_bytes(4, "big"), record.MAGIC_V2.to_bytes(4, "big"))
 
@@ -56,9 +57,14 @@ class NoRecordError(Exception):
 
 
 class RecordReader:
-    """Decodes records; topics are kept as one string each."""
+    """Decodes records of a log whose files have ``file_size`` bytes; topics are kept as one string each.
 
-    def __init__(self, *, check_crc: bool = True) -> None:
+    The checksum of a record covers its body alone. What a power cut takes is whole sectors, which are zeros then: a
+    record whose topic or properties have such a hole is none.
+    """
+
+    def __init__(self, file_size: int, *, check_crc: bool = True) -> None:
+        self.file_size = file_size
         self._check_crc = check_crc
         self._topics: dict[bytes, str] = {}
 
@@ -80,6 +86,8 @@ class RecordReader:
                     ):
                         topic = self._topic(bytes(view[topic_at + 1 : topic_end]))
                         properties = str(view[properties_at:end], "utf-8", "replace")
+                        if "\0" in properties or "\0" in topic:
+                            self._check_whole(view, at, phy, (topic_at + 1, topic_end), (properties_at, end))
                         return LogRecord(phy, size, topic, queue_id, queue_offset, sys_flag, stored, properties)
         return self._read_any(view, at, phy)
 
@@ -91,6 +99,7 @@ class RecordReader:
         if check.state is not record.RecordState.RECORD or check.head is None:
             raise NoRecordError(check.why)
         head = check.head
+        self._check_whole(view, at, phy, (head.topic_at, head.topic_end), (head.properties_at, head.properties_end))
         return LogRecord(
             phy,
             head.size,
@@ -101,6 +110,17 @@ class RecordReader:
             head.store_timestamp,
             str(view[head.properties_at : head.properties_end], "utf-8", "replace"),
         )
+
+    def _check_whole(self, view: Any, at: int, phy: int, *ranges: tuple[int, int]) -> None:
+        """Raise NoRecordError where a sector's part of one of the ranges is nothing but zeros."""
+        to_file = phy % self.file_size - at
+        for begin, end in ranges:
+            first = begin
+            while first < end:
+                stop = min(end, (first + to_file) // _SECTOR * _SECTOR + _SECTOR - to_file)
+                if not any(view[first:stop]):
+                    raise NoRecordError(f"bytes {first - at} to {stop - at} are zeros: a sector that was never written")
+                first = stop
 
     def _topic(self, raw: bytes) -> str:
         topic = self._topics.get(raw)
@@ -158,7 +178,7 @@ class LogWalk:
 
     def _time_comes_back(self, file: MappedFile, at: int) -> bool:
         """True where the clock was set back: the records that follow reach the time of those before them again."""
-        reader = RecordReader(check_crc=False)
+        reader = RecordReader(self._reader.file_size, check_crc=False)
         position = file.start + at
         while True:
             current = self._file_at(position)

@@ -33,7 +33,7 @@ class QueueRecovery:
         self._queues = queues
         self._files = files
         self._note = note
-        self._reader = RecordReader(check_crc=False)
+        self._reader = RecordReader(files.size, check_crc=False)
         self._seen: dict[ConsumeQueue, _Seen] | None = None
         self.rebuilt = 0
         """Units that were missing or wrong."""

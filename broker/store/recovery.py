@@ -84,7 +84,7 @@ class StoreRecovery:
         self._checkpoint = checkpoint
         self._dispatcher = dispatcher
         self._clean_exit = clean_exit
-        self._reader = RecordReader(check_crc=check_crc)
+        self._reader = RecordReader(files.size, check_crc=check_crc)
         self._queue_recovery = QueueRecovery(queues, files, self._note)
         self._index_recovery = IndexRecovery(index, self._note) if index is not None else None
         self._last_record = -1

@@ -34,7 +34,7 @@ class ReputMessageService:
         self._dispatcher = dispatcher
         self._stats = stats
         self._readable_offset = readable_offset
-        self._reader = RecordReader(check_crc=True)
+        self._reader = RecordReader(log.files.size)
         self._wake = trio.Event()
         self._data: Any = b""
         self._data_at = -1
