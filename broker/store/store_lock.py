@@ -39,23 +39,30 @@ class StoreLock:
             fd = disk.open(path)
         except FileNotFoundError:
             fd = disk.create(path, 0)
-        identity = disk.identity(path)
-        if identity is None or not disk.lock(fd):
+        try:
+            identity = _lock(disk, fd, root)
+        except BaseException:
             disk.close(fd)
-            owner = (read_whole(disk, f"{root}/{ABORT_FILE}") or b"").decode("ascii", "replace").strip()
-            known = f" (process {owner})" if owner.isdigit() else ""
-            raise StoreInUseError(
-                f"the store {root} is in use by another broker{known}: stop that, or use another path"
-            )
+            raise
         _open_stores.add(identity)
-        disk.pwrite(fd, b"lock", 0)
-        disk.data_sync(fd)
         return cls(disk, fd, identity)
 
     def release(self) -> None:
         """Give the store back."""
         _open_stores.discard(self._identity)
         self._disk.close(self._fd)
+
+
+def _lock(disk: Disk, fd: int, root: str) -> tuple[int, int]:
+    """Lock the open file; its identity."""
+    identity = disk.identity(f"{root}/{LOCK_FILE}")
+    if identity is None or not disk.lock(fd):
+        owner = (read_whole(disk, f"{root}/{ABORT_FILE}") or b"").decode("ascii", "replace").strip()
+        known = f" (process {owner})" if owner.isdigit() else ""
+        raise StoreInUseError(f"the store {root} is in use by another broker{known}: stop that, or use another path")
+    disk.pwrite(fd, b"lock", 0)
+    disk.data_sync(fd)
+    return identity
 
 
 class AbortFile:

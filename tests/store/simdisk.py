@@ -125,6 +125,14 @@ class SimDisk:
         """Let the nth call of ``method`` ("*" for any) raise OSError(number)."""
         self._failures.append((method, number, nth))
 
+    def pending_failures(self) -> int:
+        """How many failures that were asked for have not come up."""
+        return len(self._failures)
+
+    def clear_failures(self) -> None:
+        """No more of them."""
+        self._failures.clear()
+
     def power_cut(self, loss: Loss | None = None) -> "SimDisk":
         """The disk as it is found after the power failed now; this one is dead from here on."""
         if self.after_cut is None:

@@ -4,6 +4,7 @@ By default a seeded sample; STORE_CUTS=all checks every call with every kind of 
 replays it.
 """
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -17,7 +18,7 @@ from structlog.testing import capture_logs
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.flush import SyncPlace
-from broker.store.message_store import MessageStore
+from broker.store.message_store import MessageStore, StoreLoadError
 from broker.store.types import BatchEntry, GetMessageStatus, PutMessageResult
 from protocol.message import StoredMessage, decode_messages
 from remoting.clock import ManualClock
@@ -206,6 +207,7 @@ async def _cut(seed: int, sync: bool, loss: Loss, cut_at: int) -> bool:
     for again in range(2):
         copy = survivor.copy()
         if again:
+            copy.write_back = 0.1
             copy.loss, copy.cut_at = loss, disk.random.randrange(1, 60)
             with suppress(PowerCut):
                 try:
@@ -216,6 +218,37 @@ async def _cut(seed: int, sync: bool, loss: Loss, cut_at: int) -> bool:
             copy = copy.power_cut(loss)
         await _recover_and_check(scenario, copy, history)
     return history.finished
+
+
+async def _errors(seed: int, sync: bool, number: int, failed_at: int) -> bool:
+    """One state: an error at one call, then a restart. True if the run was over before that call."""
+    disk = SimDisk(seed=seed)
+    disk.fail("*", number, failed_at)
+    scenario, history = Scenario(sync=sync, seed=seed), History()
+    # an error while opening is the caller's to report
+    with suppress(OSError, StoreLoadError):
+        await scenario.run(disk, history)
+    over = bool(disk.pending_failures())
+    disk.clear_failures()
+    survivor = disk.power_cut(Loss.ALL)
+    await _recover_and_check(scenario, survivor, history)
+    return over
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("sync", [True, False])
+def test_an_error_at_any_call_breaks_no_promise(sync: bool, number: int) -> None:
+    failed_at, step = 1, 1 if EVERYTHING else 11
+    over = False
+    while not over:
+        try:
+            with capture_logs():
+                clock = trio.testing.MockClock(autojump_threshold=0)
+                over = trio.run(_errors, 2, sync, number, failed_at, clock=clock)
+        except BaseException as error:
+            error.add_note(f"replay: _errors(2, {sync}, {number}, {failed_at})")
+            raise
+        failed_at += step
 
 
 def _run(seed: int, sync: bool, loss: Loss, cut_at: int) -> bool:

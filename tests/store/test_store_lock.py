@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 from contextlib import suppress
@@ -85,3 +86,12 @@ def test_the_abort_file_is_gone_after_an_orderly_stop() -> None:
     abort.remove()
     abort.remove()
     assert not AbortFile(disk.power_cut(Loss.ALL), "/store").exists()
+
+
+def test_a_failed_opening_leaves_the_store_free() -> None:
+    disk = SimDisk()
+    disk.fail("data_sync", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        StoreLock.acquire(disk, "/store")
+    assert disk.open_files() == 0
+    StoreLock.acquire(disk, "/store").release()
