@@ -259,6 +259,8 @@ class TopicConfigManager:
 
     def _reconfigured(self, keys: frozenset[str]) -> None:
         config = self._configuration.section(BrokerConfig)
+        if "brokerPermission" in keys:
+            self._next_version()  # name servers take a topic's permissions from a newer version only
         if "autoCreateTopicEnable" in keys and config.auto_create_topic_enable:
             model = self.get(topic_rules.AUTO_CREATE_TOPIC)
             if model is None or not model.perm & PERM_INHERIT:

@@ -1,0 +1,147 @@
+"""``mqbroker`` as a process: what it prints, how it refuses to start, how it stops."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from broker.cli import IMPORTANT, durability, main
+from broker.config import FlushDiskType, MessageStoreConfig, load_broker
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def write_config(directory: Path, **changes: object) -> Path:
+    values = {
+        "brokerName": "broker-a",
+        "bindAddress": "127.0.0.1",
+        "listenPort": free_port(),
+        "fastListenPort": 0,
+        "embeddedNamesrvPort": free_port(),
+        "storePathRootDir": directory / "store",
+        "mappedFileSizeCommitLog": 4194304,
+        "commitLogReserveStep": 1048576,
+        "maxHashSlotNum": 1000,
+        "maxIndexNum": 4000,
+        **changes,
+    }
+    path = directory / f"broker-{values['listenPort']}.conf"
+    path.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+    return path
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "broker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def banner(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "consumeMessage" in line:
+            break
+    return "".join(lines)
+
+
+def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    return errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_starts_says_what_it_is_and_stops(tmp_path: Path, number: int) -> None:
+    config = write_config(tmp_path)
+    process = start("-c", str(config))
+    text = banner(process)
+    values = dict(line.split("=", 1) for line in config.read_text().splitlines())
+    assert "TriMQ broker broker-a of DefaultCluster is up" in text
+    assert f"127.0.0.1:{values['listenPort']}" in text
+    assert f"127.0.0.1:{values['embeddedNamesrvPort']} (in this process)" in text
+    assert values["storePathRootDir"] in text
+    assert "survives a crash of this process" in text
+    assert "mqadmin sendMessage -n" in text
+    with socket.create_connection(("127.0.0.1", int(values["listenPort"])), timeout=5):
+        pass
+    errors = stop(process, number)
+    assert process.returncode == 0, errors
+    assert not (tmp_path / "store" / "abort").exists()
+    assert "store_closed " in errors
+
+
+def test_second_broker_on_a_store_refuses(tmp_path: Path) -> None:
+    first = start("-c", str(write_config(tmp_path)))
+    banner(first)
+    try:
+        second = start("-c", str(write_config(tmp_path)))
+        _, errors = second.communicate(timeout=20)
+        assert second.returncode == 1
+        assert f"is in use by another broker (process {first.pid})" in errors
+        assert "Traceback" not in errors
+    finally:
+        stop(first)
+
+
+def test_taken_ports_are_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for key in ("listenPort", "embeddedNamesrvPort"):
+            process = start("-c", str(write_config(tmp_path, **{key: port})))
+            _, errors = process.communicate(timeout=20)
+            assert process.returncode == 1
+            assert f"127.0.0.1:{port}" in errors
+            assert "Traceback" not in errors
+
+
+def test_bad_value(tmp_path: Path) -> None:
+    path = write_config(tmp_path, flushDiskType="SOMETIMES")
+    result = CliRunner().invoke(main, ["-c", str(path)])
+    assert result.exit_code == 2
+    assert re.search(r"broker-\d+\.conf:\d+: flushDiskType=SOMETIMES: expected one of ASYNC_FLUSH", result.output)
+
+
+def test_file_that_is_not_there(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["-c", str(tmp_path / "none.conf")])
+    assert result.exit_code == 2
+    assert "none.conf" in result.output
+
+
+def test_log_file_that_cannot_be(tmp_path: Path) -> None:
+    path = write_config(tmp_path, logFile=f"{tmp_path}/broker.conf/x/log")
+    (tmp_path / "broker.conf").write_text("a file, not a directory")
+    result = CliRunner().invoke(main, ["-c", str(path)])
+    assert result.exit_code == 1
+    assert "log file" in result.output
+
+
+def test_prints_the_effective_configuration(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    every = CliRunner().invoke(main, ["-c", str(path), "-n", "10.0.0.1:9876", "-p"]).output.splitlines()
+    keys = [line.partition("=")[0] for line in every]
+    assert len(keys) == len(set(keys)) == len(list(load_broker().options()))
+    (name,) = (line for line in every if line.startswith("brokerName="))
+    assert re.search(rf"brokerName=broker-a +# {re.escape(str(path))}:1: Name of the broker", name)
+    (servers,) = (line for line in every if line.startswith("namesrvAddr="))
+    assert re.search(r"namesrvAddr=10.0.0.1:9876 +# -n: ", servers)
+    some = CliRunner().invoke(main, ["-c", str(path), "-m"]).output.splitlines()
+    assert {line.partition("=")[0] for line in some} == set(IMPORTANT)
+
+
+def test_durability_in_words() -> None:
+    assert "survives a power cut" in durability(MessageStoreConfig(flush_disk_type=FlushDiskType.SYNC_FLUSH))
+    assert "a power cut can take" in durability(MessageStoreConfig())

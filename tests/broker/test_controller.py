@@ -1,0 +1,131 @@
+"""The broker as a whole: name server in the process, addresses, restarts, clients that share a group."""
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+
+from broker import addresses
+from broker.controller import BrokerController, StartError
+from broker.testing import configuration, running_broker
+from protocol.codes import RequestCode, ResponseCode
+from tests.broker.wire_client import WireClient, consumer
+
+
+def namesrv(broker: BrokerController) -> tuple[str, int]:
+    host, _, port = broker.name_servers[0].partition(" ")[0].rpartition(":")
+    return host, int(port)
+
+
+async def test_topics_are_known_to_the_name_server_at_once(tmp_path: Path) -> None:
+    """Trap 15: an administrator reads back what it has just made."""
+    async with (
+        running_broker(tmp_path, embeddedNamesrvEnable=True, embeddedNamesrvPort=0) as broker,
+        WireClient.connect(broker.endpoint) as client,
+        WireClient.connect(namesrv(broker)) as names,
+    ):
+        create = {
+            "topic": "Orders",
+            "defaultTopic": "TBW102",
+            "readQueueNums": 2,
+            "writeQueueNums": 2,
+            "perm": 6,
+            "topicFilterType": "SINGLE_TAG",
+        }
+        assert (await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create)).code == 0
+        reply = await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Orders"})
+        route = json.loads(bytes(reply.body))
+        assert route["brokerDatas"][0]["brokerAddrs"] == {"0": broker.address}
+        assert route["queueDatas"][0]["writeQueueNums"] == 2
+        await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
+        reply = await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%G"})
+        assert reply.code == ResponseCode.SUCCESS  # trap 8
+        reply = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=4")
+        assert reply.code == ResponseCode.SUCCESS
+        reply = await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Orders"})
+        assert json.loads(bytes(reply.body))["queueDatas"][0]["perm"] == 4
+
+
+async def test_broker_leaves_the_routes_when_it_stops(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "a", embeddedNamesrvEnable=True, embeddedNamesrvPort=0) as first:
+        address = namesrv(first)
+        async with WireClient.connect(address) as names:
+            where = f"{address[0]}:{address[1]}"
+            async with running_broker(tmp_path / "b", brokerName="broker-b", namesrvAddr=where):
+                await _wait_for_brokers(names, {"broker-a", "broker-b"})
+            await _wait_for_brokers(names, {"broker-a"})
+
+
+async def _wait_for_brokers(names: WireClient, wanted: set[str]) -> None:
+    with trio.fail_after(10):
+        while True:
+            reply = await names.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+            if set(json.loads(bytes(reply.body))["brokerAddrTable"]) == wanted:
+                return
+            await trio.lowlevel.checkpoint()
+
+
+async def test_last_heartbeat_decides_for_the_group(broker: BrokerController, client: WireClient) -> None:
+    """Trap 7: members of one group with different topics overwrite each other."""
+    await client.send("One")
+    await client.send("Two")
+    async with WireClient.connect(broker.endpoint) as other:
+        await client.heartbeat("c1", consumers=[consumer("G", "One")])
+        assert (await client.pull("One", sysFlag=0)).code == ResponseCode.SUCCESS
+        await other.heartbeat("c2", consumers=[consumer("G", "Two")])
+        assert (await client.pull("One", sysFlag=0)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        assert (await other.pull("Two", sysFlag=0)).code == ResponseCode.SUCCESS
+
+
+async def test_store_that_is_open_already(tmp_path: Path) -> None:
+    async with running_broker(tmp_path):
+        with trio.fail_after(10), pytest.RaisesGroup(StartError, flatten_subgroups=True):
+            async with running_broker(tmp_path):
+                pass
+
+
+async def test_state_file_that_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "topics.json").write_text("{broken")
+    with pytest.RaisesGroup(pytest.RaisesExc(StartError, match="topics.json"), flatten_subgroups=True):
+        async with running_broker(tmp_path):
+            pass
+    assert (tmp_path / "config" / "topics.json").read_text() == "{broken"
+
+
+async def test_queues_without_their_topic_get_it_back(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        await client.send("Orders", queue_id=2)
+    for name in ("topics.json", "topics.json.bak"):
+        (tmp_path / "config" / name).unlink(missing_ok=True)
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        assert len(await client.pull_messages("Orders", queueId=2)) == 1
+
+
+async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        for n in range(5):
+            await client.send("Orders", b"%d" % n, {"KEYS": f"k{n}"})
+        await client.send("Orders", b"later", {"DELAY": "1"})
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        bodies = [message.body for message in await client.pull_messages("Orders")]
+        assert bodies[:5] == [b"0", b"1", b"2", b"3", b"4"]
+        ext = {"topic": "Orders", "key": "k3", "maxNum": 4, "beginTimestamp": 0, "endTimestamp": 2**60}
+        assert (await client.ask(RequestCode.QUERY_MESSAGE, ext)).code == ResponseCode.SUCCESS
+        if len(bodies) == 5:
+            assert [m.body for m in await client.pull_messages("Orders", 5, sysFlag=6)] == [b"later"]
+
+
+def test_addresses() -> None:
+    assert addresses.advertised_address("10.1.2.3", "0.0.0.0") == "10.1.2.3"
+    assert addresses.advertised_address(None, "127.0.0.1") == "127.0.0.1"
+    assert addresses.advertised_address(None, "0.0.0.0") == addresses.first_address()
+    assert addresses.pack("127.0.0.1", 10911) == b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
+    assert addresses.pack("::1", 1) == bytes(15) + b"\x01\x00\x00\x00\x01"
+    assert addresses.pack("localhost", 1) is not None
+    assert addresses.pack("no such host", 1) is None
+
+
+def test_unknown_keys_in_a_test_configuration(tmp_path: Path) -> None:
+    assert configuration(tmp_path, {"noSuchKey": 1}).warnings
