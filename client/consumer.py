@@ -192,11 +192,11 @@ class Consumer(Lifecycle):
         return self
 
     async def __anext__(self) -> ConsumerMessage:
-        message = (await self._take(1))[1][0]
+        message = (await self.take(1))[1][0]
         assert isinstance(message, ConsumerMessage)
         return message
 
-    async def batches(self, size: int = 32) -> AsyncIterator[Batch]:
+    def batches(self, size: int = 32) -> AsyncIterator[Batch]:
         """Iterates over batches of up to ``size`` messages of one queue: whatever is there, without waiting for more.
 
         >>> async def example(consumer: Consumer) -> None:
@@ -204,9 +204,7 @@ class Consumer(Lifecycle):
         ...         async with batch.process():
         ...             print([message.body for message in batch])
         """
-        while True:
-            reader, messages = await self._take(size)
-            yield Batch(messages, reader)  # type: ignore[arg-type] # its readers make ConsumerMessages
+        return _Batches(self, size)
 
     async def run(self, handler: Callable[[ConsumerMessage], Awaitable[object]], *, concurrency: int = 20) -> None:
         """Calls ``handler`` for each message, up to ``concurrency`` at the same time, until it is cancelled.
@@ -228,7 +226,8 @@ class Consumer(Lifecycle):
             for _ in range(concurrency):
                 group.start_soon(work)
 
-    async def _take(self, count: int) -> tuple[QueueReader, list[ReceivedMessage]]:
+    async def take(self, count: int) -> tuple[QueueReader, list[ReceivedMessage]]:
+        """Waits for messages of one queue, up to ``count``; who takes them has to acknowledge them."""
         self._taken += 1
         if self._taken >= _POLITE:
             self._taken = 0
@@ -418,3 +417,18 @@ class Consumer(Lifecycle):
         reader.seek(offset)
         await self._offsets.save({queue: offset}, confirmed=True)
         reader.committed = offset
+
+
+class _Batches:
+    """Iterates over batches; no generator, so that leaving the loop leaves nothing to be finalized."""
+
+    def __init__(self, consumer: Consumer, size: int) -> None:
+        self._consumer = consumer
+        self._size = size
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self
+
+    async def __anext__(self) -> Batch:
+        reader, messages = await self._consumer.take(self._size)
+        return Batch(messages, reader)  # type: ignore[arg-type] # its readers make ConsumerMessages

@@ -216,6 +216,7 @@ class LocalOffsets:
     def __init__(self, path: Path | None) -> None:
         self._path = anyio.Path(path) if path is not None else None
         self._offsets: dict[str, int] | None = None
+        self._lock = anyio.Lock()
 
     async def load(self, queue: MessageQueue) -> int | None:
         """What was saved for the queue."""
@@ -227,8 +228,9 @@ class LocalOffsets:
         table.update({_name(queue): offset for queue, offset in offsets.items()})
         if self._path is not None:
             fresh = self._path.with_name(self._path.name + ".new")
-            await fresh.write_bytes(encode_json({"offsets": table}))
-            await fresh.replace(self._path)
+            async with self._lock:
+                await fresh.write_bytes(encode_json({"offsets": table}))
+                await fresh.replace(self._path)
 
     async def _table(self) -> dict[str, int]:
         if self._offsets is None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from client import Message, Producer, PullConsumer, UsageError
+from client import Message, Producer, PullConsumer, ReceivedMessage, UsageError
 from tests.client.servers import Servers
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +58,7 @@ async def test_tags(servers: Servers, name: str) -> None:
     await fill(servers, name, 6)
     async with PullConsumer(name, namesrv=servers.namesrv, start="first", tags="odd") as consumer:
         await consumer.assign(await consumer.queues(name))
-        found = []
+        found: list[ReceivedMessage] = []
         with anyio.fail_after(30):
             while len(found) < 3:
                 found += await consumer.poll()

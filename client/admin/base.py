@@ -1,0 +1,165 @@
+"""What all kinds of administration share: the client, and finding brokers."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import anyio
+from msgspec import Struct
+
+from client.core import Client, ClientOptions
+from client.errors import RocketMQError, UsageError
+from client.lifecycle import Lifecycle
+from client.routes import MASTER_ID
+from protocol.body import ClusterInfo, TopicRouteData, decode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.headers.namesrv import GetRouteInfoRequestHeader
+
+T = TypeVar("T")
+
+
+class AdminBase(Lifecycle):
+    """An open client, and where the brokers are."""
+
+    def __init__(
+        self, namesrv: str | Iterable[str] | None, client: Client | None, options: ClientOptions | None
+    ) -> None:
+        super().__init__()
+        self._own_client = client is None
+        self.client = client or Client(namesrv, options or ClientOptions(request_timeout=10.0))
+
+    async def _prepare(self) -> None:
+        if self._own_client:
+            await self.client.__aenter__()
+
+    async def _release(self) -> None:
+        if self._own_client:
+            await self.client.__aexit__(None, None, None)
+
+    async def cluster_info(self) -> ClusterInfo:
+        """All brokers that the name server knows, by name, and their clusters.
+
+        >>> async def example(admin: "Admin") -> list[str]:
+        ...     return sorted((await admin.cluster_info()).broker_addr_table)
+        """
+        reply = await self.client.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        return decode_json(reply.body, ClusterInfo)
+
+    async def addresses(
+        self,
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+        masters_only: bool = True,
+    ) -> list[str]:
+        """Addresses of brokers: those of a cluster, of a broker name, or all.
+
+        ``broker`` may be an address already. Raises UsageError for a name that nobody has.
+
+        >>> async def example(admin: "Admin") -> list[str]:
+        ...     return await admin.addresses(cluster="DefaultCluster")
+        """
+        if broker is not None and ":" in broker:
+            return [broker]
+        info = await self.cluster_info()
+        if broker is not None:
+            names = [broker]
+        elif cluster is not None:
+            if cluster not in info.cluster_addr_table:
+                raise UsageError(f"no cluster {cluster}; there are {', '.join(sorted(info.cluster_addr_table))}")
+            names = sorted(info.cluster_addr_table[cluster])
+        else:
+            names = sorted(info.broker_addr_table)
+        found = []
+        for name in names:
+            data = info.broker_addr_table.get(name)
+            if data is None:
+                raise UsageError(f"no broker {name}; there are {', '.join(sorted(info.broker_addr_table))}")
+            found += [
+                address
+                for number, address in sorted(data.broker_addrs.items())
+                if number == MASTER_ID or not masters_only
+            ]
+        return found
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Where a topic is. Raises TopicNotFoundError.
+
+        >>> async def example(admin: "Admin") -> int:
+        ...     return sum(queues.write_queue_nums for queues in (await admin.route("Orders")).queue_datas)
+        """
+        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
+        reply = await self.client.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        return decode_json(reply.body, TopicRouteData)
+
+    async def topic_masters(self, topic: str) -> list[str]:
+        """The addresses of the masters that have a topic. Raises TopicNotFoundError.
+
+        >>> async def example(admin: "Admin") -> list[str]:
+        ...     return await admin.topic_masters("Orders")
+        """
+        route = await self.route(topic)
+        return [
+            broker.broker_addrs[MASTER_ID]
+            for broker in sorted(route.broker_datas, key=lambda broker: broker.broker_name)
+            if MASTER_ID in broker.broker_addrs
+        ]
+
+    async def _ask(
+        self,
+        address: str,
+        code: int,
+        header: Struct | dict[str, str] | None,
+        kind: type[T],
+    ) -> T:
+        """The body of a reply, as ``kind``."""
+        reply = await self.client.request(address, code, header if header is not None else {})
+        return decode_json(reply.body or b"{}", kind)
+
+
+async def each(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """Asks all at the same time; the first error ends it."""
+    found: dict[str, T] = {}
+    errors: list[RocketMQError] = []
+
+    async def one(address: str) -> None:
+        try:
+            found[address] = await ask(address)
+        except RocketMQError as error:
+            errors.append(error)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for address in addresses:
+            group.start_soon(one, address)
+    if errors:
+        raise errors[0]
+    return found
+
+
+async def first_that_knows(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> T:
+    """The first answer; the last error where nobody has one."""
+    error: RocketMQError | None = None
+    for address in addresses:
+        try:
+            return await ask(address)
+        except RocketMQError as failure:
+            error = failure
+    raise error or UsageError("no broker to ask", code=ResponseCode.SYSTEM_ERROR)
+
+
+def text_of(properties: dict[str, Any]) -> bytes:
+    """``key=value`` lines. Raises UsageError for a line break in one."""
+    for key, value in properties.items():
+        if "\n" in f"{key}{value}" or "=" in key:
+            raise UsageError(f"{key}={value} does not fit into one line")
+    return "".join(f"{key}={value}\n" for key, value in properties.items()).encode()
+
+
+def properties_of(text: bytes) -> dict[str, str]:
+    """The ``key=value`` lines of a reply."""
+    found = {}
+    for line in bytes(text).decode("utf-8", "replace").splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            found[key.strip()] = value.strip()
+    return found

@@ -1,0 +1,245 @@
+"""Administration of consumer groups and their offsets."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from client import offsets
+from client.admin.base import AdminBase, each
+from client.admin.models import ConsumeStats, OffsetWrapper, TimeSpan, as_kind, queue_table
+from client.errors import RocketMQError, TopicNotFoundError, UsageError
+from client.message import MessageQueue
+from protocol import lenient_json
+from protocol.body import SubscriptionData, SubscriptionGroupConfig, TopicList, encode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.headers.admin import (
+    CloneGroupOffsetRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    GetConsumeStatsRequestHeader,
+    GroupRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    QuerySubscriptionByConsumerRequestHeader,
+)
+from protocol.headers.client import ResetOffsetRequestHeader
+from protocol.topic_rules import dlq_topic, group_problem, retry_topic
+
+MODES = ("PULL", "POP")
+
+
+class GroupAdmin(AdminBase):
+    """Consumer groups: settings, progress, offsets."""
+
+    async def groups(self, address: str) -> dict[str, SubscriptionGroupConfig]:
+        """All consumer groups of a broker.
+
+        >>> async def example(admin: "Admin") -> int:
+        ...     return (await admin.groups("127.0.0.1:10911"))["billing"].retry_max_times
+        """
+        reply = await self.client.request(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
+        table = lenient_json.loads(bytes(reply.body)).get("subscriptionGroupTable") or {}
+        return {name: as_kind(value, SubscriptionGroupConfig) for name, value in table.items()}
+
+    async def update_group(self, address: str, config: SubscriptionGroupConfig) -> None:
+        """Makes or changes a group on a broker.
+
+        >>> async def example(admin: "Admin", config: SubscriptionGroupConfig) -> None:
+        ...     await admin.update_group("127.0.0.1:10911", config)
+        """
+        problem = group_problem(config.group_name)
+        if problem is not None:
+            raise UsageError(problem)
+        await self.client.request(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, encode_json(config))
+
+    async def delete_group(self, address: str, group: str, *, clean_offset: bool = False) -> None:
+        """Deletes a group on a broker, with its offsets where ``clean_offset`` says so.
+
+        >>> async def example(admin: "Admin") -> None:
+        ...     await admin.delete_group("127.0.0.1:10911", "billing", clean_offset=True)
+        """
+        header = DeleteSubscriptionGroupRequestHeader(group_name=group, clean_offset=clean_offset)
+        await self.client.request(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+    async def group_masters(self, group: str, topic: str | None = None) -> list[str]:
+        """The masters that know a group: those of its retry topic, else of ``topic``. Raises TopicNotFoundError.
+
+        >>> async def example(admin: "Admin") -> list[str]:
+        ...     return await admin.group_masters("billing")
+        """
+        try:
+            return await self.topic_masters(retry_topic(group))
+        except TopicNotFoundError:
+            if topic is None:
+                raise
+            return await self.topic_masters(topic)
+
+    async def consume_stats(self, group: str, topic: str | None = None) -> ConsumeStats:
+        """How far a group is, in all its topics or in one.
+
+        >>> async def lag(admin: "Admin") -> int:
+        ...     return (await admin.consume_stats("billing")).lag
+        """
+
+        async def ask(address: str) -> ConsumeStats:
+            header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
+            reply = await self.client.request(address, RequestCode.GET_CONSUME_STATS, header)
+            body = lenient_json.loads(bytes(reply.body))
+            table = queue_table(body.get("offsetTable"))
+            return ConsumeStats(
+                float(body.get("consumeTps") or 0.0),
+                {queue: as_kind(value, OffsetWrapper) for queue, value in table.items()},
+            )
+
+        found = ConsumeStats(0.0, {})
+        for part in (await each(await self.group_masters(group, topic), ask)).values():
+            found.consume_tps += part.consume_tps
+            found.offsets.update(part.offsets)
+        found.offsets = dict(sorted(found.offsets.items()))
+        return found
+
+    async def reset_offset(
+        self,
+        topic: str,
+        group: str,
+        when: datetime | float | None,
+        *,
+        force: bool = True,
+        queue: MessageQueue | None = None,
+        offset: int | None = None,
+    ) -> dict[MessageQueue, int]:
+        """Sets a group's offsets of a topic to a time, None for the end; the new offsets.
+
+        ``force`` also moves forward. With ``queue`` only that one, to ``offset`` where given. Running consumers follow.
+
+        >>> async def replay_today(admin: "Admin", midnight: datetime) -> None:
+        ...     await admin.reset_offset("Orders", "billing", midnight)
+        """
+        route = await self.route(topic)
+        found: dict[MessageQueue, int] = {}
+        for broker in sorted(route.broker_datas, key=lambda broker: broker.broker_name):
+            address = broker.broker_addrs.get("0")
+            if address is None or (queue is not None and queue.broker_name != broker.broker_name):
+                continue
+            header = ResetOffsetRequestHeader(
+                topic=topic,
+                group=group,
+                timestamp=-1 if when is None else offsets.to_ms(when),
+                is_force=force,
+                queue_id=queue.queue_id if queue is not None else -1,
+                offset=offset if offset is not None else -1,
+            )
+            reply = await self.client.request(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            table = queue_table(lenient_json.loads(bytes(reply.body) or b"{}").get("offsetTable"))
+            found.update({place: int(number) for place, number in table.items()})
+        return dict(sorted(found.items()))
+
+    async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Sets a group's offset of one queue. A running consumer goes on where it is and overwrites it.
+
+        >>> async def example(admin: "Admin", queue: MessageQueue) -> None:
+        ...     await admin.set_offset("billing", queue, 0)
+        """
+        await offsets.commit_offset(self.client, group, queue, offset)
+
+    async def offset_of(self, group: str, queue: MessageQueue) -> int | None:
+        """A group's offset of one queue; None where it has none.
+
+        >>> async def example(admin: "Admin", queue: MessageQueue) -> int | None:
+        ...     return await admin.offset_of("billing", queue)
+        """
+        return await offsets.committed_offset(self.client, group, queue)
+
+    async def clone_offsets(self, source: str, target: str, topic: str | None = None) -> dict[MessageQueue, int]:
+        """Gives a group the offsets of another, for one topic or all; the offsets.
+
+        >>> async def example(admin: "Admin") -> None:
+        ...     await admin.clone_offsets("billing", "billing-2", "Orders")
+        """
+        stats = await self.consume_stats(source, topic)
+        given = {}
+        for queue, wrapper in stats.offsets.items():
+            if queue.topic == retry_topic(source):
+                continue
+            given[queue] = wrapper.consumer_offset
+            await self.set_offset(target, queue, wrapper.consumer_offset)
+        return given
+
+    async def clone_offsets_at_broker(self, address: str, source: str, target: str, topic: str | None = None) -> None:
+        """As clone_offsets, done by one broker.
+
+        >>> async def example(admin: "Admin") -> None:
+        ...     await admin.clone_offsets_at_broker("127.0.0.1:10911", "billing", "billing-2")
+        """
+        header = CloneGroupOffsetRequestHeader(src_group=source, dest_group=target, topic=topic, offline=False)
+        await self.client.request(address, RequestCode.CLONE_GROUP_OFFSET, header)
+
+    async def set_consume_mode(self, address: str, topic: str, group: str, mode: str, *, share: int = 0) -> None:
+        """Says whether a group gets a topic by PULL or by POP; ``share`` is how many queues POP clients share.
+
+        >>> async def example(admin: "Admin") -> None:
+        ...     await admin.set_consume_mode("127.0.0.1:10911", "Orders", "billing", "POP", share=8)
+        """
+        if mode not in MODES:
+            raise UsageError(f"the mode {mode!r} is neither PULL nor POP")
+        body = {"topic": topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": share}
+        await self.client.request(address, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, encode_json(body))
+
+    async def group_topics(self, group: str) -> list[str]:
+        """The topics of which a group has offsets.
+
+        >>> async def example(admin: "Admin") -> list[str]:
+        ...     return await admin.group_topics("billing")
+        """
+
+        async def ask(address: str) -> list[str]:
+            header = GroupRequestHeader(group=group)
+            answer = await self._ask(address, RequestCode.QUERY_TOPICS_BY_CONSUMER, header, TopicList)
+            return answer.topic_list
+
+        found = await each(await self.group_masters(group), ask)
+        return sorted({topic for topics in found.values() for topic in topics})
+
+    async def subscription(self, group: str, topic: str) -> SubscriptionData | None:
+        """What a group wants of a topic; None where the broker does not know.
+
+        >>> async def example(admin: "Admin") -> str | None:
+        ...     found = await admin.subscription("billing", "Orders")
+        ...     return found.sub_string if found else None
+        """
+        for address in await self.group_masters(group, topic):
+            header = QuerySubscriptionByConsumerRequestHeader(group=group, topic=topic)
+            reply = await self.client.request(address, RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, header)
+            data = lenient_json.loads(bytes(reply.body)).get("subscriptionData")
+            if data:
+                found: SubscriptionData = as_kind(data, SubscriptionData)
+                return found
+        return None
+
+    async def time_spans(self, group: str, topic: str) -> list[TimeSpan]:
+        """Store times of a topic's queues and how far behind a group is, in time.
+
+        >>> async def example(admin: "Admin") -> int:
+        ...     return max(span.delay_time for span in await admin.time_spans("billing", "Orders"))
+        """
+
+        async def ask(address: str) -> list[TimeSpan]:
+            header = QueryConsumeTimeSpanRequestHeader(topic=topic, group=group)
+            answer = await self._ask(address, RequestCode.QUERY_CONSUME_TIME_SPAN, header, dict[str, list[TimeSpan]])
+            return answer.get("consumeTimeSpanSet", [])
+
+        found = await each(await self.topic_masters(topic), ask)
+        return sorted((span for spans in found.values() for span in spans), key=lambda span: span.message_queue)
+
+    async def delete_group_topics(self, group: str, addresses: Iterable[str]) -> None:
+        """Deletes a group's retry topic and dead letters on brokers.
+
+        >>> async def example(admin: "Admin") -> None:
+        ...     await admin.delete_group_topics("billing", await admin.addresses())
+        """
+        for topic in (retry_topic(group), dlq_topic(group)):
+            for address in addresses:
+                try:
+                    await self.client.request(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+                except RocketMQError as error:
+                    if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                        raise
+            for server in self.client.name_servers.addresses:
+                await self.client.request(server, RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic})
