@@ -22,6 +22,7 @@ class ReactorLimits:
     A connection with ``high_water`` or more to send is not read until it has ``low_water`` or less. Beyond
     ``max_inflight`` requests without a reply (``max_inflight_per_connection`` for one client) the answer is
     SYSTEM_BUSY; held long polls and one-ways do not count. After ``turn`` seconds of work other tasks get the loop.
+    For ``spin`` seconds after a reply to a single client the reactor looks for its next request before it waits.
     """
 
     max_frame: int = MAX_FRAME
@@ -32,6 +33,7 @@ class ReactorLimits:
     max_connections: int = field(default_factory=connections_allowed)
     idle: float = 120.0
     turn: float = 0.002
+    spin: float = 0.00005
 
     @classmethod
     def of(cls, config: NettyServerConfig) -> "ReactorLimits":
