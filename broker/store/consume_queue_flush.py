@@ -21,10 +21,10 @@ _log = structlog.get_logger(__name__)
 
 _JOBS_A_CALL: Final = 64
 _BYTES_A_CALL: Final = 1 << 20
-_KEEP_UNITS: Final = 8192
+_KEEP_UNITS: Final = 1 << 16
 """How much of a queue's written tail stays in memory for its consumers."""
-_KEEP_UNITS_ALL: Final = 1 << 20
-"""The same for all queues together (20 MiB)."""
+_KEEP_UNITS_ALL: Final = 1 << 19
+"""The same for all queues together (10 MiB)."""
 
 
 class FlushConsumeQueueService:

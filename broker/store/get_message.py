@@ -5,9 +5,10 @@ same steps, written as a generator that yields what has to be waited for. Source
 DefaultMessageStore.getMessage, with its statuses, next offsets and limits.
 """
 
+import struct
 import time
-from collections.abc import Callable, Generator
-from typing import Any, Final
+from collections.abc import Generator
+from typing import Any, Final, NamedTuple
 
 from broker.config import MessageStoreConfig
 from broker.store.commit_log import CommitLog
@@ -24,10 +25,25 @@ _MIN_BYTES: Final = 100
 _FOUND: Final = GetMessageStatus.FOUND
 _ITERATE: Final = UNIT.iter_unpack
 _SIZE_MAGIC: Final = SIZE_MAGIC.unpack_from
+_FRONT: Final = struct.Struct(">II20xQ").unpack_from
+"""Size, magic and physical offset of a record."""
+
+_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
 ReadRequest = tuple[int, int]
 """Offset and length in the log."""
 Steps = Generator[ReadRequest, bytes, GetMessageResult]
+
+
+class _Chosen(NamedTuple):
+    """Units that an answer is made of: ``runs`` are begin and end in the log of records that lie side by side."""
+
+    messages: int
+    scanned: int
+    size: int
+    runs: list[int]
+    last_phy: int
+    status: GetMessageStatus
 
 
 class MessageGetter:
@@ -138,54 +154,60 @@ class MessageGetter:
     ) -> Steps:
         """Choose the units that fit the limits and the filter, then read their records."""
         log_min, log_max = self._log.min_offset, self._log.max_offset
-        in_memory_from = log_max - self._memory
+        border = log_max - self._memory
+        chosen = None
+        if filter is None and units and int.from_bytes(units[:8], "big") >= max(border, log_min):
+            chosen = _choose_all(units, *self._limits(max_bytes, max_count, on_disk=False))
+        if chosen is None:
+            chosen = yield from self._choose(units, max_count, max_bytes, filter, border)
+        low, high = queue.min_offset, queue.next_offset
+        suggest = chosen.last_phy < border
+        if not chosen.messages:
+            self._stats.missed_times_total += 1
+            scanned = chosen.scanned if units else queue.file_of(offset) + queue.units_per_file - offset
+            return GetMessageResult(chosen.status, offset + scanned, low, high, suggest_slave=suggest)
+        following = offset + chosen.scanned
+        result = GetMessageResult(_FOUND, following, low, high, [], chosen.messages, chosen.size, suggest)
+        yield from self._read_runs(result, chosen.runs, units, filter)
+        self._stats.transferred_messages_total += result.count
+        self._stats.found_times_total += 1
+        return result
+
+    def _choose(
+        self, units: bytes, max_count: int, max_bytes: int, filter: MessageFilter | None, border: int
+    ) -> Generator[ReadRequest, bytes, _Chosen]:
+        """Any units: messages that are gone, on disk only, or not wanted. ``border``: in memory from here on."""
+        log_min = self._log.min_offset
         match = None if filter is None else filter.match_tags
         needs_record = filter is not None and filter.needs_properties
-        on_disk = len(units) >= UNIT_SIZE and int.from_bytes(units[:8], "big") < in_memory_from
-        limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=on_disk)
+        on_disk = True
+        limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=True)
         total = count = scanned = phy = 0
-        run_end = -1
         runs: list[int] = []
+        run_end = -1
         status = GetMessageStatus.NO_MATCHED_MESSAGE if units else GetMessageStatus.OFFSET_FOUND_NULL
         for phy, size, tags in _ITERATE(units):
-            if on_disk and phy >= in_memory_from:
+            if on_disk and phy >= border:
                 on_disk = False
                 limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=False)
-            if total + size > limit_bytes or count >= limit_count:
-                if size == FILLER_SIZE:
-                    scanned += 1
-                    status = GetMessageStatus.MESSAGE_WAS_REMOVING
-                    continue
-                if count:
-                    break
-            scanned += 1
-            if phy < log_min:
+            if size == FILLER_SIZE or phy < log_min:
+                scanned += 1
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
                 continue
+            if count and (total + size > limit_bytes or count >= limit_count):
+                break
+            scanned += 1
             if match is not None and not match(tags):
                 continue
             if needs_record and not (yield from self._matches_record(filter, phy, size)):
                 continue
             if phy != run_end:
-                if runs:
-                    runs.append(run_end)
-                runs.append(phy)
+                runs += (run_end, phy) if runs else (phy,)
             run_end = phy + size
             total += size
             count += 1
-        low, high = queue.min_offset, queue.next_offset
-        suggest = log_max - phy > self._memory
-        if not count:
-            self._stats.missed_times_total += 1
-            if not units:
-                scanned = queue.file_of(offset) + queue.units_per_file - offset
-            return GetMessageResult(status, offset + scanned, low, high, suggest_slave=suggest)
         runs.append(run_end)
-        result = GetMessageResult(_FOUND, offset + scanned, low, high, [], count, total, suggest)
-        yield from self._read_runs(result, runs, units, match)
-        self._stats.transferred_messages_total += result.count
-        self._stats.found_times_total += 1
-        return result
+        return _Chosen(count, scanned, total, runs, phy, status)
 
     def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, bytes, bool]:
         """Ask the filter about a record's properties; what is no record matches nothing."""
@@ -202,32 +224,40 @@ class MessageGetter:
         return filter.match_record(decode_properties(text))
 
     def _read_runs(
-        self, result: GetMessageResult, runs: list[int], units: bytes, match: Callable[[int], bool] | None
+        self, result: GetMessageResult, runs: list[int], units: bytes, filter: MessageFilter | None
     ) -> Generator[ReadRequest, bytes, None]:
         """Read the records that lie side by side at once; a run that does not begin with its record is looked into."""
         log = self._log
         held: list[MappedFile] = []
+        buffers = result.buffers
+        file: MappedFile | None = None
+        start = end_of_file = -1
         complete = False
         try:
             for at in range(0, len(runs), 2):
                 begin, end = runs[at], runs[at + 1]
+                if not start <= begin < end_of_file:
+                    file = log.files.find(begin)
+                    start, end_of_file = (file.start, file.end) if file is not None else (-1, -1)
+                    if file is not None:
+                        file.hold()
+                        held.append(file)
+                if file is not None and begin - start >= file.hot_from and end - start <= file.wrote:
+                    size, magic, phy = _FRONT(file.view, begin - start)
+                    if phy == begin and begin + size <= end and magic in _MAGICS:
+                        buffers.append(file.view[begin - start : end - start])
+                        continue
                 data = log.read(begin, end - begin)
                 if data is None:
                     data = yield begin, end - begin
-                if not _begins_record(data, begin, end - begin):
-                    yield from self._salvage(result, begin, end, units, match)
-                    continue
-                if type(data) is memoryview:
-                    file = log.files.find(begin)
-                    if file is not None and file not in held:
-                        file.hold()
-                        held.append(file)
-                result.buffers.append(data)
+                if _begins_record(data, begin, end - begin):
+                    buffers.append(data)
+                else:
+                    yield from self._salvage(result, begin, end, units, filter)
             complete = True
         finally:
             if not complete:
-                for file in held:
-                    file.release()
+                _release_all(held)
         if not result.buffers:
             result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
         if len(held) == 1:
@@ -236,12 +266,16 @@ class MessageGetter:
             result.release = lambda: _release_all(held)
 
     def _salvage(
-        self, result: GetMessageResult, begin: int, end: int, units: bytes, match: Callable[[int], bool] | None
+        self, result: GetMessageResult, begin: int, end: int, units: bytes, filter: MessageFilter | None
     ) -> Generator[ReadRequest, bytes, None]:
         """Go through the units of a run one by one: only what is the record that its unit tells of is given out."""
         for phy, size, tags in _ITERATE(units):
-            if not begin <= phy < end or (match is not None and not match(tags)):
+            if not begin <= phy < end or (filter is not None and not filter.match_tags(tags)):
                 continue
+            if filter is not None and filter.needs_properties:
+                matches = yield from self._matches_record(filter, phy, size)
+                if not matches:
+                    continue
             data = self._log.read(phy, size)
             if data is None:
                 data = yield phy, size
@@ -250,6 +284,25 @@ class MessageGetter:
             else:
                 result.count -= 1
                 result.size -= size
+
+
+def _choose_all(units: bytes, limit_bytes: int, limit_count: int) -> _Chosen | None:
+    """The usual case, every message wanted and in memory: only the limits count. None where a filler is among them."""
+    total = count = 0
+    runs: list[int] = []
+    run_end = -1
+    for phy, size, _ in _ITERATE(units[: limit_count * UNIT_SIZE]):
+        if total + size > limit_bytes and (count or size == FILLER_SIZE):
+            if size == FILLER_SIZE:
+                return None
+            break
+        if phy != run_end:
+            runs += (run_end, phy) if runs else (phy,)
+        run_end = phy + size
+        total += size
+        count += 1
+    runs.append(run_end)
+    return _Chosen(count, count, total, runs, run_end, _FOUND)
 
 
 def _release_all(files: list[MappedFile]) -> None:
@@ -264,6 +317,6 @@ def _begins_record(data: Any, phy: int, length: int) -> bool:
     size, magic = _SIZE_MAGIC(data)
     return (
         size <= length
-        and magic in (MAGIC_V1, MAGIC_V2)
+        and magic in _MAGICS
         and int.from_bytes(data[AT_PHYSICAL_OFFSET : AT_PHYSICAL_OFFSET + 8], "big") == phy
     )
