@@ -14,12 +14,13 @@ from broker.store.stats import StoreStats
 from protocol import sysflag
 from protocol.hashing import tags_code
 from protocol.message import PropertyName
-from protocol.record import RecordHead
+from protocol.queue_unit import UNIT
 from protocol.topic_rules import SCHEDULE_TOPIC
 
 MessageArriving = Callable[[str, int, int, int, int], None]
 """Hears (topic, queue id, offset after the message, tags code, store timestamp) of each message that can be read."""
 
+_PACK: Final = UNIT.pack
 _UNKNOWN_LEVEL_MS: Final = 1000
 _TYPES: Final = sysflag.TRANSACTION_MASK
 _ROLLBACK: Final = sysflag.TRANSACTION_ROLLBACK
@@ -68,7 +69,7 @@ class StoreDispatcher:
             if physical_offset > self.position:
                 self.on_behind()
             return
-        self.position = physical_offset + size
+        self.position = end = physical_offset + size
         self.last_record = physical_offset
         self.last_store_timestamp = store_timestamp
         kind = sys_flag & _TYPES
@@ -79,13 +80,19 @@ class StoreDispatcher:
                 pending.append((topic, keys, physical_offset, store_timestamp))
                 if len(pending) == WAKE_AT:
                     index.wake()
-        if kind in (_PREPARED, _ROLLBACK):
+        if kind == _PREPARED or kind == _ROLLBACK:  # noqa: PLR1714, SIM109 - a third of the time of a tuple
             return
         try:
             queue = self._by_topic[topic][queue_id]
         except KeyError:
             queue = self._queues.find_or_create(topic, queue_id)
-        queue.put(physical_offset, size, tags_code, queue_offset)
+        if queue_offset == queue.next_offset and physical_offset >= queue.max_phy and queue.dirty:
+            # ConsumeQueue.put's usual case, without the call
+            queue.tail += _PACK(physical_offset, size, tags_code)
+            queue.next_offset = queue_offset + 1
+            queue.max_phy = end
+        else:
+            queue.put(physical_offset, size, tags_code, queue_offset)
         for listener in self.message_arriving:
             listener(topic, queue_id, queue_offset + 1, tags_code, store_timestamp)
 
@@ -126,8 +133,3 @@ def has_key(properties: dict[str, str], key: str) -> bool:
     if properties.get(PropertyName.UNIQ_KEY) == key or key in properties.get(PropertyName.KEYS, "").split(" "):
         return True
     return key.startswith("T#") and properties.get(PropertyName.TAGS) == key[2:]
-
-
-def record_end(head: RecordHead) -> int:
-    """Log offset behind a record."""
-    return head.physical_offset + head.size
