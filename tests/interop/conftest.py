@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.harness import processes
+from tests.interop.harness import REMARKS, processes
 from tests.interop.harness.drivers import Admin, JavaClient, LineDriver, go_client, java_client, mqadmin, node_client
 from tests.interop.harness.servers import Cluster, running_cluster
 
@@ -16,6 +16,12 @@ TEST_TIMEOUT = 150
 
 #: Both generations of the Java client, each with both header encodings.
 JAVA_CLIENTS = [("5.5.0", "JSON"), ("5.5.0", "ROCKETMQ"), ("4.9.8", "JSON"), ("4.9.8", "ROCKETMQ")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What was measured, and how many of mqadmin's commands the run has used."""
+    for line in config.stash.get(REMARKS, []):
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,10 +67,12 @@ def latest_java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient
 
 
 @pytest.fixture(scope="session")
-def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Admin]:
     """mqadmin for the shared cluster."""
     with mqadmin(cluster, tmp_path_factory.mktemp("mqadmin")) as shell:
         yield shell
+        used = f"mqadmin: {len(shell.commands)} commands used: {', '.join(sorted(shell.commands))}"
+        pytestconfig.stash.setdefault(REMARKS, []).append(used)
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,9 @@ class Producer:
         sent: list[Record] = self.driver.call(
             "producer.send", name=self.name, topic=topic, messages=specs, mode=mode, **options
         )
+        failed = [one["failed"] for one in sent or () if "failed" in one]
+        if failed:
+            raise PartnerError(failed[0])
         return sent
 
     def send_to(self, queue: tuple[str, int], topic: str, specs: Sequence[Record], mode: str = "sync") -> list[Record]:
@@ -211,7 +214,8 @@ class JavaClient(LineDriver):
         try:
             yield Producer(self, name)
         finally:
-            self.call("producer.close", name=name)
+            # The client takes up to three seconds to close, and nothing here depends on it.
+            self.begin("producer.close", name=name)
 
     @contextmanager
     def consumer(
@@ -250,6 +254,7 @@ JAVA_OPTIONS = (
     "-Drocketmq.client.rebalance.waitInterval=1000",
     "-Drocketmq.client.rebalance.minInterval=200",
     "-Drocketmq.client.rebalance.lockInterval=1000",
+    "-Drocketmq.client.logLevel=WARN",
 )
 
 
@@ -310,9 +315,11 @@ class Admin:
             raise RuntimeError("mqadmin's pipes are missing")
         self._requests = child.stdin
         self._answers = child.stdout
+        self.commands: set[str] = set()
 
     def run(self, command: str, *words: str) -> str:
         """The output of one command, with -n for the cluster's name servers; what it prints as errors comes last."""
+        self.commands.add(command)
         line = json.dumps([command, *words, "-n", self.cluster.namesrv]).encode() + b"\n"
         self._requests.write(line)
         self._requests.flush()

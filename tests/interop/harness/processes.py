@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,12 @@ _CHATTER = " |-"
 started: list[Process] = []
 
 
+def _ends_with_the_tests() -> list[str]:
+    """What to put before a command, so that it is not left over when the test run itself is killed."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+
+
 class Process:
     """One child process that writes its output to a log file."""
 
@@ -29,7 +36,7 @@ class Process:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.name = name
-        self.argv = list(argv)
+        self.argv = [*_ends_with_the_tests(), *argv]
         self.directory = directory
         self.log = directory / f"{name}.log"
         self._environment = {**os.environ, **(environment or {})}

@@ -18,7 +18,7 @@ from tests.interop.harness.waiting import wait_until
 Peer = Literal["trimq", "apache"]
 
 #: What our broker refuses until it has it. A later issue takes its line out and with that turns the tests round.
-NOT_YET = frozenset({"transactions", "request_reply", "timer_messages", "sql_filters"})
+NOT_YET = frozenset({"transactions", "request_reply", "timer_messages", "pop", "replication"})
 
 #: Small files, so that the tests roll them, and delay levels of seconds. Same sizes for both peers: they can take turns
 #: on one store directory.
@@ -32,6 +32,9 @@ BROKER_DEFAULTS = {
     "maxHashSlotNum": "50000",
     "maxIndexNum": "200000",
 }
+
+#: Two cold cores make Apache's broker refuse what waited for 200 ms; that is not what is tested.
+APACHE_PATIENCE = {"waitTimeMillsInSendQueue": "20000", "waitTimeMillsInPullQueue": "20000"}
 
 APACHE_BROKER_MEMORY = ("-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m")
 APACHE_NAME_SERVER_MEMORY = ("-Xms128m", "-Xmx128m")
@@ -122,20 +125,19 @@ class Broker:
     peer: Peer
     directory: Path
     name_servers: list[NameServer]
+    store: Path
     name: str = "broker-a"
-    store: Path | None = None
     port: int = field(default_factory=broker_port)
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        if self.store is None:
-            self.store = self.directory / "store"
         self.configuration = self.directory / "broker.conf"
         _write_properties(
             self.configuration,
             {
                 **BROKER_DEFAULTS,
+                **(APACHE_PATIENCE if self.peer == "apache" else {}),
                 "brokerName": self.name,
                 "listenPort": str(self.port),
                 "namesrvAddr": ";".join(server.address for server in self.name_servers),
@@ -226,8 +228,8 @@ def running_cluster(
             stack.enter_context(ended_afterwards(server.process))
             server.start()
         masters = [
-            Broker(peer, directory / f"broker-{letter}", servers, name=f"broker-{letter}", properties=properties or {})
-            for letter in "abcdefgh"[:brokers]
+            Broker(peer, home, servers, store=home / "store", name=home.name, properties=properties or {})
+            for home in (directory / f"broker-{letter}" for letter in "abcdefgh"[:brokers])
         ]
         for master in masters:
             stack.enter_context(ended_afterwards(master.process))

@@ -5,8 +5,10 @@ import java.io.BufferedReader;
 import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 
@@ -16,6 +18,16 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
  */
 public final class AdminShell {
     private AdminShell() {
+    }
+
+    /** mqadmin keeps its commands, and some of them a client that starts once only: each line gets new ones. */
+    private static void forgetCommands() throws IllegalAccessException {
+        for (Field field : MQAdminStartup.class.getDeclaredFields()) {
+            if (field.getType() == List.class) {
+                field.setAccessible(true);
+                ((List<?>) field.get(null)).clear();
+            }
+        }
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -30,6 +42,7 @@ public final class AdminShell {
             System.setOut(new PrintStream(output, true, StandardCharsets.UTF_8));
             System.setErr(new PrintStream(failures, true, StandardCharsets.UTF_8));
             try {
+                forgetCommands();
                 MQAdminStartup.main0(words, null);
             } finally {
                 System.setOut(answers);

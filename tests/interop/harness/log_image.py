@@ -1,0 +1,124 @@
+"""A commit log as it lies on the disk, read by a decoder of the tests' own: what every broker has to serve from it."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+V1 = 0xDAA320A7
+V2 = 0xDAA320AB
+BLANK = 0xCBD43194
+_FRONT = struct.Struct(">IIIiiqqi")
+
+
+class Record(NamedTuple):
+    """One record and the fields that say where it is to be found."""
+
+    data: bytes
+    phy: int
+    topic: str
+    queue: int
+    offset: int
+    sys_flag: int
+    stored: int
+    body: bytes
+    properties: dict[str, str]
+
+    @property
+    def in_queue(self) -> bool:
+        """Whether consumers get it: half and rolled back messages are in no queue."""
+        return self.sys_flag & 12 in (0, 8)
+
+    @property
+    def keys(self) -> list[str]:
+        """What it is to be found by."""
+        words = self.properties.get("KEYS", "").split(" ")
+        return [key for key in (self.properties.get("UNIQ_KEY", ""), *words) if key]
+
+
+def _decode(data: bytes) -> Record:
+    _, magic, _, queue, _, offset, phy, sys_flag = _FRONT.unpack_from(data)
+    at = 40 + 8 + (20 if sys_flag & 0x10 else 8)
+    (stored,) = struct.unpack_from(">q", data, at)
+    at += 8 + (20 if sys_flag & 0x20 else 8) + 4 + 8
+    (length,) = struct.unpack_from(">i", data, at)
+    body = data[at + 4 : at + 4 + length]
+    at += 4 + length
+    width = 1 if magic == V1 else 2
+    topic_length = int.from_bytes(data[at : at + width], "big")
+    topic = data[at + width : at + width + topic_length].decode()
+    at += width + topic_length
+    (length,) = struct.unpack_from(">h", data, at)
+    if at + 2 + length != len(data):
+        raise ValueError(f"the record at {phy} does not end where it says")
+    pairs = [pair.partition("\x01") for pair in data[at + 2 :].decode().split("\x02") if pair]
+    return Record(data, phy, topic, queue, offset, sys_flag, stored, body, {name: value for name, _, value in pairs})
+
+
+def split(data: bytes) -> list[Record]:
+    """The records that stand one after the other in a reply."""
+    records = []
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        records.append(_decode(data[at : at + size]))
+        at += size
+    return records
+
+
+class LogImage:
+    """The whole log: ``data`` from ``start`` on up to the end of its last record, and the records."""
+
+    def __init__(self, store: Path, file_size: int) -> None:
+        files = sorted((store / "commitlog").iterdir())
+        self.start = int(files[0].name)
+        self.files = len(files)
+        raw = b"".join(file.read_bytes() for file in files)
+        if len(raw) != file_size * len(files):
+            raise ValueError(f"not all files of {store} have {file_size} bytes")
+        self.records: list[Record] = []
+        at = 0
+        while at + 8 <= len(raw):
+            size, magic = struct.unpack_from(">II", raw, at)
+            if magic == BLANK:
+                at += size
+                if at % file_size:
+                    raise ValueError(f"a BLANK ends at {at}, in the middle of a file")
+            elif magic in (V1, V2):
+                found = _decode(raw[at : at + size])
+                if found.phy != self.start + at:
+                    raise ValueError(f"the record at {self.start + at} says that it is at {found.phy}")
+                self.records.append(found)
+                at += size
+            else:
+                break
+        self.data = raw[:at]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+    @cached_property
+    def queues(self) -> dict[tuple[str, int], list[Record]]:
+        """The records of each queue in the order of the log."""
+        found: dict[tuple[str, int], list[Record]] = defaultdict(list)
+        for record in self.records:
+            if record.in_queue:
+                found[record.topic, record.queue].append(record)
+        return dict(found)
+
+    @cached_property
+    def by_key(self) -> dict[tuple[str, str], set[int]]:
+        """Log offsets of the records of each topic and key."""
+        found: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for record in self.records:
+            if record.sys_flag & 12 != 12:
+                for key in record.keys:
+                    found[record.topic, key].add(record.phy)
+        return dict(found)
+
+    def of(self, topic: str) -> list[Record]:
+        return [record for record in self.records if record.topic == topic]

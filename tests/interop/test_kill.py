@@ -1,0 +1,59 @@
+"""Full speed, and the broker killed five times under it: what was acknowledged is there, in order, at its offset."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.harness import REMARKS
+from tests.interop.harness.drivers import JavaClient, unique
+from tests.interop.harness.servers import Cluster, running_cluster
+from tests.interop.harness.waiting import wait_until
+
+KILLS = 5
+#: How long the load runs: 60 s where it counts, less for a quick look. Bounded, so that a typing error costs minutes.
+SECONDS = min(float(os.environ.get("TRIMQ_KILL_SECONDS", "60")), 600)
+
+
+@pytest.fixture(params=["ASYNC_FLUSH", "SYNC_FLUSH"])
+def cluster_to_kill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    properties = {"flushDiskType": request.param, "mappedFileSizeCommitLog": str(64 * 1024 * 1024)}
+    with running_cluster(tmp_path, properties=properties) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS * 2 + 300, func_only=True)
+def test_nothing_acknowledged_is_lost(
+    request: pytest.FixtureRequest, cluster_to_kill: Cluster, latest_java: JavaClient
+) -> None:
+    cluster, name = cluster_to_kill, unique("flood")
+    broker = cluster.broker
+    topic = cluster.create_topic(unique("Flood"), queues=8)
+
+    def progress(what: str) -> int:
+        return int(latest_java.call("flood.progress", name=name)[what])
+
+    latest_java.call("flood.start", name=name, topic=topic, namesrv=cluster.namesrv, size=200, keys=True)
+    begin = time.monotonic()
+    for kill in range(1, KILLS + 1):
+        due = begin + kill * SECONDS / (KILLS + 1)
+        wait_until(lambda due=due: time.monotonic() >= due, "time for the next kill", SECONDS)  # type: ignore[misc]
+        before = progress("accepted")
+        broker.kill()
+        broker.start()
+        wait_until(lambda before=before: progress("accepted") > before + 100, "sends that are accepted again")  # type: ignore[misc]
+    wait_until(lambda: time.monotonic() >= begin + SECONDS, "end of the load", SECONDS)
+    stopped: dict[str, Any] = latest_java.call("flood.stop", name=name, wait=90_000)
+    stored: dict[str, Any] = latest_java.call("flood.verify", name=name)
+    latest_java.call("flood.close", name=name)
+    request.config.stash.setdefault(REMARKS, []).append(f"{request.node.name}: {stopped} {stored}")
+    assert stored["wrong"] == 0, stored["examples"]
+    assert stored["stored"] >= stored["acknowledged"] > 1_000
+    assert stopped["undelivered"] == 0
+    assert stopped["outOfOrder"] == 0
