@@ -38,12 +38,12 @@ _NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
 _MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _LONGEST_CACHED: Final = 256
 _MAX_BYTES: Final = 128 * 1024 * 1024
-_WORDS: Final = struct.Struct(">II")
+_pack_words: Final = struct.Struct(">II").pack
 _TEMPLATE: Final = (
     '{"code":%d,"extFields":{"groupSysFlag":"%d","maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
     f'"suggestWhichBrokerId":"0","topicSysFlag":"%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%d,'
     f'"remark":"%s","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-)
+).encode()
 _BY_STATUS: Final = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
     GetMessageStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -57,7 +57,7 @@ _BY_STATUS: Final = {
     GetMessageStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
 }
 _CODES: Final = tuple(int(_BY_STATUS[status]) for status in GetMessageStatus)
-_NAMES: Final = tuple(status.name for status in GetMessageStatus)
+_NAMES: Final = tuple(status.name.encode() for status in GetMessageStatus)
 _EMPTY_QUEUE: Final = (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE)
 
 
@@ -300,21 +300,18 @@ def _head(pull: _Pull, code: int, result: GetMessageResult, body_size: int) -> b
             "groupSysFlag": str(pull.group_sys_flag),
         }
         return encode_head(command.reply(code, result.status.name, ext), body_size)
-    header = (
-        _TEMPLATE
-        % (
-            code,
-            pull.group_sys_flag,
-            result.max_offset,
-            result.min_offset,
-            result.next_begin_offset,
-            pull.topic_sys_flag,
-            command.opaque,
-            _NAMES[result.status],
-        )
-    ).encode()
+    header = _TEMPLATE % (
+        code,
+        pull.group_sys_flag,
+        result.max_offset,
+        result.min_offset,
+        result.next_begin_offset,
+        pull.topic_sys_flag,
+        command.opaque,
+        _NAMES[result.status],
+    )
     size = len(header)
-    return _WORDS.pack(size + 4 + body_size, size) + header
+    return _pack_words(size + 4 + body_size, size) + header
 
 
 def _max_bytes(header: PullMessageRequestHeader) -> int:

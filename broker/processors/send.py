@@ -50,7 +50,7 @@ _UNUSUAL_FLAGS: Final = (
     | sysflag.NEED_UNWRAP
     | sysflag.INNER_BATCH
 )
-_WORDS: Final = struct.Struct(">II")
+_pack_words: Final = struct.Struct(">II").pack
 _STORED: Final = {
     PutMessageStatus.PUT_OK: ResponseCode.SUCCESS,
     PutMessageStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -104,7 +104,7 @@ class SendMessageProcessor:
             f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{self._ext["TRACE_ON"]}",'
             f'"msgId":"{self._host_hex}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%s"}},"flag":1,'
             f'"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-        )
+        ).encode()
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""
@@ -198,12 +198,18 @@ class SendMessageProcessor:
         if status > PutMessageStatus.SLAVE_NOT_AVAILABLE:
             return command.reply(refusal_code(status), result.remark or status.name, self._ext)
         self._count(topic, 1, result.size)
-        if not status and not command.encoding and unique.isalnum() and unique.isascii() and self._templated:
-            header = (
-                self._template % (result.physical_offset, queue_id, result.queue_offset, unique, command.opaque)
-            ).encode()
-            size = len(header)
-            return _WORDS.pack(size + 4, size) + header
+        if not status and not command.encoding:
+            text = unique.encode()
+            if text.isalnum() and self._templated:
+                header = self._template % (
+                    result.physical_offset,
+                    queue_id,
+                    result.queue_offset,
+                    text,
+                    command.opaque,
+                )
+                size = len(header)
+                return _pack_words(size + 4, size) + header
         ext = self._ext | {
             "msgId": self._message_id(result.physical_offset),
             "queueId": str(queue_id),
