@@ -17,10 +17,12 @@ _CHUNK = 512
 class _Seen:
     """How far a queue agrees with the log: units below ``slot`` do, the last of them ends at ``end`` in the log."""
 
-    __slots__ = ("chunk", "chunk_at", "end", "slot")
+    __slots__ = ("chunk", "chunk_at", "end", "life", "slot")
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
+        self.life = 0
+        """Records before this offset are of an earlier life: the topic was deleted and made again."""
         self.end = 0
         self.chunk = b""
         self.chunk_at = 0
@@ -105,8 +107,12 @@ class QueueRecovery:
             seen = self._first_touch(queue, found)
             if seen is None:
                 return
+        if found.phy < seen.life:
+            return
         slot = max(found.queue_offset, seen.slot)
         if slot > seen.slot and queue.next_offset > seen.slot:
+            if self._is_later_life(queue, seen, found):
+                return
             self._cut(queue, seen.slot, seen.end)  # units of records that are gone
         if slot < queue.next_offset:
             unit = self._unit(queue, seen, slot)
@@ -114,8 +120,8 @@ class QueueRecovery:
                 seen.slot = slot + 1
                 seen.end = found.phy + found.size
                 return
-            if self._is_right(queue, slot, unit, found.phy):
-                return  # the record is from an earlier life of a topic that was deleted and made again
+            if self._is_later_life(queue, seen, found):
+                return
             self._cut(queue, slot, seen.end)
         queue.put(found.phy, found.size, tags_code, slot)
         self.rebuilt += 1
@@ -126,11 +132,11 @@ class QueueRecovery:
         """The queue's first record in the log; None if the queue is of a later life of its topic than the record."""
         assert self._seen is not None
         slot = found.queue_offset
-        if queue.next_offset and not queue.first_offset <= slot <= queue.next_offset:
-            last = queue.next_offset - 1
-            unit = self._queues.read_now(queue, last, 1) if last >= queue.first_offset else b""
-            if self._is_right(queue, last, unit, found.phy):
+        if queue.next_offset > queue.first_offset:
+            place = max(queue.first_offset, min(slot, queue.next_offset - 1))
+            if self._is_right(queue, place, self._queues.read_now(queue, place, 1), found.phy):
                 return None
+        if queue.next_offset and not queue.first_offset <= slot <= queue.next_offset:
             self._note(f"queue {queue.topic}/{queue.queue_id} is built anew: its units are not those of the log")
             self._wipe(queue)
         if queue.next_offset:
@@ -139,6 +145,14 @@ class QueueRecovery:
             self._wipe(queue)
         seen = self._seen[queue] = _Seen(slot)
         return seen
+
+    def _is_later_life(self, queue: ConsumeQueue, seen: _Seen, found: LogRecord) -> bool:
+        """True where the next unit belongs to a record later in the log: ``found`` is none of the queue's then."""
+        unit = self._unit(queue, seen, seen.slot)
+        if not self._is_right(queue, seen.slot, unit, found.phy):
+            return False
+        seen.life = UNIT.unpack(unit)[0]
+        return True
 
     def _unit(self, queue: ConsumeQueue, seen: _Seen, slot: int) -> bytes:
         at = (slot - seen.chunk_at) * UNIT_SIZE

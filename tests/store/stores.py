@@ -1,0 +1,142 @@
+"""Whole stores on a simulated disk, small enough to roll every kind of file."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+
+from broker.config import FlushDiskType, MessageStoreConfig
+from broker.store.disk import Disk
+from broker.store.flush import SyncPlace
+from broker.store.message_store import MessageStore
+from broker.store.types import GetMessageStatus, PutMessageResult, PutMessageStatus
+from protocol.hashing import tags_code
+from protocol.message import StoredMessage, decode_messages
+from remoting.clock import ManualClock
+from tests.store.builders import Answers, message
+from tests.store.simdisk import Loss, PowerCut, SimDisk
+
+TOPIC = "TopicTest"
+FAR = 1 << 62
+
+
+def settings(root: str = "/store", *, sync: bool = False, **more: object) -> MessageStoreConfig:
+    fields: dict[str, object] = {
+        "mapped_file_size_commit_log": 8192,
+        "mapped_file_size_consume_queue": 200,
+        "commit_log_reserve_step": 4096,
+        "max_hash_slot_num": 16,
+        "max_index_num": 20,
+        "max_message_size": 4000,
+        "flush_disk_type": FlushDiskType.SYNC_FLUSH if sync else FlushDiskType.ASYNC_FLUSH,
+    }
+    return MessageStoreConfig(store_path_root_dir=root, **(fields | more))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def opened(
+    disk: Disk, config: MessageStoreConfig | None = None, clock: ManualClock | None = None
+) -> AsyncIterator[MessageStore]:
+    """A store that runs."""
+    store = MessageStore(config or settings(), disk=disk, clock=clock or ManualClock(), sync_place=SyncPlace.THREAD)
+    async with store.opened():
+        await trio.testing.wait_all_tasks_blocked()
+        yield store
+
+
+@asynccontextmanager
+async def killed(
+    disk: SimDisk, config: MessageStoreConfig | None = None, *, loss: Loss = Loss.NOTHING
+) -> AsyncIterator[MessageStore]:
+    """A store whose process is killed at the end (``loss``: its power fails); ``disk.power_cut()`` is what is left."""
+    try:
+        async with opened(disk, config) as store:
+            yield store
+            disk.power_cut(loss)
+    except* PowerCut:
+        pass
+
+
+async def put(
+    store: MessageStore,
+    body: bytes = b"body",
+    *,
+    topic: str = TOPIC,
+    queue_id: int = 0,
+    tag: str = "",
+    unique: str = "",
+    keys: str = "",
+    sys_flag: int = 0,
+    more: str = "",
+) -> PutMessageResult:
+    """Store one message; its result when it is there."""
+    named = {"TAGS": tag, "UNIQ_KEY": unique, "KEYS": keys}
+    text = "".join(f"{name}\x01{value}\x02" for name, value in named.items() if value) + more
+    index_keys = tuple(word for word in (unique, *keys.split(" ")) if word)
+    inner = message(
+        body,
+        topic,
+        queue_id,
+        properties=text.encode(),
+        tags_code=tags_code(tag),
+        keys=index_keys,
+        sys_flag=sys_flag,
+    )
+    answers = Answers()
+    result = store.put_message(inner, answers.later)
+    if result is None:
+        await answers.changed.wait()
+        result = answers.results[0]
+    assert result.status is PutMessageStatus.PUT_OK, result
+    return result
+
+
+async def fill(store: MessageStore, count: int, *, topic: str = TOPIC, queue_id: int = 0, first: int = 0) -> None:
+    """``count`` messages of 200 bytes with keys ``u<n>`` and ``k<n % 7>``."""
+    for number in range(first, first + count):
+        body = f"{topic}-{queue_id}-{number}-".encode().ljust(100, b".")
+        await put(
+            store, body, topic=topic, queue_id=queue_id, unique=f"u{topic}{queue_id}-{number}", keys=f"k{number % 7}"
+        )
+
+
+async def drain(store: MessageStore, topic: str = TOPIC, queue_id: int = 0) -> list[StoredMessage]:
+    """All messages of a queue, as a consumer gets them; the offsets asked for are checked on the way."""
+    offset = store.min_offset(topic, queue_id)
+    found: list[StoredMessage] = []
+    while True:
+        result = store.get_message(topic, queue_id, offset, 32, 1 << 20, None)
+        if result is None:
+            result = await store.get_message_cold(topic, queue_id, offset, 32, 1 << 20, None)
+        if result.status is GetMessageStatus.FOUND:
+            for buffer in result.buffers:
+                found += decode_messages(bytes(buffer))
+        result.release()
+        if result.status not in (GetMessageStatus.FOUND, GetMessageStatus.MESSAGE_WAS_REMOVING):
+            return found
+        offset = result.next_begin_offset
+
+
+async def by_key(store: MessageStore, key: str, topic: str = TOPIC) -> list[StoredMessage]:
+    """What a query finds."""
+    result = store.query_message(topic, key, 64, 0, FAR)
+    if result is None:
+        result = await store.query_message_cold(topic, key, 64, 0, FAR)
+    found = [stored for buffer in result.buffers for stored in decode_messages(bytes(buffer))]
+    result.release()
+    return found
+
+
+async def check_all(store: MessageStore, expected: dict[tuple[str, int], int]) -> None:
+    """Each queue holds the messages that ``fill`` put there, at their offsets, and each is found by its keys."""
+    for (topic, queue_id), count in expected.items():
+        stored = await drain(store, topic, queue_id)
+        assert [one.queue_offset for one in stored] == list(range(count))
+        for number, one in enumerate(stored):
+            assert one.body.startswith(f"{topic}-{queue_id}-{number}-".encode())
+            unique = await by_key(store, f"u{topic}{queue_id}-{number}", topic)
+            assert [found.commit_log_offset for found in unique] == [one.commit_log_offset]
+            assert one.commit_log_offset in {
+                found.commit_log_offset for found in await by_key(store, f"k{number % 7}", topic)
+            }

@@ -1,0 +1,449 @@
+from copy import deepcopy
+
+import pytest
+import trio
+
+from broker.store.message_store import MessageStore
+from broker.store.recovery import RecoveryReport
+from protocol import checkpoint_layout
+from protocol.queue_unit import UNIT
+from tests.store.simdisk import Loss, PowerCut, SimDisk
+from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
+
+ONE = {(TOPIC, 0): 40}
+
+
+def _report(store: MessageStore) -> RecoveryReport:
+    assert store.recovered is not None
+    return store.recovered
+
+
+def _write(disk: SimDisk, path: str, data: bytes, at: int) -> None:
+    """Change a file behind the store's back, durably."""
+    fd = disk.open(path)
+    disk.pwrite(fd, data, at)
+    disk.data_sync(fd)
+    disk.close(fd)
+
+
+def _delete_below(disk: SimDisk, directory: str) -> None:
+    for name in disk.list(directory):
+        path = f"{directory}/{name}"
+        info = disk.stat(path)
+        if info is not None and info.is_directory:
+            _delete_below(disk, path)
+            disk.remove_directory(path)
+        else:
+            disk.delete(path)
+
+
+def _forget_mark(disk: SimDisk) -> None:
+    """The checkpoint as another broker would have left it."""
+    fields = checkpoint_layout.decode(disk.content("/store/checkpoint"))
+    _write(disk, "/store/checkpoint", checkpoint_layout.encode(fields), 0)
+
+
+async def _filled(disk: SimDisk, count: int = 40) -> None:
+    async with opened(disk) as store:
+        await fill(store, count)
+
+
+async def test_an_orderly_stop_leaves_nothing_to_read() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    async with opened(disk) as store:
+        report = _report(store)
+        assert (report.clean, report.trusted, report.records) == (True, True, 0)
+        assert not store.queues.queues, "queues are made when somebody asks for them"
+        await check_all(store, ONE)
+        await fill(store, 5, first=40)
+        await check_all(store, {(TOPIC, 0): 45})
+
+
+async def test_a_kill_loses_nothing() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 40)
+    disk = disk.power_cut()
+    async with opened(disk) as store:
+        assert _report(store).units_rebuilt == 40
+        await check_all(store, ONE)
+
+
+async def test_a_start_after_a_kill_reads_from_the_checkpoint_on() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 30)
+        position = store.max_phy_offset
+        await store._checkpoints.save()
+        await fill(store, 10, first=30)
+    disk = disk.power_cut()
+    async with opened(disk) as store:
+        report = _report(store)
+        assert (report.trusted, report.scanned_from, report.records) == (True, position, 10)
+        await check_all(store, ONE)
+
+
+async def test_all_queues_deleted_after_an_orderly_stop() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _delete_below(disk, "/store/consumequeue")
+    async with opened(disk) as store:
+        assert _report(store).units_rebuilt == 40
+        await check_all(store, ONE)
+
+
+async def test_one_queue_deleted_after_an_orderly_stop() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 40)
+        await fill(store, 12, queue_id=1)
+    _delete_below(disk, f"/store/consumequeue/{TOPIC}/0")
+    async with opened(disk) as store:
+        assert _report(store).units_rebuilt == 40
+        await check_all(store, {(TOPIC, 0): 40, (TOPIC, 1): 12})
+
+
+async def test_a_queue_deleted_after_a_kill() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 40)
+        await fill(store, 12, queue_id=1)
+        await store._checkpoints.save()
+    disk = disk.power_cut()
+    _delete_below(disk, f"/store/consumequeue/{TOPIC}/1")
+    async with opened(disk) as store:
+        assert not _report(store).clean
+        await check_all(store, {(TOPIC, 0): 40, (TOPIC, 1): 12})
+
+
+async def test_a_queue_cut_short_after_an_orderly_stop_does_not_shift() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    # the units from 35 on are gone, the exit looks orderly: RocketMQ loses number 35 and shifts the others
+    _write(disk, f"/store/consumequeue/{TOPIC}/0/{600:020d}", bytes(100), 100)
+    async with opened(disk) as store:
+        await check_all(store, ONE)
+
+
+async def test_a_file_missing_in_the_middle_of_a_queue() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    disk.delete(f"/store/consumequeue/{TOPIC}/0/{200:020d}")
+    _forget_mark(disk)
+    async with opened(disk) as store:
+        assert any("missing" in note for note in _report(store).notes)
+        await check_all(store, ONE)
+
+
+async def test_damaged_units_of_another_writers_store() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _forget_mark(disk)
+    _write(disk, f"/store/consumequeue/{TOPIC}/0/{200:020d}", UNIT.pack(4711, 50, 3), 40)
+    async with opened(disk) as store:
+        assert not _report(store).trusted
+        await check_all(store, ONE)
+
+
+async def test_a_queue_that_is_ahead_of_the_log() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    units = b"".join(UNIT.pack(20_000 + 200 * number, 200, 0) for number in range(3))
+    for forget in (False, True):
+        if forget:
+            _forget_mark(disk)
+        last = disk.list(f"/store/consumequeue/{TOPIC}/0")[-1]
+        _write(disk, f"/store/consumequeue/{TOPIC}/0/{last}", units, 0)
+        async with opened(disk) as store:
+            await check_all(store, ONE)
+
+
+async def test_a_shifted_queue_of_rocketmq_gets_its_places_back() -> None:
+    disk = SimDisk()
+    await _filled(disk, 8)
+    _forget_mark(disk)
+    path = f"/store/consumequeue/{TOPIC}/0/{0:020d}"
+    units = disk.content(path)
+    _write(disk, path, units[:80] + units[100:160] + bytes(20), 0)  # number 4 left out
+    async with opened(disk) as store:
+        await check_all(store, {(TOPIC, 0): 8})
+
+
+@pytest.mark.parametrize("lives", [1, 3, 6, 9])
+async def test_a_topic_that_was_made_again_keeps_its_new_life(lives: int) -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 6)
+        await store.delete_topic(TOPIC)
+        for number in range(lives):
+            await put(store, b"new life", unique=f"new{number}")
+    _forget_mark(disk)
+    async with opened(disk) as store:
+        assert not _report(store).trusted
+        assert [one.body for one in await drain(store)] == [b"new life"] * lives
+
+
+async def test_no_checkpoint_at_all() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    disk.delete("/store/checkpoint")
+    async with opened(disk) as store:
+        report = _report(store)
+        assert (report.trusted, report.records, report.units_rebuilt, report.keys_rebuilt) == (False, 40, 0, 0)
+        await check_all(store, ONE)
+
+
+async def test_a_checkpoint_from_the_future() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    mark = checkpoint_layout.decode_mark(disk.content("/store/checkpoint"))
+    assert mark is not None
+    fields = checkpoint_layout.CheckpointFields(1 << 60, 1 << 60, 1 << 60, 1 << 60, 1 << 60, 1 << 60)
+    ahead = checkpoint_layout.CheckpointMark(position=1 << 40, units=99, clean=True)
+    for data in (checkpoint_layout.encode(fields), checkpoint_layout.encode(fields, ahead)):
+        _write(disk, "/store/checkpoint", data, 0)
+        _delete_below(disk, f"/store/consumequeue/{TOPIC}")
+        async with opened(disk) as store:
+            await check_all(store, ONE)
+
+
+async def test_a_short_checkpoint() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    fd = disk.open("/store/checkpoint")
+    disk.truncate(fd, 20)
+    disk.close(fd)
+    async with opened(disk) as store:
+        await check_all(store, ONE)
+
+
+async def test_a_damaged_record_in_the_middle_is_reported_and_passed_over() -> None:
+    for forget in (False, True):
+        disk = SimDisk()
+        async with killed(disk) as store:
+            await fill(store, 40)
+            at = (await drain(store))[7].commit_log_offset
+            size = (await drain(store))[7].size
+        disk = disk.power_cut()
+        if forget:
+            _forget_mark(disk)
+        disk.flip(f"/store/commitlog/{0:020d}", at + 100)
+        async with opened(disk) as store:
+            (damage,) = _report(store).damaged
+            assert (damage.phy, damage.length) == (at, size)
+            assert "CRC" in damage.why
+            stored = await drain(store)
+            assert [one.queue_offset for one in stored] == [*range(7), *range(8, 40)]
+            assert store.max_offset(TOPIC, 0) == 40
+            assert [one.queue_offset for one in await by_key(store, f"u{TOPIC}0-8")] == [8]
+            assert await by_key(store, f"u{TOPIC}0-7") == []
+
+
+async def test_a_damaged_record_is_not_served_though_its_unit_is_there() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _forget_mark(disk)
+    disk.flip(f"/store/commitlog/{0:020d}", 100)
+    async with opened(disk) as store:
+        assert [one.queue_offset for one in await drain(store)] == list(range(1, 40))
+        assert store.max_offset(TOPIC, 0) == 40
+
+
+async def test_a_torn_tail_is_erased() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 10)
+        last = (await drain(store))[-1]
+    disk = disk.power_cut()
+    path = f"/store/commitlog/{0:020d}"
+    _write(disk, path, bytes(40), last.commit_log_offset + last.size - 40)  # its properties never came to the disk
+    async with opened(disk) as store:
+        report = _report(store)
+        assert report.position == last.commit_log_offset
+        assert report.erased
+        assert not any(disk.durable_content(path)[report.position :])
+        await check_all(store, {(TOPIC, 0): 9})
+        await fill(store, 1, first=9)
+        await check_all(store, {(TOPIC, 0): 10})
+
+
+async def test_a_record_of_an_earlier_life_of_the_file_does_not_come_back() -> None:
+    # another writer cut the log after five records, wrote one more of the same size and was killed: the old seventh
+    # record stands right behind it, and is whole
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 9)
+        records = await drain(store)
+        begin, behind = records[5].commit_log_offset, records[6].commit_log_offset
+        image = bytearray(disk.content(f"/store/commitlog/{0:020d}"))
+    disk = disk.power_cut()
+    later = records[5].store_timestamp + 60_000
+    image[begin + 56 : begin + 64] = later.to_bytes(8, "big")
+    _write(disk, f"/store/commitlog/{0:020d}", bytes(image), 0)
+    disk.delete("/store/checkpoint")
+    async with opened(disk) as store:
+        assert _report(store).position == behind
+        assert len(await drain(store)) == 6
+
+
+async def test_a_clock_that_was_set_back_is_no_end_of_the_log() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 9)
+        records = await drain(store)
+        image = bytearray(disk.content(f"/store/commitlog/{0:020d}"))
+    disk = disk.power_cut()
+    for number, one in enumerate(records):
+        at = one.commit_log_offset + 56
+        time = one.store_timestamp + (-60_000 if 3 <= number < 6 else 0)
+        image[at : at + 8] = time.to_bytes(8, "big")
+    _write(disk, f"/store/commitlog/{0:020d}", bytes(image), 0)
+    disk.delete("/store/checkpoint")
+    async with opened(disk) as store:
+        await check_all(store, {(TOPIC, 0): 9})
+
+
+async def test_the_index_deleted() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _delete_below(disk, "/store/index")
+    async with opened(disk) as store:
+        assert _report(store).keys_rebuilt == 80
+        await check_all(store, ONE)
+
+
+async def test_one_index_file_deleted() -> None:
+    for position in (0, 1, -1):
+        disk = SimDisk()
+        await _filled(disk)
+        disk.delete(f"/store/index/{disk.list('/store/index')[position]}")
+        async with opened(disk) as store:
+            await check_all(store, ONE)
+
+
+async def test_an_index_file_of_the_wrong_size_and_a_damaged_header() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    first, second, *_ = disk.list("/store/index")
+    fd = disk.open(f"/store/index/{first}")
+    disk.truncate(fd, 100)
+    disk.close(fd)
+    _write(disk, f"/store/index/{second}", (1 << 30).to_bytes(4, "big"), 36)
+    async with opened(disk) as store:
+        await check_all(store, ONE)
+
+
+async def test_damaged_entries_and_chains_of_another_writers_index() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _forget_mark(disk)
+    path = f"/store/index/{disk.list('/store/index')[1]}"
+    _write(disk, path, b"\x00\x00\x00\x07", 40 + 16 * 4 + 20 * 5)
+    _write(disk, f"/store/index/{disk.list('/store/index')[0]}", bytes(64), 40)
+    async with opened(disk) as store:
+        await check_all(store, ONE)
+
+
+async def test_tag_entries_of_another_writer_stay() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        assert store.index is not None
+        await put(store, b"one", tag="red", unique="u1")
+        store.index.put(TOPIC, ("T#red",), 0, store.clock.wall_ms())
+        await put(store, b"two", unique="u2")
+        assert [one.body for one in await by_key(store, "T#red")] == [b"one"]
+    _forget_mark(disk)
+    async with opened(disk) as store:
+        assert _report(store).keys_rebuilt == 0
+        assert [one.body for one in await by_key(store, "T#red")] == [b"one"]
+        assert [one.body for one in await by_key(store, "u2")] == [b"two"]
+
+
+async def test_an_index_that_was_switched_off_for_a_while() -> None:
+    disk = SimDisk()
+    await _filled(disk, 10)
+    async with opened(disk, settings(message_index_enable=False)) as store:
+        await fill(store, 10, first=10)
+    async with opened(disk) as store:
+        await check_all(store, {(TOPIC, 0): 20})
+
+
+async def test_a_log_that_was_deleted_takes_its_queues_with_it() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _delete_below(disk, "/store/commitlog")
+    async with opened(disk) as store:
+        assert store.max_offset(TOPIC, 0) == 0
+        await fill(store, 3)
+        await check_all(store, {(TOPIC, 0): 3})
+
+
+async def test_a_log_that_was_cut_short_after_an_orderly_stop() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    for name in disk.list("/store/commitlog")[1:]:
+        disk.delete(f"/store/commitlog/{name}")
+    async with opened(disk) as store:
+        assert not _report(store).trusted
+        count = store.max_offset(TOPIC, 0)
+        assert 0 < count < 40
+        await check_all(store, {(TOPIC, 0): count})
+        await fill(store, 5, first=count)
+        await check_all(store, {(TOPIC, 0): count + 5})
+
+
+async def test_a_power_cut_in_the_recovery_of_a_power_cut() -> None:
+    disk = SimDisk(seed=5)
+    async with killed(disk, settings(sync=True), loss=Loss.SECTORS) as store:
+        await fill(store, 30)
+    damaged = disk.power_cut()
+    cut, finished = 0, False
+    while not finished:
+        cut += 3
+        again = deepcopy(damaged)
+        again.cut_at = cut
+        again.loss = Loss.PAGES
+        try:
+            store = MessageStore(settings(sync=True), disk=again)
+            async with store.opened():
+                finished = True
+        except* PowerCut:
+            pass
+        async with opened(again.power_cut(Loss.NOTHING), settings(sync=True)) as store:
+            await check_all(store, {(TOPIC, 0): 30})
+    assert cut > 30
+
+
+async def test_half_messages_and_rolled_back_ones_stay_out_of_queues() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await put(store, b"prepared", unique="p", sys_flag=0x4)
+        await put(store, b"rolled back", unique="r", sys_flag=0xC)
+        await put(store, b"ordinary", unique="o")
+    async with opened(disk.power_cut()) as store:
+        assert [one.body for one in await drain(store)] == [b"ordinary"]
+        assert [one.body for one in await by_key(store, "p")] == [b"prepared"]
+        assert await by_key(store, "r") == []
+
+
+async def test_recovery_yields_to_other_tasks() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 300)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        before = turns
+        store = MessageStore(settings(), disk=disk.power_cut())
+        async with store.opened():
+            assert _report(store).records == 300
+        assert turns > before + 3
+        nursery.cancel_scope.cancel()
