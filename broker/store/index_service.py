@@ -149,7 +149,7 @@ class IndexService:
         file = self.files[-1] if self.files else None
         if file is None:
             return self._next is None and bool(self.pending)
-        if file.ready < self.shape.entries and (file.ready - file.count) * 20 < _ENTRY_STEP // 2:
+        if not file.is_full and file.ready < self.shape.entries and (file.ready - file.count) * 20 < _ENTRY_STEP // 2:
             return True
         return self._next is None and file.count >= self.shape.entries * _NEXT_FILE_AT
 
