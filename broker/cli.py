@@ -75,7 +75,7 @@ def run(configuration: Configuration, began: float) -> None:
 
     from broker.controller import BrokerController, StartError  # noqa: PLC0415 - as above
     from remoting.command_line import prepare_process  # noqa: PLC0415 - as above
-    from remoting.log_setup import configure  # noqa: PLC0415 - as above
+    from remoting.log_setup import configure, set_level  # noqa: PLC0415 - as above
 
     try:
         close_log = configure(configuration.section(LogConfig))
@@ -83,6 +83,7 @@ def run(configuration: Configuration, began: float) -> None:
         fail(f"the log file cannot be opened: {error}", 1)
     for text in configuration.warnings:
         print(f"mqbroker: warning: {text}", file=sys.stderr)
+    configuration.listeners.append(lambda _: set_level(configuration.section(LogConfig).log_level))
     prepare_process()
     controller = BrokerController(configuration)
 

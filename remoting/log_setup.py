@@ -12,9 +12,9 @@ from typing import Any, Final, TextIO
 
 import structlog
 
-from remoting.config import LogConfig, LogFormat
+from remoting.config import LogConfig, LogFormat, LogLevel
 
-_LEVELS: Final = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40}
+_LEVELS: Final = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 _PLAIN_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+#*()[]{},;")
 
 
@@ -94,11 +94,20 @@ def configure(config: LogConfig) -> Callable[[], None]:
             structlog.processors.ExceptionRenderer(),
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.log_level.value.upper()]),
+        wrapper_class=_wrapper(config.log_level),
         logger_factory=lambda *_: sink,
         cache_logger_on_first_use=False,
     )
     return file.close if config.log_file else lambda: None
+
+
+def set_level(level: LogLevel) -> None:
+    """Leave out events below ``level`` from now on (a change of logLevel at run time)."""
+    structlog.configure(wrapper_class=_wrapper(level))
+
+
+def _wrapper(level: LogLevel) -> Any:
+    return structlog.make_filtering_bound_logger(_LEVELS[level.value])
 
 
 def _console_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:

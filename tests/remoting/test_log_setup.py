@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from remoting.config import LogConfig, LogFormat, LogLevel
-from remoting.log_setup import RotatingFile, configure
+from remoting.log_setup import RotatingFile, configure, set_level
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,16 @@ def test_console_line(capsys: pytest.CaptureFixture[str]) -> None:
     line = capsys.readouterr().err
     assert line.endswith('info    topic_created topic=Orders remark="says \\"no\\"\\nand more" empty=""\n')
     assert line.count("\n") == 1
+
+
+def test_level_changes_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig())
+    log = structlog.get_logger("somebody")
+    set_level(LogLevel.ERROR)
+    log.warning("unseen")
+    set_level(LogLevel.DEBUG)
+    log.debug("seen")
+    assert capsys.readouterr().err.count("seen") == 1
 
 
 def test_exception_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,194 @@
+"""Every outcome of the store as an answer, and the ways through cold data: a store that says what a test wants."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+
+from broker.controller import BrokerController
+from broker.processors.send import SendMessageProcessor
+from broker.processors.send_back import SendBackProcessor
+from broker.store.types import (
+    GetMessageResult,
+    GetMessageStatus,
+    MessageInner,
+    PutCallback,
+    PutMessageResult,
+    PutMessageStatus,
+)
+from protocol.codes import RequestCode, ResponseCode
+from protocol.message_id import decode_offset_id
+from remoting.handlers import HandlerTable
+from remoting.server import listen
+from tests.broker.wire_client import WireClient
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (PutMessageStatus.PUT_OK, ResponseCode.SUCCESS),
+        (PutMessageStatus.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_DISK_TIMEOUT),
+        (PutMessageStatus.FLUSH_SLAVE_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT),
+        (PutMessageStatus.SLAVE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE),
+        (PutMessageStatus.SERVICE_NOT_AVAILABLE, ResponseCode.SERVICE_NOT_AVAILABLE),
+        (PutMessageStatus.CREATE_MAPPED_FILE_FAILED, ResponseCode.SYSTEM_ERROR),
+        (PutMessageStatus.MESSAGE_ILLEGAL, ResponseCode.MESSAGE_ILLEGAL),
+        (PutMessageStatus.PROPERTIES_SIZE_EXCEEDED, ResponseCode.MESSAGE_ILLEGAL),
+        (PutMessageStatus.OS_PAGE_CACHE_BUSY, ResponseCode.SYSTEM_BUSY),
+        (PutMessageStatus.UNKNOWN_ERROR, ResponseCode.SYSTEM_ERROR),
+        (PutMessageStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, ResponseCode.SYSTEM_ERROR),
+        (PutMessageStatus.WHEEL_TIMER_MSG_ILLEGAL, ResponseCode.MESSAGE_ILLEGAL),
+        (PutMessageStatus.WHEEL_TIMER_NOT_ENABLE, ResponseCode.SYSTEM_ERROR),
+    ],
+)
+@pytest.mark.parametrize("later", [False, True])
+async def test_outcomes_of_a_put(broker: BrokerController, status: PutMessageStatus, code: int, later: bool) -> None:
+    result = PutMessageResult(status, 1000, 7, 100, 1, remark="" if status.value < 4 else "because")
+    if status > PutMessageStatus.SLAVE_NOT_AVAILABLE:
+        result.physical_offset = result.queue_offset = -1
+    callbacks: list[PutCallback] = []
+
+    def put(_message: Any, done: PutCallback) -> PutMessageResult | None:
+        if not later:
+            return result
+        callbacks.append(done)
+        return None
+
+    async with store_that(broker, put_message=put, put_messages=put) as client:
+        for batch in ("false", "true"):
+            body = b"x" if batch == "false" else bytes.fromhex("00000016 00000000 00000000 00000000 00000000 0000")
+            ext = {"a": "P", "b": "TBW102", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "m": batch}
+            opaque = await client.post(RequestCode.SEND_MESSAGE_V2, ext, body)
+            if later:
+                await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "TBW102", "queueId": 0})
+                assert opaque not in client.replies
+                callbacks.pop()(result)
+            reply = await client.reply(opaque)
+            assert reply.code == code
+            fields = reply.ext_fields()
+            if result.ok:
+                assert decode_offset_id(fields["msgId"])[1] == 1000
+                assert (fields["queueId"], fields["queueOffset"]) == ("0", "7")
+            else:
+                assert reply.remark == "because"
+                assert fields == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_message_that_cannot_be_sent_back(broker: BrokerController, client: WireClient, later: bool) -> None:
+    await client.send("Orders")
+    (message,) = await client.pull_messages("Orders")
+    result = PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark="full")
+
+    def put(_message: MessageInner, done: PutCallback) -> PutMessageResult | None:
+        if not later:
+            return result
+        trio.lowlevel.current_trio_token().run_sync_soon(done, result)
+        return None
+
+    async with store_that(broker, put_message=put) as other:
+        ext = {"offset": message.commit_log_offset, "group": "G", "delayLevel": 0}
+        reply = await other.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+        assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "full")
+
+
+def store_that(broker: BrokerController, **methods: Callable[..., Any]) -> Any:
+    """A client of a port whose sends go to a store with other methods."""
+    kept = {name: getattr(broker.parts.store, name) for name in methods}
+    for name, method in methods.items():
+        setattr(broker.parts.store, name, method)
+    table = HandlerTable()
+    SendMessageProcessor(broker.parts).register(table)
+    back = SendBackProcessor(broker.parts)
+    back.register(table)
+    table.register(RequestCode.GET_MAX_OFFSET, lambda _, command: command.reply(header={"offset": "0"}))
+    sock = listen("127.0.0.1", 0)
+    address = sock.getsockname()
+    broker.reactor.add_listener(sock, table)
+    return _restoring(broker, kept, WireClient.connect(address))
+
+
+class _restoring:  # noqa: N801 - used like a function
+    def __init__(self, broker: BrokerController, kept: dict[str, Any], inner: Any) -> None:
+        self.broker, self.kept, self.inner = broker, kept, inner
+
+    async def __aenter__(self) -> WireClient:
+        client: WireClient = await self.inner.__aenter__()
+        return client
+
+    async def __aexit__(self, *error: object) -> None:
+        for name, method in self.kept.items():
+            setattr(self.broker.parts.store, name, method)
+        await self.inner.__aexit__(*error)
+
+
+@pytest.mark.parametrize(
+    ("status", "offset", "code"),
+    [
+        (GetMessageStatus.NO_MATCHED_MESSAGE, 3, ResponseCode.PULL_RETRY_IMMEDIATELY),
+        (GetMessageStatus.MESSAGE_WAS_REMOVING, 3, ResponseCode.PULL_RETRY_IMMEDIATELY),
+        (GetMessageStatus.OFFSET_FOUND_NULL, 3, ResponseCode.PULL_NOT_FOUND),
+        (GetMessageStatus.OFFSET_OVERFLOW_ONE, 3, ResponseCode.PULL_NOT_FOUND),
+        (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 3, ResponseCode.PULL_OFFSET_MOVED),
+        (GetMessageStatus.OFFSET_TOO_SMALL, 3, ResponseCode.PULL_OFFSET_MOVED),
+        (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, ResponseCode.PULL_NOT_FOUND),
+        (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 3, ResponseCode.PULL_OFFSET_MOVED),
+        (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, ResponseCode.PULL_NOT_FOUND),
+        (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 3, ResponseCode.PULL_OFFSET_MOVED),
+    ],
+)
+@pytest.mark.parametrize("cold", [False, True])
+async def test_outcomes_of_a_get(
+    broker: BrokerController, client: WireClient, status: GetMessageStatus, offset: int, code: int, cold: bool
+) -> None:
+    released = []
+    result = GetMessageResult(status, 5, 2, 9, release=lambda: released.append(1))
+
+    store = broker.parts.store
+    usual = store.get_message  # the delivery of delayed messages asks too
+
+    async def get_cold(*_: Any) -> GetMessageResult:
+        return result
+
+    def get(topic: str, *where: Any) -> GetMessageResult | None:
+        if topic != "TBW102":
+            return usual(topic, *where)
+        return None if cold else result
+
+    store.get_message = get
+    store.get_message_cold = get_cold
+    reply = await client.pull("TBW102", offset)
+    assert (reply.code, reply.remark) == (code, status.name)
+    ext = reply.ext_fields()
+    assert (ext["nextBeginOffset"], ext["minOffset"], ext["maxOffset"]) == ("5", "2", "9")
+    assert released == [1]
+
+
+async def test_cold_data(broker: BrokerController, client: WireClient) -> None:
+    sent = await client.send("Orders", b"one", {"KEYS": "k"})
+    store = broker.parts.store
+    for name in ("get_message", "query_message", "look_message"):
+        setattr(store, name, lambda *_: None)
+    (message,) = await client.pull_messages("Orders")
+    assert message.body == b"one"
+    reply = await client.pull("Orders", 1, sysFlag=6, suspendTimeoutMillis=200)
+    assert reply.remark == "OFFSET_OVERFLOW_ONE"
+    ext = {"topic": "Orders", "key": "k", "maxNum": 4, "beginTimestamp": 0, "endTimestamp": 2**60}
+    assert (await client.ask(RequestCode.QUERY_MESSAGE, ext)).code == ResponseCode.SUCCESS
+    offset = decode_offset_id(sent.ext_fields()["msgId"])[1]
+    assert b"one" in bytes((await client.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset})).body)
+    back = {"offset": offset, "group": "G", "delayLevel": 1}
+    assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == ResponseCode.SUCCESS
+
+
+async def test_handler_that_fails_costs_one_request(broker: BrokerController, client: WireClient) -> None:
+    def broken(*_: Any) -> Any:
+        raise LookupError("inside")
+
+    kept = broker.parts.store.look_message
+    setattr(broker.parts.store, "look_message", broken)  # noqa: B010 - a method, to mypy
+    reply = await client.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": 0})
+    assert (reply.code, reply.remark) == (ResponseCode.SYSTEM_ERROR, "LookupError: inside")
+    setattr(broker.parts.store, "look_message", kept)  # noqa: B010 - as above
+    assert (await client.send("Orders")).code == ResponseCode.SUCCESS
