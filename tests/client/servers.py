@@ -48,7 +48,7 @@ def running_servers(peer: Peer, directory: Path) -> Iterator[Servers]:
         stack.enter_context(ended_afterwards(name_server.process))
         name_server.start()
         properties = PROPERTIES if peer == "apache" else {}
-        broker = Broker(peer, directory / "broker", [name_server], properties=properties)
+        broker = Broker(peer, directory / "broker", [name_server], store=directory / "store", properties=properties)
         stack.enter_context(ended_afterwards(broker.process))
         broker.start()
         yield Servers(peer, name_server, broker)

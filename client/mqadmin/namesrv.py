@@ -1,0 +1,93 @@
+"""mqadmin: name servers."""
+
+import click
+
+from client.admin import Admin
+from client.errors import UsageError
+from client.mqadmin.shell import Commands, Output
+
+commands = Commands()
+
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+
+_name = click.option("-b", "--brokerName", "broker", required=True, help="A broker's name.")
+_namespace = click.option("-s", "--namespace", required=True)
+_key = click.option("-k", "--key", required=True)
+_value = click.option("-v", "--value", required=True)
+
+
+@commands.add("wipeWritePerm")
+@_name
+async def wipe_write_perm(admin: Admin, out: Output, *, broker: str) -> None:
+    """Routes tell clients not to send to a broker any more."""
+    counts = await admin.wipe_write_perm(broker)
+    rows = ([broker, server, count] for server, count in counts.items())
+    out.table(["Broker Name", "Name Server", "Topics Wiped"], rows)
+
+
+@commands.add("addWritePerm")
+@_name
+async def add_write_perm(admin: Admin, out: Output, *, broker: str) -> None:
+    """Routes tell clients again to send to a broker."""
+    counts = await admin.add_write_perm(broker)
+    rows = ([broker, server, count] for server, count in counts.items())
+    out.table(["Broker Name", "Name Server", "Topics Added"], rows)
+
+
+@commands.add("getNamesrvConfig")
+async def get_config(admin: Admin, out: Output) -> None:
+    """The name servers' configuration."""
+    for address, config in sorted((await admin.namesrv_config()).items()):
+        out.say(f"============{address}============")
+        out.record(dict(sorted(config.items())))
+
+
+@commands.add("updateNamesrvConfig")
+@_key
+@_value
+async def update_config(admin: Admin, out: Output, *, key: str, value: str) -> None:
+    """Change the name servers' configuration while they run."""
+    await admin.update_namesrv_config({key: value})
+    out.record({"key": key, "value": value})
+
+
+@commands.add("updateKvConfig")
+@_namespace
+@_key
+@_value
+async def update_kv(admin: Admin, out: Output, *, namespace: str, key: str, value: str) -> None:
+    """Store a value at the name servers."""
+    await admin.put_kv(namespace, key, value)
+    out.say("create or update kv config to namespace success.")
+    if out.as_json:
+        out.record({"namespace": namespace, "key": key, "value": value})
+
+
+@commands.add("deleteKvConfig")
+@_namespace
+@_key
+async def delete_kv(admin: Admin, out: Output, *, namespace: str, key: str) -> None:
+    """Delete a value at the name servers."""
+    await admin.delete_kv(namespace, key)
+    out.say("delete kv config from namespace success.")
+    if out.as_json:
+        out.record({"namespace": namespace, "key": key})
+
+
+@commands.add("updateOrderConf")
+@click.option("-t", "--topic", required=True)
+@click.option("-v", "--orderConf", "value", help="broker-a:4;broker-b:4")
+@click.option("-m", "--method", type=click.Choice(["get", "put", "delete"]), required=True)
+async def order_config(admin: Admin, out: Output, *, topic: str, value: str | None, method: str) -> None:
+    """Get, put or delete the order configuration of a topic."""
+    if method == "put":
+        if value is None:
+            raise click.UsageError("-m put needs -v")
+        await admin.put_kv(ORDER_NAMESPACE, topic, value)
+    elif method == "delete":
+        await admin.delete_kv(ORDER_NAMESPACE, topic)
+    else:
+        value = await admin.get_kv(ORDER_NAMESPACE, topic)
+        if value is None:
+            raise UsageError(f"the topic {topic} has no order configuration", code=22)
+    out.record({"topic": topic, "orderConf": value, "method": method})

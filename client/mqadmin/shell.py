@@ -1,0 +1,195 @@
+"""What all commands share: the name server's address, the open Admin, tables or JSON, errors and exit statuses."""
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, Final, NoReturn, TypeAlias
+
+import anyio
+import click
+import structlog
+
+from client.admin import Admin
+from client.errors import RocketMQError, UnreachableError, UsageError
+
+REFUSED: Final = 1
+WRONG: Final = 2
+NOBODY: Final = 3
+
+
+class Output:
+    """Prints tables for people, or collects one JSON document for scripts."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._documents: list[Any] = []
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Rows under their columns' names; in JSON a list of objects."""
+        every = [list(row) for row in rows]
+        if self.as_json:
+            self._documents.append([dict(zip(columns, row, strict=True)) for row in every])
+            return
+        cells = [[f"#{columns[0]}", *columns[1:]], *([_cell(value) for value in row] for row in every)]
+        widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
+        for row in cells:
+            line = "  ".join(
+                cell.rjust(width) if _is_number(cell) else cell.ljust(width)
+                for cell, width in zip(row, widths, strict=True)
+            )
+            click.echo(line.rstrip())
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Names and values, one in a line; in JSON an object."""
+        if self.as_json:
+            self._documents.append(values)
+            return
+        width = max((len(name) for name in values), default=0)
+        for name, value in values.items():
+            click.echo(f"{name.ljust(width)} : {_cell(value)}")
+
+    def lines(self, values: Iterable[str]) -> None:
+        """One in a line; in JSON a list."""
+        every = list(values)
+        if self.as_json:
+            self._documents.append(every)
+        else:
+            for value in every:
+                click.echo(value)
+
+    def item(self, value: dict[str, Any], line: str) -> None:
+        """One of many that come one after the other: a line; in JSON an object in a line of its own, at once."""
+        click.echo(json.dumps(value, ensure_ascii=False, default=_plain) if self.as_json else line)
+
+    def say(self, text: str) -> None:
+        """A word for people; nothing in JSON."""
+        if not self.as_json:
+            click.echo(text)
+
+    def finish(self) -> None:
+        """Prints the JSON document: what was collected, bare where it is one thing."""
+        if self.as_json and self._documents:
+            document = self._documents[0] if len(self._documents) == 1 else self._documents
+            click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=_plain))
+
+
+Function: TypeAlias = Callable[..., Awaitable[None]]
+"""``async def f(admin, out, *, option...)``."""
+
+
+class Commands:
+    """The commands of one module. ``@commands.add("topicList")`` makes one of a coroutine function."""
+
+    def __init__(self) -> None:
+        self._table: dict[str, click.Command] = {}
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command:
+        """A command by name."""
+        return self._table[name]
+
+    def add(self, name: str) -> Callable[[Function], click.Command]:
+        """Makes a command of ``async def f(admin, out, ...options)``, with -n and --json."""
+
+        def wrap(function: Function) -> click.Command:
+            @wraps(function)
+            def run(namesrv: str | None, *, as_json: bool, **options: Any) -> None:
+                _quiet()
+                out = Output(as_json=as_json)
+
+                async def body() -> None:
+                    async with Admin(namesrv) as admin:
+                        await function(admin, out, **options)
+
+                try:
+                    anyio.run(body)
+                except RocketMQError as error:
+                    _fail(error)
+                out.finish()
+
+            command = click.command(name, context_settings={"help_option_names": ["-h", "--help"]})(run)
+            command.params.append(
+                click.Option(
+                    ["-n", "--namesrvAddr", "namesrv"],
+                    envvar="NAMESRV_ADDR",
+                    help="Name servers, host:port separated by semicolons; default: NAMESRV_ADDR.",
+                )
+            )
+            command.params.append(click.Option(["--json", "as_json"], is_flag=True, help="JSON for scripts."))
+            self._table[name] = command
+            return command
+
+        return wrap
+
+
+def _quiet() -> None:
+    """What the SDK logs in passing is not what a command prints."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(40),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _fail(error: RocketMQError) -> NoReturn:
+    click.echo(f"Error: {error}", err=True)
+    if error.help:
+        click.echo(f"  {error.help}", err=True)
+    if isinstance(error, UnreachableError):
+        sys.exit(NOBODY)
+    sys.exit(WRONG if isinstance(error, UsageError) and error.code is None else REFUSED)
+
+
+def one_of(broker: str | None, cluster: str | None) -> None:
+    """Raises click.UsageError unless a broker or a cluster is named."""
+    if (broker is None) == (cluster is None):
+        raise click.UsageError("give either -b (a broker's address) or -c (a cluster's name)")
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds since the epoch from ``now`` (None), milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS in local time.
+
+    >>> parse_time("1500"), parse_time("now")
+    (1.5, None)
+    """
+    if text in ("now", "-1"):
+        return None
+    if text.isdigit():
+        return int(text) / 1000
+    for form in ("%Y-%m-%d#%H:%M:%S:%f", "%Y-%m-%d#%H:%M:%S", "%Y-%m-%d#%H:%M"):
+        try:
+            return datetime.strptime(text, form).astimezone().timestamp()
+        except ValueError:
+            continue
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        raise click.UsageError(f"{text!r} is no time: now, milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS") from None
+
+
+def show_time(milliseconds: float) -> str:
+    """Local time, as RocketMQ prints it; empty for none."""
+    if milliseconds <= 0:
+        return ""
+    moment = datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone()
+    return f"{moment:%Y-%m-%d %H:%M:%S},{int(milliseconds) % 1000:03d}"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).replace("-", "", 1).isdigit()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value)
