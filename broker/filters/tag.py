@@ -10,6 +10,8 @@ from protocol.hashing import string_hash
 
 TAG: Final = "TAG"
 ALL: Final = "*"
+MAX_TEXT: Final = 32_768
+"""Characters of a subscription: held pulls keep theirs."""
 
 
 class SubscriptionError(ValueError):
@@ -46,10 +48,12 @@ def is_tag_type(expression_type: str | None) -> bool:
 def parse_tags(topic: str, text: str | None, version: int = 0) -> SubscriptionData:
     """The subscription that ``text`` means. Blank and ``*`` mean everything.
 
-    Raises SubscriptionError for a text of separators only, such as ``||``.
+    Raises SubscriptionError for a text of separators only, such as ``||``, and for one that is too long.
     """
     if not text or text == ALL:
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version)
+    if len(text) > MAX_TEXT:
+        raise SubscriptionError(f"the subscription has {len(text)} characters, the limit is {MAX_TEXT}")
     tags = [tag for tag in (piece.strip() for piece in text.split("||")) if tag]
     if not tags and not text.replace("||", ""):
         raise SubscriptionError(f"the subscription {text[:64]!r} names no tag")

@@ -3,14 +3,18 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+from msgspec import Raw
+
 from protocol.body import encode_json
 from protocol.codes import ResponseCode
+from protocol.command import RemotingCommand
 from protocol.errors import RemotingError
 from protocol.lenient_json import dumps_object_keys
 from protocol.record import pack_host
 from remoting.connection import Connection
 
 UNKNOWN_HOST: Final = bytes(8)
+_NO_EXT: Final = Raw()
 
 
 def born_host(connection: Connection) -> bytes:
@@ -23,6 +27,15 @@ def born_host(connection: Connection) -> bytes:
             host = UNKNOWN_HOST
         connection.data["host"] = host
     return host
+
+
+def let_go(command: RemotingCommand) -> None:
+    """Drop what a command has of its receive buffer: it waits for its reply, and only its number is needed for that.
+
+    A buffer of up to 16 MiB would be kept for as long as the command otherwise.
+    """
+    command.body = b""
+    command.ext_raw = _NO_EXT
 
 
 def queue_table(name: str, entries: Iterable[tuple[Any, Any]], **others: Any) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.config import BrokerConfig
 from broker.filters.tag import SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
-from broker.processors.common import invalid, no_such_group, no_such_topic
+from broker.processors.common import invalid, let_go, no_such_group, no_such_topic
 from broker.services.consumers import BROADCASTING
 from broker.services.long_polling import PullRequest
 from broker.store.types import GetMessageResult, GetMessageStatus
@@ -246,6 +246,7 @@ class PullMessageProcessor:
 
     def _hold(self, pull: "_Pull") -> bool:
         header = pull.header
+        let_go(pull.command)
         request = PullRequest(
             pull.connection,
             pull.command,

@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.config import BrokerConfig
-from broker.processors.common import born_host
+from broker.processors.common import born_host, let_go
 from broker.processors.message_text import index_keys, join_properties, pairs, tag_hash, waits_for_store
 from broker.processors.send_checks import SendChecks, SendHeader, illegal_queue, properties_too_long, random_queue
 from broker.store.types import BatchEntry, MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
@@ -187,7 +187,7 @@ class SendMessageProcessor:
 
         result = self._put_message(message, done)
         if result is None:
-            command.body = b""
+            let_go(command)
             return DEFERRED
         return self._answer(command, topic, result, queue_id, unique)
 
@@ -326,7 +326,7 @@ class SendMessageProcessor:
 
         result = self._put_messages(batch, done)
         if result is None:
-            command.body = b""
+            let_go(command)
             return DEFERRED
         return self._answer_batch(command, batch, result, unique)
 

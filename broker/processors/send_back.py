@@ -8,6 +8,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from broker.config import BrokerConfig
+from broker.processors.common import let_go
 from broker.processors.message_text import index_keys, join_properties, tag_hash
 from broker.processors.send import refusal_code
 from broker.processors.send_checks import UNIT_RETRY, V3_4_9, SendChecks
@@ -151,7 +152,10 @@ class SendBackProcessor:
             connection.complete(self._answer(command, header, copy, result))
 
         result = self._store.put_message(copy, done)
-        return DEFERRED if result is None else self._answer(command, header, copy, result)
+        if result is None:
+            let_go(command)
+            return DEFERRED
+        return self._answer(command, header, copy, result)
 
     def _answer(
         self,

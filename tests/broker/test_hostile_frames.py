@@ -116,9 +116,9 @@ def ask(broker: Broker, code: int, ext: dict[str, object], body: bytes = b"") ->
     return reply
 
 
-def request(code: int, ext: dict[str, object], body: bytes = b"") -> bytes:
+def request(code: int, ext: dict[str, object], body: bytes = b"", *, opaque: int = LAST) -> bytes:
     texts = {name: str(value) for name, value in ext.items() if value is not None}
-    return frame.encode(RemotingCommand(int(code), LAST, version=479, language="JAVA", ext=texts, body=body))
+    return frame.encode(RemotingCommand(int(code), opaque, version=479, language="JAVA", ext=texts, body=body))
 
 
 def read_until(connection: socket.socket, opaque: int) -> RemotingCommand | None:
@@ -239,6 +239,23 @@ def test_what_is_no_frame(broker: Broker, start: bytes) -> None:
         except ConnectionError:
             pass
     works(broker)
+
+
+def test_held_pulls_keep_no_receive_buffer(broker: Broker) -> None:
+    end = int(ask(broker, RequestCode.GET_MAX_OFFSET, {"topic": "Orders", "queueId": 2}).ext_fields()["offset"])
+    if not end:
+        ask(broker, RequestCode.SEND_MESSAGE_V2, send_ext("Orders", queue_id=2), b"first")
+        end = 1
+    fire(broker, [])
+    memory = broker.anonymous_kib()
+    ext = pull_ext("Orders", end, queueId=2, sysFlag=6)
+    held = request(RequestCode.PULL_MESSAGE, ext, bytes(1 << 20), opaque=1)
+    with broker.connect() as connection:
+        for _ in range(100):
+            connection.sendall(held)
+        connection.sendall(PING)
+        assert read_until(connection, LAST) is not None
+        assert broker.anonymous_kib() - memory < 32 * 1024
 
 
 def test_largest_frame_is_read_and_refused(broker: Broker) -> None:

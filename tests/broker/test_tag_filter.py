@@ -30,6 +30,11 @@ def test_hash_of_an_unsigned_unit() -> None:
     assert accept.match_record({})
 
 
+def test_endless_text() -> None:
+    with pytest.raises(SubscriptionError):
+        parse_tags("T", "a||" * 20_000)
+
+
 def test_separators_only() -> None:
     with pytest.raises(SubscriptionError):
         parse_tags("T", "||")
