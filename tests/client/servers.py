@@ -17,6 +17,9 @@ PROPERTIES = {
     "transactionCheckInterval": "1000",
 }
 
+#: What the SDK can ask for and our broker refuses until it has it, beyond the harness's own list.
+NOT_YET = frozenset({"pop", "ha_status"})
+
 
 @dataclass(frozen=True)
 class Servers:
@@ -36,7 +39,7 @@ class Servers:
 
     def expect(self, request: pytest.FixtureRequest, feature: str) -> None:
         """Where this peer does not have a feature, the test has to fail."""
-        if not supports(self.peer, feature):
+        if not supports(self.peer, feature) or (self.peer == "trimq" and feature in NOT_YET):
             request.applymarker(pytest.mark.xfail(reason=f"our broker has no {feature} yet", strict=True))
 
 

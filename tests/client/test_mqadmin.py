@@ -130,7 +130,6 @@ def test_progress_and_offsets(servers: Servers, topic: str) -> None:
     assert answered(servers, "brokerConsumeStats", "-b", servers.broker.address)
     stats = answered(servers, "statsAll", "-t", topic)
     assert {row["Topic"] for row in stats} == {topic}
-    said(servers, "setConsumeMode", "-c", "DefaultCluster", "-t", topic, "-g", topic, "-m", "PULL")
 
 
 def test_messages(servers: Servers, topic: str) -> None:
@@ -214,6 +213,15 @@ def test_name_servers(servers: Servers, name: str) -> None:
 def test_cleaning(servers: Servers) -> None:
     for command in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
         assert answered(servers, command, "-c", "DefaultCluster") == [servers.broker.address]
+
+
+def test_consume_mode(servers: Servers, topic: str, request: pytest.FixtureRequest) -> None:
+    servers.expect(request, "pop")
+    said(servers, "setConsumeMode", "-c", "DefaultCluster", "-t", topic, "-g", topic, "-m", "PULL")
+
+
+def test_replication(servers: Servers, request: pytest.FixtureRequest) -> None:
+    servers.expect(request, "ha_status")
     assert "brokerAddr" in said(servers, "haStatus", "-b", servers.broker.address)
 
 
