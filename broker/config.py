@@ -22,6 +22,7 @@ from broker.store_config import (
 )
 from protocol import topic_rules
 from remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
+from remoting.web_config import WebConfig
 
 __all__ = [
     "DEFAULT_DELAY_LEVELS",
@@ -228,7 +229,7 @@ _UNSUPPORTED_VALUES = {
 
 SCHEMA = Schema(
     program="mqbroker",
-    sections=(BrokerConfig, MessageStoreConfig, NettyServerConfig, LogConfig),
+    sections=(BrokerConfig, MessageStoreConfig, NettyServerConfig, WebConfig, LogConfig),
     inert=INERT,
     unsupported=UNSUPPORTED,
     harmless=_UNSUPPORTED_VALUES,

@@ -16,6 +16,7 @@ import trio
 
 from broker import addresses
 from broker.config import BrokerConfig, MessageStoreConfig
+from broker.health import name_server_reasons, store_reasons
 from broker.parts import BrokerParts
 from broker.processors.broker_admin import BrokerAdminProcessor
 from broker.processors.client import ClientProcessor
@@ -49,10 +50,13 @@ from remoting.client import RemotingClient
 from remoting.clock import Clock, SystemClock
 from remoting.command_line import stop_on_signal
 from remoting.config import Configuration, NettyServerConfig
+from remoting.health import Health
 from remoting.server import HandlerTable, Reactor, ReactorLimits, listen
+from remoting.web_config import WebConfig
 
 if TYPE_CHECKING:
     from namesrv.controller import NamesrvController
+    from remoting.web import WebApp
 
 _log = structlog.get_logger("broker")
 
@@ -74,8 +78,8 @@ class BrokerController:
     """One broker (RocketMQ's BrokerController).
 
     After the start ``address`` is what clients are told to connect to, ``endpoint`` where this machine can,
-    ``listening`` and ``name_servers`` say where it listens and registers, ``parts`` are its parts. ``stopped`` is set
-    at the end.
+    ``listening`` and ``name_servers`` say where it listens and registers, ``web_endpoints`` where ``health`` and
+    metrics are to be read, ``parts`` are its parts. ``stopped`` is set at the end.
     """
 
     def __init__(self, configuration: Configuration, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
@@ -86,6 +90,8 @@ class BrokerController:
         self.endpoint: tuple[str, int] = ("", 0)
         self.listening: list[str] = []
         self.name_servers: list[str] = []
+        self.health = Health()
+        self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()
         self.namesrv: NamesrvController | None = None
         self.parts: BrokerParts
@@ -111,6 +117,7 @@ class BrokerController:
         """Start, serve until ``shutdown``, stop. Runs once. Raises StartError."""
         try:
             async with AsyncExitStack() as stack:
+                web = await self._open_web(stack)
                 store = await self._open_store(stack)
                 sockets = self._listen(stack)
                 parts = self.parts = await self._build(store, stack)
@@ -118,10 +125,14 @@ class BrokerController:
                 self._serve_with(parts, sockets)
                 async with trio.open_nursery() as nursery:
                     await self._start(parts, nursery)
+                    if web is not None and self._section(WebConfig).serves_metrics:
+                        await self._serve_metrics(web, parts, nursery)
                     _settle_memory()
+                    self.health.started()
                     task_status.started()
                     _log.info("broker_started", name=parts.broker_name, address=self.address)
                     await self._stop.wait()
+                    self.health.stopping()
                     await self._shut_down(parts)
                     nursery.cancel_scope.cancel()
         finally:
@@ -129,8 +140,32 @@ class BrokerController:
 
     # start, in this order
 
+    async def _open_web(self, stack: AsyncExitStack) -> "WebApp | None":
+        """Health over HTTP from the first moment, so that it can tell how far a recovery is."""
+        config = self._section(WebConfig)
+        if not config.addresses:
+            return None
+        from remoting import web  # noqa: PLC0415 - only where it is wanted
+
+        try:
+            sockets = web.bind(config)
+        except OSError as error:
+            raise StartError(f"{error.strerror or error}: set healthPort or metricsPromExporterPort") from error
+        self.web_endpoints = [sock.getsockname()[:2] for sock in sockets]
+        app = web.WebApp(self.health)
+        await stack.enter_async_context(web.served(app, sockets))
+        return app
+
+    async def _serve_metrics(self, app: "WebApp", parts: BrokerParts, nursery: trio.Nursery) -> None:
+        from broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - only where they are on
+
+        metrics = BrokerMetrics(parts, self.reactor.stats, self.health)
+        app.metrics = metrics.page
+        await nursery.start(metrics.probe.run)
+
     async def _open_store(self, stack: AsyncExitStack) -> MessageStore:
         store = MessageStore(self._section(MessageStoreConfig), disk=self.disk, clock=self.clock)
+        self.health.checks.append(lambda: store_reasons(store))
         try:
             await stack.enter_async_context(store.opened())
         except (StoreInUseError, StoreLoadError) as error:
@@ -214,6 +249,7 @@ class BrokerController:
             address=self.address,
             ha_address=addresses.join(broker.broker_ip2 or host, ha_port),
         )
+        self.health.checks.append(lambda: name_server_reasons(registration))
         client.on_close.append(lambda connection: registration.connection_lost(connection.address))
         return registration
 

@@ -114,7 +114,7 @@ _TRANSACTIONS = "transactional messages are not there yet and are refused"
 _TIMER = "messages with a precise delivery time are not there yet and are refused; delay levels work"
 _ROCKSDB = "there is no RocksDB here; queues are files"
 _ACL = "access control is not there yet"
-_METRICS = "metrics are not exported this way"
+_METRICS = "metrics are exported for Prometheus, all or none: metricsExporterType=PROM"
 _CONTROLLER = "there is no controller mode"
 _SCHEDULE = "delay levels are always delivered one after the other"
 
@@ -209,9 +209,9 @@ UNSUPPORTED: Final = _table(
     (
         _METRICS,
         """
-        metricsExporterType metricsOtelCardinalityLimit metricsGrpcExporterTarget metricsGrpcExporterHeader
+        metricsGrpcExporterTarget metricsGrpcExporterHeader
         metricGrpcExporterTimeOutInMills metricGrpcExporterIntervalInMills
-        metricLoggingExporterIntervalInMills metricsPromExporterPort metricsPromExporterHost metricsLabel
+        metricLoggingExporterIntervalInMills metricsLabel
         metricsInDelta enableRemotingMetrics enableMessageStoreMetrics enablePopMetrics
         enableConnectionMetrics enableTransactionMetrics enableStatsMetrics enableRequestMetrics
         enableLagAndDlqMetrics estimateAccumulation

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
+from remoting.web_config import WebConfig
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ _UNSUPPORTED = {
 
 SCHEMA = Schema(
     program="mqnamesrv",
-    sections=(NamesrvConfig, NettyServerConfig, LogConfig),
+    sections=(NamesrvConfig, NettyServerConfig, WebConfig, LogConfig),
     inert=_INERT,
     unsupported=_UNSUPPORTED,
     harmless={

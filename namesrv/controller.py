@@ -1,6 +1,7 @@
 """NamesrvController: the name server put together, as a service that runs in a nursery of whoever starts it."""
 
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import structlog
@@ -12,8 +13,10 @@ from namesrv.processor import ClientRequestProcessor, DefaultRequestProcessor
 from namesrv.route_info import RouteInfoManager
 from remoting.clock import Clock, SystemClock
 from remoting.config import Configuration, NettyServerConfig
+from remoting.health import Health
 from remoting.properties import ConfigError
 from remoting.server import Connection, HandlerTable, Reactor, ReactorLimits, listen
+from remoting.web_config import WebConfig
 
 _log = structlog.get_logger("namesrv")
 
@@ -25,8 +28,8 @@ class StartError(Exception):
 class NamesrvController:
     """The name server's parts (RocketMQ's NamesrvController).
 
-    ``routes`` and ``kv_config`` are its state, ``address`` is where it listens once ``run`` has started, ``stopped``
-    is set when it has ended.
+    ``routes`` and ``kv_config`` are its state, ``address`` is where it listens once ``run`` has started,
+    ``web_endpoints`` where ``health`` and metrics are to be read, ``stopped`` is set when it has ended.
     """
 
     def __init__(self, configuration: Configuration, clock: Clock | None = None) -> None:
@@ -35,6 +38,9 @@ class NamesrvController:
         self._stop = trio.Event()
         self.stopped = trio.Event()
         self._sock: socket.socket | None = None
+        self._web_sockets: list[socket.socket] = []
+        self.health = Health()
+        self.web_endpoints: list[tuple[str, int]] = []
         self.address: tuple[str, int] | None = None
         self.kv_config = KVConfigManager(Path(self._config().kv_config_path))
         self.routes = RouteInfoManager(self._config, self._clock, self._order_topic_conf)
@@ -55,11 +61,34 @@ class NamesrvController:
         try:
             self.kv_config.load()
             self._sock = listen(network.bind_address, port, network)
+            self._bind_web()
         except ConfigError as error:
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(str(error.strerror)) from error
         return self._sock
+
+    def _bind_web(self) -> None:
+        config = self._configuration.section(WebConfig)
+        if config.addresses:
+            from remoting import web  # noqa: PLC0415 - only where it is wanted
+
+            self._web_sockets = web.bind(config)
+            self.web_endpoints = [sock.getsockname()[:2] for sock in self._web_sockets]
+
+    async def _serve_web(self, reactor: Reactor, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
+        if not self._web_sockets:
+            return
+        from remoting import web  # noqa: PLC0415 - as above
+
+        app = web.WebApp(self.health)
+        if self._configuration.section(WebConfig).serves_metrics:
+            from namesrv.metrics import NamesrvMetrics  # noqa: PLC0415 - only where they are on
+
+            metrics = NamesrvMetrics(self.routes, reactor.stats, self.health)
+            app.metrics = metrics.page
+            await nursery.start(metrics.probe.run)
+        await stack.enter_async_context(web.served(app, self._web_sockets))
 
     async def run(self, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``shutdown``; started with the address it listens on. Runs once. Raises what ``bind`` raises."""
@@ -70,12 +99,15 @@ class NamesrvController:
         reactor.add_listener(sock, self._handlers())
         self._configuration.listeners.append(self._config_changed)
         try:
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+                await self._serve_web(reactor, stack, nursery)
                 await nursery.start(reactor.run)
                 nursery.start_soon(self._scan_not_active_brokers)
+                self.health.started()
                 _log.info("namesrv_started", address=f"{address[0]}:{address[1]}")
                 task_status.started(address)
                 await self._stop.wait()
+                self.health.stopping()
                 await reactor.shutdown(network.shutdown_wait_time_seconds)
                 nursery.cancel_scope.cancel()
         finally:

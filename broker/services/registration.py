@@ -70,6 +70,7 @@ class _NameServer:
         self.topics: set[str] = set()
         self.told = 0  # number of the last change it has heard of
         self.failing = False
+        self.reached = False
         self.sleeping: trio.CancelScope | None = None
 
     def wake(self) -> None:
@@ -134,7 +135,12 @@ class BrokerOuterAPI:
         server = self._servers.get(address)
         if server is not None:
             server.everything = True
+            server.reached = False
             server.wake()
+
+    def reached(self) -> dict[str, bool]:
+        """Each name server, and whether the last registration with it went well."""
+        return {address: server.reached for address, server in self._servers.items()}
 
     async def registered(self, timeout: float = 3.0) -> bool:
         """Wait until the name servers that can be reached know all changes made until now.
@@ -178,13 +184,14 @@ class BrokerOuterAPI:
                 if not server.failing:
                     _log.warning("registration_failed", namesrv=server.address, reason=str(error))
                 server.failing = server.everything = True
+                server.reached = False
                 self._pulse()
                 # changes do not cut this pause short: they would only hammer a name server that is not there
                 await self._clock.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 continue
             if server.failing or not pause:
                 _log.info("registered", namesrv=server.address, topics=len(self._topics.table))
-            server.failing, pause = False, FIRST_RETRY_SECONDS / 2
+            server.failing, server.reached, pause = False, True, FIRST_RETRY_SECONDS / 2
             self._pulse()
             if not (server.everything or server.topics):
                 period = self._configuration.section(BrokerConfig).register_name_server_period / 1000

@@ -9,7 +9,7 @@ the difference between now and the oldest sample of its window.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -204,6 +204,10 @@ class BrokerStats:
     def keys(self, name: str) -> list[str]:
         """What was counted under a name."""
         return list(self._tables.get(name, ()))
+
+    def items(self, name: str) -> Mapping[str, StatsItem]:
+        """The counters of a name, oldest first. A look into the table itself: it changes as things are counted."""
+        return self._tables[name]
 
     @property
     def put_total(self) -> int:

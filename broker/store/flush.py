@@ -22,6 +22,7 @@ from broker.store.mapped_file import MappedFile
 from broker.store.put_lock import Put
 from broker.store.running_flags import Flag, RunningFlags
 from broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
+from remoting.durations import Durations
 
 PAGE: Final = 4096
 _TURN: Final = 256
@@ -83,6 +84,8 @@ class LogSync:
         self.flushed_offset = log.files.flushed_offset
         self.failed = ""
         """Why there will be no further sync; empty as long as all have succeeded."""
+        self.durations = Durations()
+        """How long syncs took in the kernel."""
         self.on_flushed: Callable[[int, int], None] = lambda _offset, _store_timestamp: None
         """Hears of a new flushed offset and of a store timestamp that no durable record's is below (checkpoint)."""
 
@@ -128,6 +131,7 @@ class LogSync:
         finally:
             file.release()
         self._pace.took(took)
+        self.durations.add(took)
         return True
 
     def _fail(self, file: MappedFile, error: OSError) -> None:

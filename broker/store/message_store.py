@@ -92,6 +92,8 @@ class MessageStore:
         self.stats = StoreStats(self.clock.wall_ms())
         self.recovered: RecoveryReport | None = None
         """What the start found and did."""
+        self.recovering: RecoveryReport | None = None
+        """How far the recovery is, while it runs."""
         self._sync_place = sync_place
         self._abort = AbortFile(self.disk, self.root)
         self._memory = memory_limit()
@@ -163,7 +165,9 @@ class MessageStore:
             clean_exit=clean_exit,
             check_crc=self.config.check_crc_on_recover,
         )
+        self.recovering = recovery.report
         self.recovered = await recovery.run()
+        self.recovering = None
         self.commit_log.last_store_timestamp = self.recovered.last_store_timestamp
         path = WritePath(
             self.commit_log,

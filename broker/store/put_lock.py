@@ -12,6 +12,7 @@ import trio
 from msgspec import Struct
 
 from broker.store.types import MessageBatch, MessageInner, PutCallback, PutMessageResult, PutMessageStatus
+from remoting.durations import Durations
 
 CREATE_FILE_SECONDS: Final = 5.0
 """How long an append waits for a new file (RocketMQ's AllocateMappedFileService)."""
@@ -52,6 +53,10 @@ class PutMessageLock:
         self._changed = trio.Event()
         self._closed = False
         self.is_held = False
+        self.waits = Durations()
+        """How long appends that found no room have waited, whatever came of it."""
+        self.busy = 0
+        """Appends refused because the wait was too long."""
 
     def wait(self, put: Put, on_done: PutCallback) -> PutMessageResult | None:
         """Queue up. The body is copied: it may lie in a buffer that the next read overwrites."""
@@ -113,6 +118,7 @@ class PutMessageLock:
         self.is_held = False
 
     def _done(self, waiting: _Waiting, result: PutMessageResult) -> None:
+        self.waits.add(trio.current_time() - waiting.since)
         reply = self._finish(waiting.put, result, waiting.on_done)
         if reply is not None:
             waiting.on_done(reply)
@@ -150,6 +156,7 @@ class PutMessageLock:
             self._done(waiting, self._busy())
 
     def _busy(self) -> PutMessageResult:
+        self.busy += 1
         return PutMessageResult(
             PutMessageStatus.OS_PAGE_CACHE_BUSY,
             remark=f"waited more than {self._busy_seconds:g} s for room in the commit log; the disk does not keep up",

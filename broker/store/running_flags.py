@@ -43,6 +43,10 @@ class RunningFlags:
         """Why puts are refused; empty where they are not."""
         return "; ".join(text for flag, text in self._reasons.items() if flag is not _READ)
 
+    def reasons(self) -> list[tuple[Flag, str]]:
+        """All reasons that stand, with their texts."""
+        return list(self._reasons.items())
+
     def has(self, flag: Flag) -> bool:
         """True while this reason stands."""
         return flag in self._reasons

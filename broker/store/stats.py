@@ -6,6 +6,8 @@ Keys and forms of ``runtime_info`` are those of RocketMQ's StoreStatsService, as
 from collections import deque
 from typing import Final, NamedTuple
 
+from remoting.durations import Durations
+
 _SAMPLES_KEPT: Final = 601
 _WINDOWS: Final = (10, 60, 600)
 _BUCKET_NAMES: Final = (
@@ -42,6 +44,7 @@ class StoreStats:
         "_boot_wall_ms",
         "_samples",
         "dispatch_max_buffer",
+        "flush_waits",
         "found_times_total",
         "get_message_entire_time_max",
         "latency_counts",
@@ -73,6 +76,8 @@ class StoreStats:
         self.transferred_messages_total = 0
         """Messages that gets found."""
         self.put_distribution = [0] * len(_BUCKET_NAMES)
+        self.flush_waits = Durations()
+        """How long replies waited for the device."""
         self.latency_counts = [0] * (_LATENCY_BUCKETS + 1)
         """Puts by their time in ms; the last one holds all that took longer."""
 

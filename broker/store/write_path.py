@@ -65,7 +65,7 @@ class WritePath:
         self._real_time: FlushRealTimeService | None = None
         if sync_flush:
             group = GroupCommitService(self.sync, self._dispatch, dispatcher.rolled, config.sync_flush_timeout / 1000)
-            group.took = lambda seconds: stats.put_took(int(seconds * 1000))
+            group.took = lambda seconds: _waited_for_device(stats, seconds)
             log.on_roll = group.submit_roll
             self._group = group
         else:
@@ -235,3 +235,8 @@ class WritePath:
         if self._ended is not None:
             await self._ended.wait()
         return durable
+
+
+def _waited_for_device(stats: StoreStats, seconds: float) -> None:
+    stats.put_took(int(seconds * 1000))
+    stats.flush_waits.add(seconds)

@@ -1,0 +1,36 @@
+"""Why a broker is not ready: what /readyz and ``mqbroker health`` say."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from broker.services.registration import BrokerOuterAPI
+from broker.store.message_store import MessageStore
+from broker.store.running_flags import Flag
+from remoting.health import Reason
+
+RECOVERING: Final = "recovering"
+DISK_FULL: Final = "disk_full"
+READ_ONLY: Final = "read_only"
+NO_NAME_SERVER: Final = "no_name_server"
+
+_MIB: Final = 1 << 20
+_DISK: Final = Flag.DISK_FULL | Flag.LOGIC_DISK_FULL | Flag.NO_SPACE
+
+
+def store_reasons(store: MessageStore) -> Iterator[Reason]:
+    """The store recovers, or refuses to be written or read."""
+    report = store.recovering
+    if report is not None:
+        share = f" ({100 * report.bytes_done // report.bytes_total} %)" if report.bytes_total else ""
+        done, total = report.bytes_done / _MIB, report.bytes_total / _MIB
+        text = f"the store is being recovered: {done:.0f} of {total:.0f} MiB of the commit log read{share}"
+        yield Reason(RECOVERING, text)
+    for flag, text in store.flags.reasons():
+        yield Reason(DISK_FULL if flag & _DISK else READ_ONLY, text)
+
+
+def name_server_reasons(registration: BrokerOuterAPI) -> Iterator[Reason]:
+    """No name server knows this broker, so no client finds it. One is enough; where none is wanted, none is missed."""
+    reached = registration.reached()
+    if reached and not any(reached.values()):
+        yield Reason(NO_NAME_SERVER, f"no name server could be reached: {', '.join(reached)}")

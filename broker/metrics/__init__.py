@@ -1,0 +1,1 @@
+"""What a broker tells Prometheus. Imported only where metrics are on."""

@@ -1,0 +1,83 @@
+"""The store's metrics: is it writable, how far behind are flush and dispatch, how long do waits take."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from broker.store.disk import DiskSpace
+from broker.store.message_store import MessageStore
+from broker.store.running_flags import Flag
+from remoting.metrics import counter, counters, gauge, gauges, histogram
+
+
+def store_families(store: MessageStore, space: DiskSpace, labels: dict[str, str]) -> Iterator[Metric]:
+    """``labels``: what RocketMQ puts on each of its metrics. Those of its names come first."""
+    names = (*labels, "storage_type", "storage_medium")
+    values = (*labels.values(), "local", "disk")
+    log_end = store.max_phy_offset
+    for name, doc, value in (
+        ("rocketmq_storage_size", "Bytes of the commit log that are there to read.", log_end - store.min_phy_offset),
+        (
+            "rocketmq_storage_flush_behind_bytes",
+            "Bytes of the commit log not yet synced to the device.",
+            log_end - store.flushed_offset,
+        ),
+        (
+            "rocketmq_storage_dispatch_behind_bytes",
+            "Bytes of the commit log that are readable but not yet in their queues.",
+            store.dispatch_behind_bytes,
+        ),
+    ):
+        yield gauges(name, doc, names, {values: value})
+    yield from _state(store, space)
+    yield from _waits(store)
+    yield from _counts(store)
+
+
+def _state(store: MessageStore, space: DiskSpace) -> Iterator[Metric]:
+    flags = store.flags
+    yield gauge("trimq_store_writable", "1 while messages can be stored.", int(flags.writable))
+    yield gauges(
+        "trimq_store_refusal",
+        "1 for each reason for which the store refuses reads or writes (see its log).",
+        ("reason",),
+        {(str(flag.name).lower(),): int(flags.has(flag)) for flag in Flag},
+    )
+    yield gauge("trimq_store_disk_size_bytes", "Size of the store's file system.", space.total)
+    yield gauge("trimq_store_disk_free_bytes", "What is free there.", space.free)
+    yield counter("trimq_commit_log_position_bytes_total", "Where the commit log ends.", store.max_phy_offset)
+    if store.recovered is not None:
+        yield gauge("trimq_recovery_duration_seconds", "How long the last recovery took.", store.recovered.seconds)
+
+
+def _waits(store: MessageStore) -> Iterator[Metric]:
+    path = store.write_path
+    yield histogram(
+        "trimq_commit_log_sync_duration_seconds", "Time of a data sync of the commit log.", path.sync.durations
+    )
+    yield histogram(
+        "trimq_put_flush_wait_seconds",
+        "How long a reply waited for the device (SYNC_FLUSH).",
+        store.stats.flush_waits,
+    )
+    yield histogram(
+        "trimq_append_lock_wait_seconds",
+        "How long an append waited for room; those that did not wait are not counted.",
+        path.lock.waits,
+    )
+    yield gauge("trimq_append_lock_held_seconds", "How long the first one has waited now.", path.lock.held_ms() / 1000)
+    yield gauge("trimq_append_lock_queue", "Appends that wait for room.", len(path.lock))
+    yield counter("trimq_page_cache_busy_total", "Appends refused because they had waited too long.", path.lock.busy)
+
+
+def _counts(store: MessageStore) -> Iterator[Metric]:
+    stats = store.stats
+    yield counter("trimq_put_messages_total", "Messages stored.", stats.put_message_times_total)
+    yield counter("trimq_put_bytes_total", "Bytes of their records.", stats.put_message_size_total)
+    yield counter("trimq_put_failures_total", "Puts that were refused.", stats.put_message_failed_times)
+    yield counters(
+        "trimq_gets_total",
+        "Looks into a queue, by whether they found a message.",
+        ("result",),
+        {("found",): stats.found_times_total, ("nothing",): stats.missed_times_total},
+    )

@@ -1,0 +1,41 @@
+"""The name server's page for Prometheus. Imported only where metrics are on; its size depends on nothing."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from namesrv.route_info import RouteInfoManager
+from remoting.health import Health
+from remoting.limits import ReactorStats
+from remoting.loop_probe import LoopProbe
+from remoting.metrics import (
+    build_info,
+    gauge,
+    loop_families,
+    process_families,
+    reactor_families,
+    text_of,
+)
+
+
+class NamesrvMetrics:
+    """Reads what is counted anyway."""
+
+    def __init__(self, routes: RouteInfoManager, reactor: ReactorStats, health: Health) -> None:
+        self._routes = routes
+        self._reactor = reactor
+        self._health = health
+        self.probe = LoopProbe()
+
+    async def page(self) -> Iterator[str]:
+        """The pieces of the page."""
+        return (text_of(family) for family in self._families())
+
+    def _families(self) -> Iterator[Metric]:
+        yield build_info("mqnamesrv")
+        yield gauge("trimq_ready", "1 where /readyz has no reason against it.", int(self._health.readiness().ready))
+        yield gauge("trimq_namesrv_brokers", "Broker processes that are registered.", len(self._routes.live_brokers()))
+        yield gauge("trimq_namesrv_topics", "Topics with a route.", len(self._routes.topics))
+        yield from reactor_families(self._reactor)
+        yield from loop_families(self.probe)
+        yield from process_families()

@@ -1,0 +1,193 @@
+"""The page for Prometheus: what stands on it, how it looks, and what it costs."""
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.controller import BrokerController
+from broker.testing import running_broker
+from protocol.codes import RequestCode
+from tests.broker.wire_client import WireClient, consumer, pull_ext
+from tests.web_client import get
+
+ON: dict[str, Any] = {"metricsExporterType": "PROM", "metricsPromExporterPort": 0}
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[BrokerController]:
+    async with running_broker(tmp_path / "store", **ON) as controller:
+        yield controller
+
+
+@pytest.fixture
+async def client(broker: BrokerController) -> AsyncIterator[WireClient]:
+    async with WireClient.connect(broker.endpoint) as connected:
+        yield connected
+
+
+class Scrape:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self.samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float:
+        found = [s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items()]
+        assert len(found) == 1, (name, labels, found)
+        return found[0]
+
+    def count(self, name: str) -> int:
+        return sum(sample.name == name for sample in self.samples)
+
+
+async def scrape(broker: BrokerController) -> Scrape:
+    answer = await get(broker.web_endpoints[0], "/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return Scrape(answer.body)
+
+
+async def test_messages_in_and_out_by_topic_and_group(broker: BrokerController, client: WireClient) -> None:
+    for _ in range(3):
+        assert (await client.send("T", b"x" * 100)).code == 0
+    assert len(await client.pull_messages("T", group="G")) == 3
+    page = await scrape(broker)
+    here = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+    assert page.value("rocketmq_messages_in_total", topic="T", is_system="false", **here) == 3
+    assert page.value("rocketmq_throughput_in_total", topic="T", **here) > 300
+    group = {"topic": "T", "consumer_group": "G", "is_retry": "false", "is_system": "false"}
+    assert page.value("rocketmq_messages_out_total", **group, **here) == 3
+    assert page.value("rocketmq_throughput_out_total", **group, **here) > 300
+    assert page.value("trimq_put_messages_total") == 3
+    assert page.value("rocketmq_storage_size", storage_medium="disk") == broker.parts.store.max_phy_offset
+    assert page.value("trimq_ready") == 1
+    assert page.value("trimq_connections") == 1
+    assert page.value("process_resident_memory_bytes") > 1e6
+    assert page.value("process_open_fds") > 5
+
+
+async def test_lag_is_the_distance_from_the_committed_offsets(broker: BrokerController, client: WireClient) -> None:
+    for queue_id in (0, 1, 1, 1):
+        await client.send("T", queue_id=queue_id)
+    for queue_id, offset in ((0, 1), (1, 1)):
+        broker.parts.offsets.commit("c", "G", "T", queue_id, offset)
+    page = await scrape(broker)
+    assert page.value("rocketmq_consumer_lag_messages", topic="T", consumer_group="G") == 2
+
+
+async def test_lag_does_not_load_queues_that_nobody_uses(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **ON) as broker, WireClient.connect(broker.endpoint) as client:
+        await client.send("T")
+        broker.parts.offsets.commit("c", "G", "T", 0, 0)
+    async with running_broker(tmp_path, **ON) as broker:
+        before = dict(broker.parts.store.queues.queues)
+        page = await scrape(broker)
+        assert page.value("rocketmq_consumer_lag_messages", topic="T", consumer_group="G") == 1
+        assert broker.parts.store.queues.queues == before
+
+
+async def test_who_is_connected(broker: BrokerController, client: WireClient) -> None:
+    await client.send("T")
+    await client.heartbeat("c1", consumers=[consumer("G", "T")], producers=["P1", "P2"])
+    page = await scrape(broker)
+    kind = {"language": "java", "version": "479", "protocol_type": "remoting"}
+    assert page.value("rocketmq_producer_connections", **kind) == 2
+    assert page.value("rocketmq_consumer_connections", consumer_group="G", consume_mode="push", **kind) == 1
+
+
+async def test_held_pulls_and_the_probe(broker: BrokerController, client: WireClient) -> None:
+    await client.send("T")
+    await client.post(RequestCode.PULL_MESSAGE, pull_ext("T", 1, sysFlag=6))
+    while not broker.parts.long_polling.held:
+        await trio.lowlevel.checkpoint()
+    page = await scrape(broker)
+    assert page.value("trimq_long_polls_held") == 1
+    while not page.value("trimq_event_loop_late_seconds_count"):
+        page = await scrape(broker)
+
+
+async def test_a_flush_is_timed(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **ON, flushDiskType="SYNC_FLUSH") as broker:
+        async with WireClient.connect(broker.endpoint) as client:
+            await client.send("T")
+        page = await scrape(broker)
+    assert page.value("trimq_commit_log_sync_duration_seconds_count") >= 1
+    assert page.value("trimq_put_flush_wait_seconds_count") == 1
+    assert 0 < page.value("trimq_put_flush_wait_seconds_sum") < 60
+    assert page.value("rocketmq_storage_flush_behind_bytes") == 0
+
+
+async def test_series_beyond_the_limit_are_left_out_and_counted(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **ON, metricsOtelCardinalityLimit=5) as broker:
+        for number in range(8):
+            broker.parts.stats.topic_put(f"T{number}", 1, 1)
+        page = await scrape(broker)
+    assert page.count("rocketmq_messages_in_total") == 5
+    assert page.value("rocketmq_messages_in_total", topic="T0") == 1
+    assert page.value("trimq_series_left_out", metric="rocketmq_messages_in_total") == 3
+    assert page.value("trimq_series_left_out", metric="rocketmq_consumer_lag_messages") == 0
+
+
+async def test_strange_names_stay_inside_their_quotes(broker: BrokerController) -> None:
+    broker.parts.offsets.commit("c", 'a"b\\c\nd', "T", 0, 0)
+    page = await scrape(broker)
+    assert page.value("rocketmq_consumer_lag_messages", consumer_group='a"b\\c\nd') == 0
+
+
+class CpuOfSteps(trio.abc.Instrument):
+    """CPU time of each turn that a task takes: what the loop cannot do anything else in."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+        self._began: float | None = None
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._began is not None:
+            self.steps.append(time.thread_time() - self._began)
+
+
+@pytest.mark.slow
+async def test_ten_thousand_topics_neither_stop_the_loop_nor_cost_much(broker: BrokerController) -> None:
+    for number in range(10_000):
+        broker.parts.stats.topic_put(f"topic-{number:05}", 1, 100)
+        broker.parts.stats.group_get("G", f"topic-{number:05}", 1, 100)
+        broker.parts.offsets.commit("c", "G", f"topic-{number:05}", 0, 0)
+    assert (await get(broker.web_endpoints[0], "/metrics")).status == 200  # the first one imports and fills caches
+    with await trio.to_thread.run_sync(_fetcher, broker.web_endpoints[0]) as process:
+        costs = CpuOfSteps()
+        trio.lowlevel.add_instrument(costs)
+        out, _ = await trio.to_thread.run_sync(process.communicate, b"go\n")
+        trio.lowlevel.remove_instrument(costs)
+    assert out.count(b"\nrocketmq_messages_in_total{") == 10_000
+    assert out.count(b"\nrocketmq_consumer_lag_messages{") == 10_000
+    assert sum(costs.steps) < 0.5
+    assert sorted(costs.steps)[-2] < 0.005, sorted(costs.steps)[-5:]  # one collection of garbage is forgiven
+
+
+def _fetcher(address: tuple[str, int]) -> subprocess.Popen[bytes]:
+    """Somebody outside of this process who fetches the page: reading it here would count as the broker's work."""
+    code = (
+        "import sys, urllib.request as u; sys.stdin.readline();"
+        f"sys.stdout.buffer.write(u.urlopen('http://{address[0]}:{address[1]}/metrics').read())"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_without_metrics_nothing_of_theirs_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys, trio\nfrom broker.testing import running_broker\n"
+        "async def main():\n    async with running_broker():\n        pass\n"
+        "trio.run(main)\nprint([m for m in sys.modules if m.partition('.')[0] in ('prometheus_client', 'hypercorn')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
