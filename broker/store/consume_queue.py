@@ -140,6 +140,7 @@ class ConsumeQueue:
         else:
             del self.tail[(self.next_offset - self.tail_offset) * UNIT_SIZE :]
         self.written = min(self.written, self.next_offset)
+        self.made_offset = min(self.made_offset, -(-self.next_offset // self.units_per_file) * self.units_per_file)
 
     # -- reading
 

@@ -69,7 +69,11 @@ class FlushConsumeQueueService:
             return complete
 
     def _jobs_for(self, queue: ConsumeQueue) -> Iterator[WriteJob]:
-        """What to write for a queue, and the next file once the current one is 80 % full."""
+        """What to write for a queue. A file is made when it gets its first unit, never before.
+
+        RocketMQ's recovery (ConsumeQueue.truncateDirtyLogicFiles) takes the zeros at the front of an empty last file
+        for a unit: every later message of the queue would stand one place too far back.
+        """
         offset, end = queue.written, queue.next_offset
         made = queue.made_offset
         while offset < end:
@@ -79,11 +83,6 @@ class FlushConsumeQueueService:
             yield WriteJob(queue, file_offset, (offset - file_offset) * UNIT_SIZE, data, file_offset >= made)
             made = max(made, file_offset + queue.units_per_file)
             offset = stop
-        file_offset = queue.file_of(end)
-        if end - file_offset >= queue.units_per_file * 4 // 5:
-            file_offset += queue.units_per_file
-        if file_offset >= made:
-            yield WriteJob(queue, file_offset, 0, b"", make=True)
 
     async def _run(self, jobs: list[WriteJob]) -> bool:
         outcome = await self._disk.run(run_jobs, self._disk, self._queues.file_size, jobs, False)
@@ -113,7 +112,7 @@ class FlushConsumeQueueService:
         if queue.deleted:
             self._held_units -= self._held.pop(queue, 0)
             return
-        if queue.unwritten() or not queue.made_offset:
+        if queue.unwritten():
             self._queues.dirty.append(queue)
         else:
             queue.dirty = False

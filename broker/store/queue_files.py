@@ -99,15 +99,15 @@ def _run_job(disk: Disk, file_size: int, job: WriteJob, *, sync: bool) -> None:
 
 
 def make_file(disk: Disk, directory: str, path: str, file_size: int) -> int:
-    """An open queue file of full size, made if it is missing."""
+    """An open, empty queue file of full size. What stands there already is the rest of something that was cut off."""
     disk.make_directory(directory)
     try:
         return disk.create(path, file_size)
     except FileExistsError:
         fd = disk.open(path)
     try:
-        if disk.size(fd) != file_size:
-            disk.truncate(fd, file_size)
+        disk.truncate(fd, 0)
+        disk.truncate(fd, file_size)
     except BaseException:
         disk.close(fd)
         raise
@@ -191,8 +191,9 @@ def load_queue(disk: Disk, directory: str, file_size: int, limit: int) -> Loaded
         count, phy, size = _end_of_file(disk, f"{directory}/{offset_name(start)}", file_size, limit)
         if not count and position:
             continue
-        for later in names[position + 1 :]:
-            _delete_unless_empty(disk, directory, later)
+        # empty files go too: RocketMQ would find a unit in one; only where it alone knows the queue's offset it stays
+        for later in names[position + (1 if count or start else 0) :]:
+            disk.delete(f"{directory}/{offset_name(later)}")
         if position and count and not _is_full(disk, f"{directory}/{offset_name(names[position - 1])}", file_size):
             return LoadedQueue(0, 0, 0, -1, -1, f"the file at offset {names[position - 1]} has units missing")
         if not count:
@@ -270,12 +271,16 @@ def _has_data(disk: Disk, fd: int, begin: int, end: int) -> bool:
 
 
 def erase_units(disk: Disk, queue: ConsumeQueue, end: int, file_size: int) -> None:
-    """Make zeros of what the files hold between a queue's next offset and unit ``end``. Blocks: for recovery."""
+    """Take from the files what they hold between a queue's next offset and unit ``end``. Blocks: for recovery."""
     offset = queue.next_offset
     while offset < end:
         file_offset = queue.file_of(offset)
-        if disk.stat(queue.path_of(file_offset)) is not None:
-            _resize(disk, queue.path_of(file_offset), (offset - file_offset) * UNIT_SIZE, file_size)
+        path = queue.path_of(file_offset)
+        if disk.stat(path) is not None:
+            if offset > file_offset or 0 < offset == queue.first_offset:
+                _resize(disk, path, (offset - file_offset) * UNIT_SIZE, file_size)
+            else:  # RocketMQ would find a unit in an empty file
+                disk.delete(path)
         offset = file_offset + queue.units_per_file
 
 
@@ -285,15 +290,3 @@ def _is_full(disk: Disk, path: str, file_size: int) -> bool:
         return _unit_at(disk, fd, file_size // UNIT_SIZE - 1)[1] > 0
     finally:
         disk.close(fd)
-
-
-def _delete_unless_empty(disk: Disk, directory: str, start: int) -> None:
-    """Remove a file behind the end; one that was only made ahead may stay."""
-    path = f"{directory}/{offset_name(start)}"
-    fd = disk.open(path, writable=False)
-    try:
-        empty = disk.next_data(fd, 0) >= disk.size(fd)
-    finally:
-        disk.close(fd)
-    if not empty:
-        disk.delete(path)

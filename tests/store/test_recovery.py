@@ -146,17 +146,43 @@ async def test_damaged_units_of_another_writers_store() -> None:
         await check_all(store, ONE)
 
 
-async def test_a_queue_that_is_ahead_of_the_log() -> None:
+@pytest.mark.parametrize("forget", [False, True])
+async def test_a_queue_that_is_ahead_of_the_log(forget: bool) -> None:
     disk = SimDisk()
     await _filled(disk)
-    units = b"".join(UNIT.pack(20_000 + 200 * number, 200, 0) for number in range(3))
-    for forget in (False, True):
-        if forget:
-            _forget_mark(disk)
-        last = disk.list(f"/store/consumequeue/{TOPIC}/0")[-1]
-        _write(disk, f"/store/consumequeue/{TOPIC}/0/{last}", units, 0)
-        async with opened(disk) as store:
-            await check_all(store, ONE)
+    directory = f"/store/consumequeue/{TOPIC}/0"
+    behind = f"{directory}/{800:020d}"
+    disk.close(disk.create(behind, 200))
+    disk.sync_directory(directory)
+    _write(disk, behind, b"".join(UNIT.pack(20_000 + 200 * number, 200, 0) for number in range(3)), 0)
+    if forget:
+        _forget_mark(disk)
+    async with opened(disk) as store:
+        await check_all(store, ONE)
+        await fill(store, 1, first=40)
+        await check_all(store, {(TOPIC, 0): 41})
+    assert not any(disk.content(behind)[UNIT.size :])
+
+
+@pytest.mark.parametrize("forget", [False, True])
+async def test_no_empty_file_stands_at_the_end_of_a_queue(forget: bool) -> None:
+    """RocketMQ's recovery takes the zeros in one for a unit, and every later message would stand one place off."""
+    disk = SimDisk()
+    async with opened(disk) as store:
+        store.create_queues(TOPIC, 3)
+        await fill(store, 40)
+    directory = f"/store/consumequeue/{TOPIC}"
+    full = [f"{start:020d}" for start in range(0, 800, 200)]
+    assert (disk.list(directory), disk.list(f"{directory}/0")) == (["0"], full)
+    behind = f"{directory}/0/{800:020d}"
+    disk.close(disk.create(behind, 200))
+    disk.sync_directory(f"{directory}/0")
+    if forget:
+        _forget_mark(disk)
+    disk.delete("/store/consumequeue.snapshot")
+    async with opened(disk) as store:
+        await check_all(store, ONE)
+    assert disk.list(f"{directory}/0") == full
 
 
 async def test_a_shifted_queue_of_rocketmq_gets_its_places_back() -> None:
