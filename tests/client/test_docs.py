@@ -37,7 +37,7 @@ INNER = {
     # what the SDK's parts call on each other
     "producer_data", "consumer_data", "pushes", "deliver", "acknowledge", "hand_back", "processed", "offer", "spawn",
     "invoke", "request", "oneway", "ask_name_server", "master", "join", "leave", "heartbeat", "has_greeted",
-    "wire_properties", "wire_text", "before_send", "after_send", "received", "before_process", "after_process",
+    "take", "wire_properties", "wire_text", "before_send", "after_send", "received", "before_process", "after_process",
 }  # fmt: skip
 
 

@@ -1,0 +1,44 @@
+"""Spans of sends and of their processing belong together, over a real broker."""
+
+import anyio
+import pytest
+
+from client import Consumer, Message, Producer, UsageError
+from tests.client.servers import Servers
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from client.otel import Tracing
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_send_and_its_processing_are_one_trace(servers: Servers, name: str) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing = Tracing(provider.get_tracer("test"))
+    async with Producer(name, namesrv=servers.namesrv, interceptors=[tracing]) as producer:
+        receipt = await producer.send(Message(name, b"x", tags="t"))
+        with pytest.raises(UsageError):
+            await producer.send(Message(name, b""))
+    async with Consumer(name, name, namesrv=servers.namesrv, start="first", interceptors=[tracing]) as consumer:
+        with anyio.fail_after(30):
+            message = await anext(consumer)
+            async with message.process():
+                pass
+    sent, failed, processed = exporter.get_finished_spans()
+    assert (sent.kind, processed.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    assert sent.attributes is not None
+    assert sent.attributes["messaging.message.id"] == receipt.message_id
+    assert processed.context is not None
+    assert sent.context is not None
+    assert processed.context.trace_id == sent.context.trace_id
+    assert processed.parent is not None
+    assert processed.parent.span_id == sent.context.span_id
+    assert failed.status.status_code is StatusCode.ERROR
