@@ -232,7 +232,7 @@ class IndexFile:
             # an entry's time is cut to whole seconds: the record's own time decides at the edge
             if time + 999 < begin:
                 break
-            if stored_hash == key_hash and time <= end:
+            if stored_hash == key_hash and time <= end and (not found or found[-1] != phy):
                 found.append(phy)
             bound, number = number, previous
         return found

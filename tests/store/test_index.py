@@ -1,0 +1,381 @@
+import builtins
+import errno
+import itertools
+import struct
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.store.index_batch import Batch, PlainBatch, make_batch, seconds_since
+from broker.store.index_batch_numpy import NumpyBatch
+from broker.store.index_file import Cold, IndexShape
+from broker.store.index_service import IndexService
+from broker.store.running_flags import RunningFlags
+from protocol.hashing import key_hash, string_hash
+from protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
+from tests.store.simdisk import SimDisk
+
+NOW = 1_700_000_000_000
+FAR = 1 << 62
+TOPIC = "TopicTest"
+BATCHES: list[Batch] = [PlainBatch(), NumpyBatch()]
+
+texts = st.one_of(
+    st.text(st.characters(codec="ascii"), min_size=1, max_size=40),
+    st.text(min_size=1, max_size=30),
+    st.text(st.characters(codec="ascii"), min_size=190, max_size=300),
+)
+
+
+class Rig:
+    def __init__(
+        self, disk: SimDisk | None = None, *, slots: int = 8, entries: int = 20, batch: Batch | None = None
+    ) -> None:
+        self.disk = disk or SimDisk()
+        self.flags = RunningFlags()
+        self.service = IndexService(
+            self.disk, "/store", IndexShape(slots, entries), self.flags, wall_ms=lambda: NOW, batch=batch
+        )
+
+    async def put(self, phy: int, *keys: str, time: int = NOW) -> None:
+        self.service.put(TOPIC, keys, phy, time)
+        assert await self.service.flush_pending()
+
+    def find(self, key: str, *, begin: int = 0, end: int = FAR, limit: int = 1000) -> list[int]:
+        return self.service.select(TOPIC, key, begin, end, limit)
+
+    def image(self, number: int = 0) -> bytes:
+        return self.disk.content(f"/store/index/{self.disk.list('/store/index')[number]}")
+
+    def reloaded(self) -> "Rig":
+        shape = self.service.shape
+        rig = Rig(self.disk, slots=shape.slots, entries=shape.entries)
+        rig.service.load()
+        return rig
+
+
+# -- hashes
+
+
+@given(st.lists(texts, max_size=30))
+def test_hashes_are_those_of_java(keys: list[str]) -> None:
+    expected = [key_hash(*text.split("#", 1)) if "#" in text else abs(string_hash(text)) for text in keys]
+    expected = [value if value <= 0x7FFFFFFF else 0 for value in expected]
+    for batch in BATCHES:
+        assert batch.key_hashes(keys) == expected
+
+
+def test_the_hash_without_an_absolute_value_is_zero() -> None:
+    text = "polygenelubricants"  # String.hashCode is the smallest number
+    assert string_hash(text) == -(1 << 31)
+    for batch in BATCHES:
+        assert batch.key_hashes([text, "a"]) == [0, 97]
+
+
+def test_numpy_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_batch(), NumpyBatch)
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **more: Any) -> Any:
+        if name == "broker.store.index_batch_numpy":
+            raise ImportError
+        return real(name, *args, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert isinstance(make_batch(), PlainBatch)
+
+
+# -- bytes
+
+
+async def test_bytes_of_a_file() -> None:
+    rig = Rig(slots=4, entries=6)
+    await rig.put(100, "unique", "one", time=NOW)
+    await rig.put(300, "two", time=NOW + 2999)
+    await rig.put(500, "one", time=NOW + 3000)
+    assert file_size(4, 6) == len(rig.image()) == 40 + 16 + 120
+    hashes = [key_hash(TOPIC, key) for key in ("unique", "one", "two", "one")]
+    chains: dict[int, int] = {}
+    expected = bytearray(len(rig.image()))
+    for number, (key, phy, seconds) in enumerate(zip(hashes, (100, 100, 300, 500), (0, 0, 2, 3), strict=True), start=1):
+        struct.pack_into(">iqii", expected, 56 + 20 * number, key, phy, seconds, chains.get(key % 4, 0))
+        chains[key % 4] = number
+    for slot, number in chains.items():
+        struct.pack_into(">i", expected, 40 + 4 * slot, number)
+    struct.pack_into(">qqqqii", expected, 0, NOW, NOW + 3000, 100, 500, len(chains), 5)
+    assert rig.image() == expected
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=40), st.integers(1, 7))
+@settings(max_examples=50)
+def test_both_forms_write_the_same_bytes(messages: list[list[int]], slots: int) -> None:
+    async def run(batch: Batch) -> list[bytes]:
+        rig = Rig(slots=slots, entries=17, batch=batch)
+        for number, keys in enumerate(messages):
+            rig.service.put(TOPIC, tuple(f"k{key}" for key in keys), 100 * number, NOW + 700 * number)
+            if number % 5 == 0:
+                assert await rig.service.flush_pending()
+        assert await rig.service.flush_pending()
+        return [rig.disk.content(f"/store/index/{name}") for name in rig.disk.list("/store/index")]
+
+    plain, vectors = (trio.run(run, batch) for batch in BATCHES)
+    assert plain == vectors
+
+
+async def test_a_full_file_is_followed_by_one_that_begins_where_it_ended() -> None:
+    rig = Rig(slots=4, entries=4)
+    await rig.put(100, "a", "b", time=NOW + 1000)
+    await rig.put(200, "c", "d", time=NOW + 5000)
+    await rig.put(300, "e", time=NOW + 7000)
+    assert [HEADER.unpack_from(rig.image(number)) for number in (0, 1)] == [
+        (NOW + 1000, NOW + 5000, 100, 200, len({key_hash(TOPIC, key) % 4 for key in "abc"}), 4),
+        (NOW + 5000, NOW + 7000, 200, 300, len({key_hash(TOPIC, key) % 4 for key in "de"}), 3),
+    ]
+    # the first entry's difference is taken against what the header was pre-filled with, as RocketMQ does
+    assert [ENTRY.unpack_from(rig.image(1), entry_at(4, number))[1:3] for number in (1, 2)] == [(200, 0), (300, 2)]
+    for key, phy in zip("abcde", (100, 100, 200, 200, 300), strict=True):
+        assert rig.find(key) == [phy]
+
+
+def test_seconds_are_whole_and_never_negative() -> None:
+    assert seconds_since(0, NOW) == 0
+    assert seconds_since(NOW, NOW + 1999) == 1
+    assert seconds_since(NOW, NOW - 5000) == 0
+    assert seconds_since(1, 1 << 60) == 0x7FFFFFFF
+
+
+# -- asking
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 6), max_size=3), st.integers(0, 4000)), max_size=60),
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 120_000), st.integers(0, 120_000)), max_size=10),
+)
+@settings(max_examples=60)
+def test_a_query_finds_what_a_dictionary_finds(
+    messages: list[tuple[list[int], int]], queries: list[tuple[int, int, int]]
+) -> None:
+    async def run() -> None:
+        rig = Rig(slots=3, entries=10)
+        model: list[tuple[int, int, set[str]]] = []
+        time = NOW
+        for number, (keys, later) in enumerate(messages):
+            time += later
+            words = tuple(f"k{key}" for key in keys)
+            rig.service.put(TOPIC, words, 100 * number, time)
+            model.append((100 * number, time, set(words)))
+        assert await rig.service.flush_pending()
+        for rigs in (rig, rig.reloaded()):
+            for key, begin, end in queries:
+                found = rigs.find(f"k{key}", begin=NOW + begin, end=NOW + end)
+                sure = [phy for phy, at, words in model if f"k{key}" in words and NOW + begin <= at <= NOW + end]
+                near = [phy for phy, at, words in model if f"k{key}" in words]
+                assert set(sure) <= set(found) <= set(near), "times are whole seconds, nothing else is given out"
+                assert found == sorted(found, reverse=True)
+                assert len(found) == len(set(found))
+            for limit in (1, 2, 5):
+                everything = [phy for phy, _, words in reversed(model) if "k1" in words]
+                assert rigs.find("k1", limit=limit) == everything[:limit]
+
+    trio.run(run)
+
+
+async def test_chains_that_lead_nowhere_end_a_query() -> None:
+    rig = Rig(slots=1, entries=20)
+    for number in range(5):
+        await rig.put(100 * number, "key")
+    file = rig.service.files[0]
+    for previous in (4, 5, 19, -3, 1 << 30):  # to itself, upwards, out of the file
+        file.view[entry_at(1, 4) + 16 : entry_at(1, 4) + 20] = previous.to_bytes(4, "big", signed=True)
+        assert rig.find("key") == [400, 300]
+    file.view[slot_at(0) : slot_at(1)] = (77).to_bytes(4, "big")
+    assert rig.find("key") == []
+
+
+async def test_what_is_not_in_memory_is_waited_for() -> None:
+    rig = Rig()
+    await rig.put(100, "key")
+    await rig.put(200, "key")
+    again = rig.reloaded()
+    rig.disk.cold = True
+    with pytest.raises(Cold):
+        again.find("key")
+    assert await again.service.select_cold(TOPIC, "key", 0, FAR, 10) == [200, 100]
+
+
+async def test_keys_that_wait_are_put_before_a_query() -> None:
+    rig = Rig()
+    await rig.put(100, "key")
+    rig.service.put(TOPIC, ("key",), 200, NOW)
+    assert rig.find("key") == [200, 100]
+    assert not rig.service.pending
+
+
+# -- room
+
+
+async def test_the_service_puts_what_waits(autojump_clock: trio.testing.MockClock) -> None:
+    rig = Rig()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.service.run)
+        rig.service.put(TOPIC, ("key",), 100, NOW)
+        with pytest.raises(Cold):
+            rig.find("key")  # there is no file yet
+        await trio.sleep(1)
+        assert not rig.service.pending
+        assert rig.find("key") == [100]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_full_disk_is_no_loss_and_heals(autojump_clock: trio.testing.MockClock) -> None:
+    rig = Rig(SimDisk(capacity=4096), slots=8, entries=300)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.service.run)
+        rig.service.put(TOPIC, ("key",), 100, NOW)
+        await trio.sleep(5)
+        assert "no room for the index" in rig.flags.reason
+        assert await rig.service.select_cold(TOPIC, "key", 0, FAR, 10) == [100]
+        assert rig.disk.list("/store/index") == []
+        rig.disk.capacity = 1 << 20
+        await trio.sleep(5)
+        assert rig.flags.writable
+        assert rig.find("key") == [100]
+        nursery.cancel_scope.cancel()
+
+
+async def test_entries_are_only_written_where_there_is_room() -> None:
+    rig = Rig(slots=8, entries=200_000)
+    disk = rig.disk
+    for number in range(70):
+        rig.service.pending.extend(
+            (TOPIC, (f"a{at}", f"b{at}"), at * 100, NOW) for at in range(number * 1000, 1000 * (number + 1))
+        )
+        assert await rig.service.flush_pending()
+    disk.check_mapped_stores()
+    assert rig.service.files[0].count == 140_001
+    assert rig.find("b69999") == [6_999_900]
+
+
+async def test_a_start_goes_on_in_the_newest_file() -> None:
+    rig = Rig()
+    for number in range(4):
+        await rig.put(100 * number, "key", f"u{number}")
+    again = rig.reloaded()
+    await again.put(400, "key")
+    assert again.find("key") == [400, 300, 200, 100, 0]
+    assert again.find("u2") == [200]
+    rig.disk.check_mapped_stores()
+    assert len(rig.disk.list("/store/index")) == 1
+
+
+async def test_a_file_made_ahead_and_not_used_is_deleted() -> None:
+    rig = Rig(entries=10)
+    for number in range(8):
+        await rig.put(100 * number, "key")
+    assert len(rig.disk.list("/store/index")) == 2
+    again = rig.reloaded()
+    assert len(rig.disk.list("/store/index")) == 1
+    await rig.service.close()
+    assert again.find("key") == [100 * number for number in reversed(range(8))]
+    await again.service.close()
+    assert len(rig.disk.list("/store/index")) == 1
+    assert rig.disk.open_files() == 0
+
+
+async def test_sync_is_of_what_was_put() -> None:
+    rig = Rig()
+    await rig.put(100, "key")
+    await rig.service.sync()
+    path = f"/store/index/{rig.disk.list('/store/index')[0]}"
+    assert rig.disk.durable_content(path) == rig.disk.content(path)
+    calls = rig.disk.calls
+    await rig.service.sync()
+    assert rig.disk.calls == calls
+    await rig.put(200, "key")
+    rig.disk.fail("data_sync", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        await rig.service.sync()
+
+
+# -- expiry and recovery
+
+
+async def test_files_of_messages_that_are_gone_are_deleted() -> None:
+    rig = Rig(slots=4, entries=5)
+    for number in range(14):
+        await rig.put(100 * number, f"k{number}")
+    assert [file.end_phy for file in rig.service.files] == [300, 700, 1100, 1300]
+    assert await rig.service.delete_expired(700) == 1
+    assert await rig.service.delete_expired(701) == 1
+    assert await rig.service.delete_expired(1 << 40) == 1
+    assert rig.find("k13") == [1300]
+    assert rig.find("k1") == []
+    assert len(rig.disk.list("/store/index")) == 1
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.booleans())
+@settings(max_examples=40)
+def test_a_cut_index_is_the_one_that_was_there_then(count: int, more: int, tear: bool) -> None:
+    async def run() -> None:
+        rig = Rig(slots=3, entries=12)
+        for number in range(count):
+            await rig.put(100 * number, f"k{number % 5}", time=NOW + number * 1000)
+        mark = rig.service.mark()
+        assert mark is not None
+        for number in range(count, count + more):
+            await rig.put(100 * number, f"k{number % 5}", time=NOW + number * 1000)
+        again = rig.reloaded()
+        if mark.files:
+            file = again.service.files[mark.files - 1]
+            if tear:
+                for number in range(mark.entries, file.count, 2):
+                    file.view[entry_at(3, number) : entry_at(3, number + 1)] = bytes(20)
+            again.service.cut(mark.files - 1, mark.entries, NOW + max(count - 1, 0) * 1000)
+        else:
+            again.service.clear()
+        for key in range(5):
+            expected = [100 * number for number in reversed(range(count)) if number % 5 == key]
+            assert again.find(f"k{key}") == expected
+        for number in range(count, count + 5):
+            await again.put(100 * number, f"k{number % 5}", time=NOW + number * 1000)
+        assert again.find(f"k{count % 5}")[:1] == [100 * count]
+        images = {name: rig.disk.content(f"/store/index/{name}") for name in rig.disk.list("/store/index")}
+        for file in again.service.files:
+            assert file.link(again.service.batch), "nothing was to mend"
+        assert images == {name: rig.disk.content(f"/store/index/{name}") for name in rig.disk.list("/store/index")}
+
+    trio.run(run)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+async def test_lost_slots_and_chains_are_made_anew(batch: Batch) -> None:
+    rig = Rig(slots=5, entries=40, batch=batch)
+    for number in range(30):
+        await rig.put(100 * number, f"k{number % 7}")
+    whole = rig.image()
+    file = rig.service.files[0]
+    file.view[slot_at(1) : slot_at(4)] = b"\xff" * 12
+    for number in itertools.islice(range(1, 30), 0, None, 3):
+        file.view[entry_at(5, number) + 16 : entry_at(5, number) + 20] = bytes(4)
+    assert not file.link(batch)
+    assert rig.image() == whole
+
+
+async def test_files_of_another_size_and_damaged_headers_are_not_taken() -> None:
+    rig = Rig(slots=4, entries=5)
+    for number in range(12):
+        await rig.put(100 * number, "key")
+    await rig.service.close()
+    names = rig.disk.list("/store/index")
+    fd = rig.disk.open(f"/store/index/{names[0]}")
+    rig.disk.truncate(fd, 50)
+    fd = rig.disk.open(f"/store/index/{names[1]}")
+    rig.disk.pwrite(fd, (6).to_bytes(4, "big"), 36)
+    rig.disk.create("/store/index/notes.txt", 3)
+    again = Rig(rig.disk, slots=4, entries=5)
+    assert again.service.load() == 2
+    assert [file.begin_phy for file in again.service.files] == [800]
+    assert "notes.txt" in rig.disk.list("/store/index")
