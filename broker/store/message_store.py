@@ -4,7 +4,7 @@ Source: RocketMQ's DefaultMessageStore.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import structlog
@@ -19,6 +19,7 @@ from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.disk import Disk, RealDisk, make_durable_directory
 from broker.store.dispatcher import MessageArriving, StoreDispatcher
+from broker.store.fault_note import FaultNote, delete_files_below, write_log_again
 from broker.store.flush import SyncPlace
 from broker.store.get_message import MessageGetter
 from broker.store.index_file import IndexShape
@@ -29,7 +30,7 @@ from broker.store.query import BoundaryType, MessageFinder, store_timestamp_of
 from broker.store.queue_clean import QueueCleaner
 from broker.store.recovery import RecoveryReport, StoreRecovery
 from broker.store.reput import ReputMessageService
-from broker.store.running_flags import RunningFlags
+from broker.store.running_flags import Flag, RunningFlags
 from broker.store.stats import StoreStats
 from broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
 from broker.store.types import (
@@ -96,6 +97,7 @@ class MessageStore:
         """How far the recovery is, while it runs."""
         self._sync_place = sync_place
         self._abort = AbortFile(self.disk, self.root)
+        self._fault = FaultNote(self.disk, self.root)
         self._memory = memory_limit()
         delays = config.delay_levels_ms
         directory = str(config.commit_log_path)
@@ -155,6 +157,7 @@ class MessageStore:
         self.files.load()
         abort.create()
         self.checkpoint.load()
+        await self._mend()
         recovery = StoreRecovery(
             self.files,
             self.queues,
@@ -168,6 +171,8 @@ class MessageStore:
         self.recovering = recovery.report
         self.recovered = await recovery.run()
         self.recovering = None
+        self._fault.remove()
+        self.flags.on_broken = self._note_fault
         self.commit_log.last_store_timestamp = self.recovered.last_store_timestamp
         path = WritePath(
             self.commit_log,
@@ -183,6 +188,22 @@ class MessageStore:
         self.put_message = path.put_message
         self.put_messages = path.put_messages
         return path
+
+    async def _mend(self) -> None:
+        """Write again what a failed sync of the last run left in memory only. Raises OSError if it fails again."""
+        note = self._fault.read()
+        if note is None:
+            return
+        written = await self.disk.run(write_log_again, self.disk, self.files, note.log_offset)
+        if note.flags & Flag.WRITE_LOGICS_QUEUE_ERROR:
+            await self.disk.run(delete_files_below, self.disk, self.queues.directory)
+        if note.flags & Flag.WRITE_INDEX_FILE_ERROR and self.index is not None:
+            await self.disk.run(delete_files_below, self.disk, self.index.directory)
+        _log.warning("failed_sync_mended", reason=note.reason, log_from=note.log_offset, bytes_written=written)
+
+    def _note_fault(self, flag: Flag, reason: str) -> None:
+        with suppress(OSError):  # a power cut, not this note, is what then decides
+            self._fault.add(flag, self.flushed_offset, reason)
 
     def _start(self, path: WritePath, nursery: trio.Nursery) -> None:
         checkpoints = CheckpointService(
@@ -222,7 +243,10 @@ class MessageStore:
             await self._reput.catch_up()
         complete = durable and not self.dispatch_behind_bytes
         if complete and await self._checkpoints.save(clean=True) and not self.flags.is_broken:
-            self._abort.remove()
+            try:
+                self._abort.remove()
+            except OSError as error:  # the next start looks through the store: nothing worse
+                _log.warning("abort_file_not_removed", error=str(error))
             _log.info("store_closed", log_end=self.commit_log.max_offset)
         else:
             _log.warning("store_closed_unfinished", reason=self.flags.reason, behind=self.dispatch_behind_bytes)

@@ -1,5 +1,6 @@
 """Why the store cannot be read or written at the moment (RocketMQ's RunningFlags), with a text for humans."""
 
+from collections.abc import Callable
 from enum import IntFlag
 
 
@@ -31,6 +32,8 @@ class RunningFlags:
         self.writable = True
         self._reasons: dict[Flag, str] = {}
         self._forever: set[Flag] = set()
+        self.on_broken: Callable[[Flag, str], None] = lambda _flag, _reason: None
+        """Hears of a reason that stands until the process ends."""
 
     @property
     def bits(self) -> int:
@@ -55,10 +58,11 @@ class RunningFlags:
         """Let a reason stand, with its text. One that stands forever keeps its first text."""
         if flag in self._forever:
             return
-        if forever:
-            self._forever.add(flag)
         self._reasons[flag] = reason
         self._update()
+        if forever:
+            self._forever.add(flag)
+            self.on_broken(flag, reason)
 
     def clear(self, flag: Flag) -> None:
         """Take a reason back."""

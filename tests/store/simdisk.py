@@ -364,6 +364,8 @@ class SimDisk:
         if len(inode.cache) < end:
             inode.cache.extend(bytes(end - len(inode.cache)))
         inode.cache[offset:end] = data
+        for number in range(offset // PAGE, (end + PAGE - 1) // PAGE):
+            inode.dropped.pop(number, None)  # dirty again
         inode.modified_ms = self._now_ms()
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
