@@ -1,11 +1,13 @@
 """The command ``mqbroker``: the flags of RocketMQ's, the effective configuration, the broker in the foreground."""
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
+from broker import addresses
 from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, load_broker
 from remoting.config import Configuration, LogConfig
 from remoting.properties import ConfigError
@@ -32,27 +34,34 @@ IMPORTANT: Final = (
     "deleteWhen",
     "diskMaxUsedSpaceRatio",
     "maxMessageSize",
+    "healthPort",
+    "metricsExporterType",
     "logFile",
 )
 """What ``-m`` prints."""
 
 
-@click.command(name="mqbroker", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(name="mqbroker", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-c", "--configFile", "file", metavar="FILE", help="Configuration in RocketMQ's properties format.")
 @click.option(
     "-n", "--namesrvAddr", "namesrv", metavar="NAMESRV", help="Name servers, HOST:PORT separated by semicolons."
 )
 @click.option("-p", "--printConfigItem", "show_all", is_flag=True, help="Print the effective configuration and exit.")
 @click.option("-m", "--printImportantConfig", "show_some", is_flag=True, help="Print its most important keys and exit.")
-def main(file: str | None, namesrv: str | None, show_all: bool, show_some: bool) -> None:
+@click.pass_context
+def main(context: click.Context, file: str | None, namesrv: str | None, show_all: bool, show_some: bool) -> None:
     """A message broker that Apache RocketMQ's clients can use.
 
-    Without a name server (-n, or namesrvAddr in the configuration file) it runs one of its own on port 9876.
+    Without a name server (-n, or namesrvAddr in the configuration) it runs one of its own on port 9876. Each key of the
+    configuration is an environment variable too: listenPort is TRIMQ_LISTEN_PORT.
     """
+    if context.invoked_subcommand is not None:
+        context.obj = file
+        return
     began = time.monotonic()
     try:
         flags = {} if namesrv is None else {"namesrvAddr": (namesrv, "-n")}
-        configuration = load_broker(file, flags)
+        configuration = load_broker(file, flags, os.environ)
     except ConfigError as error:
         fail(f"the configuration cannot be used: {error}", 2)
     if show_all or show_some:
@@ -61,6 +70,26 @@ def main(file: str | None, namesrv: str | None, show_all: bool, show_some: bool)
         print_configuration(configuration.effective(), None if show_all else IMPORTANT)
         return
     run(configuration, began)
+
+
+@main.command()
+@click.option("-c", "--configFile", "file", metavar="FILE", help="The broker's configuration file.")
+@click.option("-t", "--timeout", type=float, default=3.0, show_default=True, help="Seconds to wait for an answer.")
+@click.pass_context
+def health(context: click.Context, file: str | None, timeout: float) -> None:
+    """Ask the broker on this machine whether it is ready: exit code 0, or 1 and the reasons.
+
+    It finds the broker by the same configuration (file and environment), which has to have a healthPort.
+    """
+    from remoting.health_command import check  # noqa: PLC0415 - a start does not need it
+
+    try:
+        configuration = load_broker(file or context.obj, environment=os.environ)
+    except ConfigError as error:
+        fail(f"the configuration cannot be used: {error}", 1)
+    code, lines = check(configuration, timeout)
+    print(*lines, sep="\n")
+    sys.exit(code)
 
 
 def fail(text: str, code: int) -> NoReturn:
@@ -125,6 +154,8 @@ def banner(controller: "BrokerController", seconds: float) -> list[str]:
         f"  stores in      {store.store_path_root_dir}",
         f"  acknowledged   {durability(store)}",
     ]
+    for host, port in controller.web_endpoints:
+        lines.append(f"  tells          http://{addresses.join(host, port)}/readyz")
     if servers:
         first = controller.name_servers[0].partition(" ")[0]
         lines.append(f"  first message  mqadmin sendMessage -n {first} -t Hello -p 'hello world'")

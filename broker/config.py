@@ -22,6 +22,7 @@ from broker.store_config import (
 )
 from protocol import topic_rules
 from remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
+from remoting.environment import apply_environment, variable_of
 from remoting.web_config import WebConfig
 
 __all__ = [
@@ -242,19 +243,25 @@ def saved_changes_path(root: Path) -> Path:
     return root / "config" / "broker.properties"
 
 
-def load_broker(file: str | Path | None = None, flags: Mapping[str, tuple[str, str]] | None = None) -> Configuration:
-    """The broker's configuration from a file and from flags (key -> (value, name of the flag)), which win.
+def load_broker(
+    file: str | Path | None = None,
+    flags: Mapping[str, tuple[str, str]] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Configuration:
+    """The broker's configuration from a file, the environment, and flags (key -> (value, name of the flag)).
 
-    Without a file, changes that were made at run time are read from the store (see `saved_changes_path`). Raises
-    ConfigError for the first value that cannot be used.
+    The later ones win. Without a file, changes that were made at run time are read from the store (see
+    `saved_changes_path`). Raises ConfigError for the first value that cannot be used.
     """
     configuration = Configuration(SCHEMA)
     if file is None:
-        root = (flags or {}).get("storePathRootDir", (MessageStoreConfig().store_path_root_dir, ""))[0]
+        default = (environment or {}).get(variable_of("storePathRootDir")) or MessageStoreConfig().store_path_root_dir
+        root = (flags or {}).get("storePathRootDir", (default, ""))[0]
         saved = saved_changes_path(Path(root))
         file = saved if saved.exists() else None
     if file is not None:
         configuration.load_file(file)
+    apply_environment(configuration, environment or {})
     for key, (value, flag) in (flags or {}).items():
         configuration.apply(key, value, flag)
     configuration.check()

@@ -10,7 +10,9 @@ from remoting.config_doc import render_conf
 HERE = Path(__file__).resolve().parent
 _USE = (
     "The file has RocketMQ's format and key names. Each option stands here with its default, commented out: "
-    "take away the # of those you want to change. mqbroker -p and mqnamesrv -p show what is in effect and why."
+    "take away the # of those you want to change. Each key is an environment variable too, which wins over the file: "
+    "listenPort is TRIMQ_LISTEN_PORT, brokerIP1 is TRIMQ_BROKER_IP1. mqbroker -p and mqnamesrv -p show what is in "
+    "effect and why."
 )
 
 

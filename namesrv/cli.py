@@ -1,5 +1,6 @@
 """The command ``mqnamesrv``: RocketMQ's flags, the effective configuration, the server in the foreground."""
 
+import os
 import sys
 import time
 from typing import NoReturn
@@ -11,14 +12,21 @@ from remoting.config import Configuration, LogConfig
 from remoting.properties import ConfigError
 
 
-@click.command(name="mqnamesrv", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(name="mqnamesrv", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-c", "--configFile", "file", metavar="FILE", help="Configuration in RocketMQ's properties format.")
 @click.option("-p", "--printConfigItem", "show", is_flag=True, help="Print the effective configuration and exit.")
-def main(file: str | None, show: bool) -> None:
-    """A name server that Apache RocketMQ's brokers and clients can use."""
+@click.pass_context
+def main(context: click.Context, file: str | None, show: bool) -> None:
+    """A name server that Apache RocketMQ's brokers and clients can use.
+
+    Each key of the configuration is an environment variable too: listenPort is TRIMQ_LISTEN_PORT.
+    """
+    if context.invoked_subcommand is not None:
+        context.obj = file
+        return
     began = time.monotonic()
     try:
-        configuration = load_namesrv(file)
+        configuration = load_namesrv(file, environment=os.environ)
     except ConfigError as error:
         fail(f"the configuration cannot be used: {error}", 2)
     if show:
@@ -27,6 +35,26 @@ def main(file: str | None, show: bool) -> None:
         print_configuration(configuration.effective())
         return
     run(configuration, began)
+
+
+@main.command()
+@click.option("-c", "--configFile", "file", metavar="FILE", help="The name server's configuration file.")
+@click.option("-t", "--timeout", type=float, default=3.0, show_default=True, help="Seconds to wait for an answer.")
+@click.pass_context
+def health(context: click.Context, file: str | None, timeout: float) -> None:
+    """Ask the name server on this machine whether it is ready: exit code 0, or 1 and the reasons.
+
+    It finds the name server by the same configuration (file and environment), which has to have a healthPort.
+    """
+    from remoting.health_command import check  # noqa: PLC0415 - a start does not need it
+
+    try:
+        configuration = load_namesrv(file or context.obj, environment=os.environ)
+    except ConfigError as error:
+        fail(f"the configuration cannot be used: {error}", 1)
+    code, lines = check(configuration, timeout)
+    print(*lines, sep="\n")
+    sys.exit(code)
 
 
 def fail(text: str, code: int) -> NoReturn:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
+from remoting.environment import apply_environment
 from remoting.web_config import WebConfig
 
 
@@ -101,14 +102,19 @@ SCHEMA = Schema(
 )
 
 
-def load_namesrv(file: str | Path | None = None, flags: Mapping[str, tuple[str, str]] | None = None) -> Configuration:
-    """The name server's configuration from a file and from flags (key -> (value, name of the flag)), which win.
+def load_namesrv(
+    file: str | Path | None = None,
+    flags: Mapping[str, tuple[str, str]] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Configuration:
+    """The name server's configuration from a file, the environment, and flags (key -> (value, name of the flag)).
 
-    Raises ConfigError for the first value that cannot be used.
+    The later ones win. Raises ConfigError for the first value that cannot be used.
     """
     configuration = Configuration(SCHEMA)
     if file is not None:
         configuration.load_file(file)
+    apply_environment(configuration, environment or {})
     for key, (value, flag) in (flags or {}).items():
         configuration.apply(key, value, flag)
     configuration.check()

@@ -73,7 +73,7 @@ class Schema:
 class Effective:
     """A row of the effective configuration.
 
-    `source` is "default", "FILE:LINE", the flag's name or "changed at run time".
+    `source` is "default", "FILE:LINE", the variable's or the flag's name, or "changed at run time".
     """
 
     key: str

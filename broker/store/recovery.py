@@ -177,6 +177,7 @@ class StoreRecovery:
             if walk.position - written_at >= _WRITE_EVERY:
                 written_at = walk.position
                 await self._write()
+        report.bytes_done = walk.position - start
         await self._end(walk)
 
     async def _slice(self, walk: LogWalk, queues_from: int, index_from: int) -> bool:

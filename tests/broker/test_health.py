@@ -1,0 +1,218 @@
+"""Why a broker is not ready: each reason provoked, as /readyz and ``mqbroker health`` tell it."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, TypeVarTuple
+
+import pytest
+import trio
+
+from broker.controller import BrokerController
+from broker.store.disk import DiskSpace, RealDisk
+from broker.testing import configuration, running_broker
+from namesrv.config import load_namesrv
+from namesrv.controller import NamesrvController
+from tests.broker.test_cli import banner, start, stop, write_config
+from tests.broker.wire_client import WireClient
+from tests.web_client import get
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+async def reasons(broker: BrokerController) -> dict[str, str]:
+    answer = await get(broker.web_endpoints[0], "/readyz")
+    found = json.loads(answer.body)
+    assert answer.status == (200 if found["ready"] else 503)
+    assert (await get(broker.web_endpoints[0], "/livez")).status == 200
+    return {reason["code"]: reason["text"] for reason in found["reasons"]}
+
+
+async def reasons_until(broker: BrokerController, condition: Callable[[dict[str, str]], object]) -> dict[str, str]:
+    with trio.fail_after(20):
+        while True:
+            found = await reasons(broker)
+            if condition(found):
+                return found
+
+
+class HeldDisk(RealDisk):
+    """Holds the last step of a recovery until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = trio.Event()
+
+    async def run(self, function: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+        if getattr(function, "__name__", "") == "sync":
+            await self.go_on.wait()
+        return await super().run(function, *arguments)
+
+
+async def test_a_recovery_says_how_far_it_is(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        for _ in range(10):
+            await client.send("T", bytes(300_000))
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").write_text("1")
+    disk = HeldDisk()
+    controller = BrokerController(configuration(tmp_path, {"healthPort": 0}), disk=disk)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(controller.run)
+        while not controller.web_endpoints:
+            await trio.lowlevel.checkpoint()
+        found = await reasons_until(controller, lambda found: "3 of 16 MiB" in found.get("recovering", ""))
+        assert found == {
+            "starting": "the server is starting",
+            "recovering": "the store is being recovered: 3 of 16 MiB of the commit log read (17 %)",
+        }
+        disk.go_on.set()
+        assert await reasons_until(controller, lambda found: not found) == {}
+        controller.shutdown()
+
+
+class SickDisk(RealDisk):
+    """Its data syncs fail, its space is what a test says."""
+
+    broken = False
+    free = 100
+
+    def data_sync(self, fd: int) -> None:
+        if self.broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().data_sync(fd)
+
+    def space(self, path: str) -> DiskSpace:
+        return DiskSpace(100, self.free)
+
+
+async def test_read_only_after_a_failed_sync(tmp_path: Path) -> None:
+    disk = SickDisk()
+    async with (
+        running_broker(tmp_path, disk=disk, healthPort=0, flushDiskType="SYNC_FLUSH") as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        assert (await client.send("T")).code == 0
+        assert await reasons(broker) == {}
+        disk.broken = True
+        assert (await client.send("T")).code == 14
+        found = await reasons(broker)
+        assert list(found) == ["read_only"]
+        assert "Input/output error" in found["read_only"]
+        disk.broken = False  # it stays read-only: what the failed sync has lost nobody knows
+        assert list(await reasons(broker)) == ["read_only"]
+
+
+async def test_disk_over_its_limit(tmp_path: Path) -> None:
+    disk = SickDisk()
+    async with running_broker(tmp_path, disk=disk, healthPort=0, cleanResourceInterval=100) as broker:
+        assert await reasons(broker) == {}
+        disk.free = 5
+        await broker.parts.store.delete_expired_now()
+        found = await reasons_until(broker, bool)
+        assert list(found) == ["disk_full"]
+        assert "is 95 % full, the limit (diskSpaceWarningLevelRatio) is 90 %" in found["disk_full"]
+        disk.free = 50
+        assert await reasons_until(broker, lambda found: not found) == {}
+
+
+@pytest.fixture
+def full_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(directory)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+async def test_a_full_file_system(full_tmpfs: Path) -> None:
+    async with (
+        running_broker(full_tmpfs / "store", healthPort=0) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        codes = [(await client.send("T", bytes(100_000))).code for _ in range(150)]
+        assert set(codes) == {0, 14}
+        found = await reasons(broker)
+        assert list(found) == ["disk_full"]
+        assert "space" in found["disk_full"]
+
+
+async def test_no_name_server(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        port = taken.getsockname()[1]
+        keys: dict[str, Any] = {"namesrvAddr": f"127.0.0.1:{port};127.0.0.1:1", "healthPort": 0}
+        async with running_broker(tmp_path / "store", **keys) as broker, trio.open_nursery() as nursery:
+            assert await reasons(broker) == {
+                "no_name_server": f"no name server could be reached: 127.0.0.1:{port}, 127.0.0.1:1"
+            }
+            taken.close()
+            settings = {"bindAddress": "127.0.0.1", "listenPort": str(port), "kvConfigPath": str(tmp_path / "kv.json")}
+            namesrv = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in settings.items()}))
+            await nursery.start(namesrv.run)
+            assert await reasons_until(broker, lambda found: not found) == {}  # one of them is enough
+            namesrv.shutdown()
+            assert list(await reasons_until(broker, bool)) == ["no_name_server"]
+
+
+def health(*arguments: str, **environment: str) -> tuple[int, str]:
+    run = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        env=os.environ | environment,
+    )
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = str(write_config(tmp_path, healthPort=port))
+    code, text = health("broker", "health", "-c", config)
+    assert (code, text.partition(": [")[0]) == (1, f"not ready: nobody answers at 127.0.0.1:{port}")
+    process = start("-c", config)
+    try:
+        assert f"http://127.0.0.1:{port}/readyz" in banner(process)
+        while (found := health("broker", "health", "-c", config))[0]:
+            assert "no_name_server" in found[1]  # it has just started
+        assert found == (0, "ready\n")
+        assert health("broker", "-c", config, "health") == (0, "ready\n")
+        assert health("broker", "health", TRIMQ_HEALTH_PORT=str(port)) == (0, "ready\n")
+    finally:
+        stop(process)
+    code, text = health("broker", "health")
+    assert (code, text) == (
+        1,
+        "health is not served: set healthPort (or metricsExporterType=PROM) in the configuration\n",
+    )
+
+
+async def test_a_name_server_is_ready(tmp_path: Path) -> None:
+    settings = {"listenPort": "0", "healthPort": "0", "kvConfigPath": str(tmp_path / "kv.json")}
+    settings |= {"bindAddress": "127.0.0.1", "metricsExporterType": "PROM", "metricsPromExporterPort": "0"}
+    namesrv = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in settings.items()}))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(namesrv.run)
+        (address,) = namesrv.web_endpoints
+        answer = await get(address, "/readyz")
+        assert (answer.status, json.loads(answer.body)) == (200, {"ready": True, "reasons": []})
+        page = (await get(address, "/metrics")).body
+        assert "\ntrimq_namesrv_brokers 0.0\n" in page
+        environment = {"TRIMQ_HEALTH_PORT": str(address[1])}
+        code, text = await trio.to_thread.run_sync(lambda: health("namesrv", "health", **environment))
+        assert (code, text) == (0, "ready\n")
+        namesrv.shutdown()
