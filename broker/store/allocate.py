@@ -46,9 +46,9 @@ class AllocateMappedFileService:
         *,
         step: int,
         hot_bytes: int,
-        sync_ahead: bool = False,
+        durable: bool = False,
     ) -> None:
-        """``hot_bytes``: how far back reads use the map. ``sync_ahead``: sync the zeros of a step at once."""
+        """``hot_bytes``: how far back reads use the map. ``durable``: zeros onto the device ahead."""
         self._log = log
         self._files = log.files
         self._disk: Disk = log.files.disk
@@ -56,7 +56,7 @@ class AllocateMappedFileService:
         self._max_step = step
         self._step = min(step, _FIRST_STEP)
         self._hot_bytes = hot_bytes
-        self._sync_ahead = sync_ahead
+        self._durable = durable
         self._wake = trio.Event()
         self._last_step_at = float("-inf")
         self._stopping = False
@@ -197,12 +197,7 @@ class AllocateMappedFileService:
             _log.info("space_is_back", directory=self._files.directory)
 
     def _ready(self, file: MappedFile, begin: int, end: int) -> None:
-        file.reserve_range(begin, end)
-        if self._sync_ahead:
-            try:
-                file.sync()
-            except OSError as error:  # whatever it says: not one that passes when there is space again
-                raise OSError(errno.EIO, f"data sync of {file.path} failed: {error.strerror}") from error
+        file.reserve_range(begin, end, durable=self._durable)
 
     async def _check_margin(self) -> None:
         """Where a reservation promises nothing, keep two steps free instead."""

@@ -26,6 +26,7 @@ _Ts = TypeVarTuple("_Ts")
 _UNRELIABLE: Final = ("btrfs", "zfs", "nfs", "fuse", "cifs", "smb", "9p")
 
 _TOUCH_STEP: Final = 1 << 20
+_ZEROS: Final = memoryview(bytes(1 << 18))
 
 
 class FileInfo(NamedTuple):
@@ -98,10 +99,12 @@ class Disk(Protocol):
         """The first ``size`` bytes of a file as shared, writable memory."""
         ...
 
-    def reserve(self, fd: int, offset: int, view: memoryview) -> None:
+    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False) -> None:
         """Make ``view`` (the mapped bytes from ``offset`` on) safe and quick to store into: blocks, then pages.
 
-        What was there is zero afterwards. OSError ENOSPC where the file system is full; the mapping is untouched then.
+        What was there is zero afterwards; ``durable``: on the device too, so that later data syncs find written blocks.
+        OSError ENOSPC where the file system is full; the mapping is untouched then. An error is reported to the next
+        data sync of ``fd`` too: this call never takes one away from it.
         """
         ...
 
@@ -222,17 +225,34 @@ class RealDisk:
     def map(self, fd: int, size: int) -> Mapping:
         return _RealMapping(fd, size)
 
-    def reserve(self, fd: int, offset: int, view: memoryview) -> None:
+    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False) -> None:
         length = len(view)
         if not length:
             return
         os.posix_fallocate(fd, offset, length)
+        if durable:
+            self._write_zeros(fd, offset, offset + length)
+            return
         if self._zero < 0:
             self._zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
         # reading zeros touches each page inside one system call, without the interpreter's lock
         at = 0
         while at < length:
             at += os.readv(self._zero, [view[at : at + _TOUCH_STEP]])
+
+    @staticmethod
+    def _write_zeros(fd: int, offset: int, end: int) -> None:
+        """Zeros onto the device, a little at a time: a data sync that comes in between has little of it to wait for.
+
+        Through an open file of its own: the kernel tells each open file once of an error in writing pages back, and
+        this one must not hear what is meant for the next data sync of ``fd``.
+        """
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            while offset < end:
+                offset += os.pwritev(own, [_ZEROS[: end - offset]], offset, os.RWF_DSYNC)
+        finally:
+            os.close(own)
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         done = os.pwrite(fd, data, offset)

@@ -122,9 +122,9 @@ class MappedFile:
         self.reserved = position
         self.append_limit = position - BLANK_ROOM
 
-    def reserve_range(self, begin: int, end: int) -> None:
+    def reserve_range(self, begin: int, end: int, *, durable: bool = False) -> None:
         """Make [begin, end) ready and zero; blocks: call it through ``disk.run``, then ``mark_reserved``."""
-        self._disk.reserve(self.fd, begin, self.view[begin:end])
+        self._disk.reserve(self.fd, begin, self.view[begin:end], durable=durable)
 
     def sync(self) -> None:
         """Data sync; blocks. The caller moves ``flushed``."""

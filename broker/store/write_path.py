@@ -51,7 +51,7 @@ class WritePath:
         self._dispatch_record = dispatcher.dispatch
         self._delay_ms = delay_ms
         self.room = AllocateMappedFileService(
-            log, flags, step=config.commit_log_reserve_step, hot_bytes=hot_bytes, sync_ahead=sync_flush
+            log, flags, step=config.commit_log_reserve_step, hot_bytes=hot_bytes, durable=sync_flush
         )
         self.lock = PutMessageLock(
             self._append,

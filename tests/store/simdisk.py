@@ -8,7 +8,7 @@ directory is synced. ``power_cut`` gives the disk as a machine finds it after th
 import errno
 import os
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -50,6 +50,7 @@ class _Inode:
     blocks: set[int] = field(default_factory=set)
     dropped: dict[int, bytes] = field(default_factory=dict)
     modified_ms: int = 0
+    errors: int = 0
 
     def page(self, number: int) -> bytes:
         return bytes(self.cache[number * PAGE : (number + 1) * PAGE])
@@ -114,6 +115,7 @@ class SimDisk:
         self._durable_names: dict[str, _Inode | None] = {"/": None}
         self._pending: list[_NameChange] = []
         self._open: dict[int, _Inode] = {}
+        self._errors_seen: dict[int, int] = {}
         self._next_fd = 100
         self._next_inode = 1
         self._locked: dict[int, int] = {}
@@ -269,6 +271,7 @@ class SimDisk:
         fd = self._next_fd
         self._next_fd += 1
         self._open[fd] = inode
+        self._errors_seen[fd] = inode.errors
         return fd
 
     def create(self, path: str, size: int) -> int:
@@ -350,11 +353,32 @@ class SimDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         inode.blocks |= wanted
 
-    def reserve(self, fd: int, offset: int, view: memoryview) -> None:
+    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False) -> None:
         inode = self._open[fd]
+        pages = range(offset // PAGE, (offset + len(view) + PAGE - 1) // PAGE)
         self._call("reserve", f"{offset}+{len(view)}")
         self._allocate(inode, offset, offset + len(view))
         view[:] = bytes(len(view))
+        if durable:
+            try:
+                self._call("write_zeros", inode.number)
+            except OSError:
+                self._drop(inode, pages)
+                raise
+            self._grow_durable(inode)
+            for number in pages:
+                inode.persist(number)
+
+    @staticmethod
+    def _drop(inode: _Inode, pages: Iterable[int]) -> None:
+        """The kernel takes pages that it could not write for clean; each open file hears of it once."""
+        inode.dropped.update({number: inode.page(number) for number in pages})
+        inode.errors += 1
+
+    @staticmethod
+    def _grow_durable(inode: _Inode) -> None:
+        del inode.durable[len(inode.cache) :]
+        inode.durable.extend(bytes(len(inode.cache) - len(inode.durable)))
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         inode = self._open[fd]
@@ -399,14 +423,17 @@ class SimDisk:
         try:
             self._call("data_sync", inode.number)
         except OSError:
-            # the kernel takes pages it could not write for clean
-            inode.dropped.update({number: inode.page(number) for number in inode.dirty_pages()})
+            self._drop(inode, inode.dirty_pages())
+            self._errors_seen[fd] = inode.errors
             raise
-        del inode.durable[len(inode.cache) :]
-        inode.durable.extend(bytes(len(inode.cache) - len(inode.durable)))
+        self._grow_durable(inode)
         for number in inode.dirty_pages():
-            if inode.dropped.pop(number, None) != inode.page(number):
+            if inode.dropped.get(number) != inode.page(number):
+                inode.dropped.pop(number, None)
                 inode.persist(number)
+        if self._errors_seen[fd] < inode.errors:
+            self._errors_seen[fd] = inode.errors
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     # -- the rest
 
