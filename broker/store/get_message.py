@@ -36,7 +36,10 @@ Steps = Generator[ReadRequest, bytes, GetMessageResult]
 
 
 class _Chosen(NamedTuple):
-    """Units that an answer is made of: ``runs`` are begin and end in the log of records that lie side by side."""
+    """Units that an answer is made of.
+
+    ``runs`` tells of records that lie side by side: begin of the first, begin of the last and end, for each run.
+    """
 
     messages: int
     scanned: int
@@ -184,7 +187,7 @@ class MessageGetter:
         limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=True)
         total = count = scanned = phy = 0
         runs: list[int] = []
-        run_end = -1
+        last = run_end = -1
         status = GetMessageStatus.NO_MATCHED_MESSAGE if units else GetMessageStatus.OFFSET_FOUND_NULL
         for phy, size, tags in _ITERATE(units):
             if on_disk and phy >= border:
@@ -202,11 +205,12 @@ class MessageGetter:
             if needs_record and not (yield from self._matches_record(filter, phy, size)):
                 continue
             if phy != run_end:
-                runs += (run_end, phy) if runs else (phy,)
+                runs += (last, run_end, phy) if runs else (phy,)
+            last = phy
             run_end = phy + size
             total += size
             count += 1
-        runs.append(run_end)
+        runs += (last, run_end)
         return _Chosen(count, scanned, total, runs, phy, status)
 
     def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, bytes, bool]:
@@ -226,7 +230,7 @@ class MessageGetter:
     def _read_runs(
         self, result: GetMessageResult, runs: list[int], units: bytes, filter: MessageFilter | None
     ) -> Generator[ReadRequest, bytes, None]:
-        """Read the records that lie side by side at once; a run that does not begin with its record is looked into."""
+        """Read the records that lie side by side at once; a run whose ends are no records is looked into."""
         log = self._log
         held: list[MappedFile] = []
         buffers = result.buffers
@@ -234,26 +238,24 @@ class MessageGetter:
         start = end_of_file = -1
         complete = False
         try:
-            for at in range(0, len(runs), 2):
-                begin, end = runs[at], runs[at + 1]
+            for at in range(0, len(runs), 3):
+                begin, last, end = runs[at : at + 3]
                 if not start <= begin < end_of_file:
                     file = log.files.find(begin)
                     start, end_of_file = (file.start, file.end) if file is not None else (-1, -1)
                     if file is not None:
                         file.hold()
                         held.append(file)
-                if file is not None and begin - start >= file.hot_from and end - start <= file.wrote:
-                    size, magic, phy = _FRONT(file.view, begin - start)
-                    if phy == begin and begin + size <= end and magic in _MAGICS:
-                        buffers.append(file.view[begin - start : end - start])
-                        continue
+                if file is not None and _is_run(file, begin, last, end):
+                    buffers.append(file.view[begin - start : end - start])
+                    continue
                 data = log.read(begin, end - begin)
                 if data is None:
                     data = yield begin, end - begin
-                if _begins_record(data, begin, end - begin):
+                if _begins_record(data, begin, end - begin) and _is_record(data[last - begin :], last):
                     buffers.append(data)
                 else:
-                    yield from self._salvage(result, begin, end, units, filter)
+                    yield from self._salvage(result, begin, last, units, filter)
             complete = True
         finally:
             if not complete:
@@ -266,11 +268,11 @@ class MessageGetter:
             result.release = lambda: _release_all(held)
 
     def _salvage(
-        self, result: GetMessageResult, begin: int, end: int, units: bytes, filter: MessageFilter | None
+        self, result: GetMessageResult, begin: int, last: int, units: bytes, filter: MessageFilter | None
     ) -> Generator[ReadRequest, bytes, None]:
         """Go through the units of a run one by one: only what is the record that its unit tells of is given out."""
         for phy, size, tags in _ITERATE(units):
-            if not begin <= phy < end or (filter is not None and not filter.match_tags(tags)):
+            if not begin <= phy <= last or (filter is not None and not filter.match_tags(tags)):
                 continue
             if filter is not None and filter.needs_properties:
                 matches = yield from self._matches_record(filter, phy, size)
@@ -279,7 +281,7 @@ class MessageGetter:
             data = self._log.read(phy, size)
             if data is None:
                 data = yield phy, size
-            if _begins_record(data, phy, size) and _SIZE_MAGIC(data)[0] == size:
+            if _is_record(data, phy) and len(data) == size:
                 result.buffers.append(bytes(data))
             else:
                 result.count -= 1
@@ -290,24 +292,38 @@ def _choose_all(units: bytes, limit_bytes: int, limit_count: int) -> _Chosen | N
     """The usual case, every message wanted and in memory: only the limits count. None where a filler is among them."""
     total = count = 0
     runs: list[int] = []
-    run_end = -1
+    last = run_end = -1
     for phy, size, _ in _ITERATE(units[: limit_count * UNIT_SIZE]):
         if total + size > limit_bytes and (count or size == FILLER_SIZE):
             if size == FILLER_SIZE:
                 return None
             break
         if phy != run_end:
-            runs += (run_end, phy) if runs else (phy,)
+            runs += (last, run_end, phy) if runs else (phy,)
+        last = phy
         run_end = phy + size
         total += size
         count += 1
-    runs.append(run_end)
-    return _Chosen(count, count, total, runs, run_end, _FOUND)
+    runs += (last, run_end)
+    return _Chosen(count, count, total, runs, last, _FOUND)
 
 
 def _release_all(files: list[MappedFile]) -> None:
     for file in files:
         file.release()
+
+
+def _is_run(file: MappedFile, begin: int, last: int, end: int) -> bool:
+    """True where the map has the bytes, and records stand where the first and the last one should."""
+    start = file.start
+    if begin - start < file.hot_from or end - start > file.wrote:
+        return False
+    size, magic, phy = _FRONT(file.view, last - start)
+    if phy != last or last + size != end or magic not in _MAGICS:
+        return False
+    if last != begin:
+        size, magic, phy = _FRONT(file.view, begin - start)
+    return phy == begin and magic in _MAGICS
 
 
 def _begins_record(data: Any, phy: int, length: int) -> bool:
@@ -320,3 +336,8 @@ def _begins_record(data: Any, phy: int, length: int) -> bool:
         and magic in _MAGICS
         and int.from_bytes(data[AT_PHYSICAL_OFFSET : AT_PHYSICAL_OFFSET + 8], "big") == phy
     )
+
+
+def _is_record(data: Any, phy: int) -> bool:
+    """True where ``data`` has just the size that the record in it, which says it lies at ``phy``, tells."""
+    return _begins_record(data, phy, len(data)) and _SIZE_MAGIC(data)[0] == len(data)
