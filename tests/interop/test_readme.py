@@ -1,0 +1,96 @@
+"""What README tells a newcomer to do, done."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.interop.harness import partners, probe
+from tests.interop.harness.ports import free_port
+from tests.interop.harness.processes import Process
+from tests.interop.harness.servers import Cluster
+from tests.interop.harness.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROGRAMS = {
+    found[1]: source
+    for source in re.findall(r"```java\n(.*?)```", README, re.DOTALL)
+    if (found := re.search(r"class (\w+)", source))
+}
+
+
+@contextmanager
+def running(process: Process) -> Iterator[Process]:
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop(30)
+
+
+def test_the_first_producer_and_consumer(cluster: Cluster, tmp_path: Path) -> None:
+    class_path = partners.java_driver("5.5.0")
+    for name, source in PROGRAMS.items():
+        (tmp_path / f"{name}.java").write_text(source.replace("127.0.0.1:9876", cluster.namesrv), encoding="utf-8")
+    files = [str(tmp_path / f"{name}.java") for name in PROGRAMS]
+    subprocess.run([partners.tool("javac"), "-cp", class_path, "-d", str(tmp_path), *files], check=True, timeout=60)
+    java = [partners.tool("java"), f"-Duser.home={tmp_path}", "-cp", f"{class_path}:{tmp_path}"]
+    sent = subprocess.run([*java, "FirstProducer"], check=True, timeout=60, capture_output=True, text=True)
+    assert "sendStatus=SEND_OK" in sent.stdout
+    with running(Process("first-consumer", [*java, "FirstConsumer"], tmp_path)) as consumer:
+        wait_until(lambda: "Hello" in consumer.tail().splitlines(), "the consumer prints Hello", 60)
+
+
+@pytest.mark.parametrize("command", ["mqbroker", "mqnamesrv"])
+def test_the_effective_configuration_is_printed(command: str, tmp_path: Path) -> None:
+    script = Path(sys.executable).parent / command
+    printed = subprocess.run(
+        [script, "-p"], cwd=tmp_path, check=True, timeout=30, capture_output=True, text=True
+    ).stdout
+    assert "listenPort" in printed
+    assert "default" in printed
+
+
+def test_a_broker_beside_its_name_server(tmp_path: Path) -> None:
+    scripts = Path(sys.executable).parent
+    namesrv, port = free_port(), free_port()
+    (tmp_path / "namesrv.conf").write_text(f"listenPort={namesrv}\nkvConfigPath={tmp_path}/kv.json\n", encoding="utf-8")
+    (tmp_path / "broker.conf").write_text(f"listenPort={port}\nstorePathRootDir={tmp_path}/store\n", encoding="utf-8")
+    name_server = Process("namesrv", [str(scripts / "mqnamesrv"), "-c", "namesrv.conf"], tmp_path)
+    address = f"127.0.0.1:{namesrv}"
+    broker = Process("broker", [str(scripts / "mqbroker"), "-c", "broker.conf", "-n", address], tmp_path)
+    with running(name_server), running(broker):
+        wait_until(lambda: probe.accepts(address), "the name server listens")
+        wait_until(lambda: probe.cluster(address), "the broker is registered")
+
+
+def test_make_run(tmp_path: Path) -> None:
+    if not (ROOT / ".venv" / ".run-stamp").exists():
+        pytest.skip("these tests were not started by make: its environment is not there")
+    taken = [port for port in (9876, 10911) if probe.accepts(f"127.0.0.1:{port}")]
+    if taken:
+        message = f"make run listens on 9876 and 10911; here somebody else has {taken}"
+        pytest.fail(message) if partners.in_ci() else pytest.skip(message)
+    environment = {"MAKEFLAGS": "", "PATH": os.environ["PATH"]}
+    made = Process(
+        "make-run",
+        [partners.tool("make"), "-C", str(ROOT), "run", f"TRIMQ_HOME={tmp_path}/home"],
+        tmp_path,
+        environment,
+    )
+    with running(made):
+        wait_until(lambda: "first message" in made.tail(), "the banner", 60)
+        banner = made.tail()
+        assert "127.0.0.1:10911" in banner
+        assert "127.0.0.1:9876" in banner
+        assert "ASYNC_FLUSH" in banner
+        assert probe.cluster("127.0.0.1:9876")["broker-a"]
+        assert (tmp_path / "home" / "store" / "commitlog").is_dir()
