@@ -300,9 +300,9 @@ class Consumer(Lifecycle):
         await anyio.sleep(seconds)
         reader.put_back(messages)
 
-    def processed(self, delivery: ConsumerMessage | Batch, seconds: float, *, ok: bool) -> None:
+    def processed(self, reader: QueueReader, messages: int, seconds: float, *, ok: bool) -> None:
         """A ``process()`` block has ended; kept for the statistics that administrators ask for."""
-        self._requests.count(delivery.messages[0].topic, len(delivery.messages), seconds, ok=ok)
+        self._requests.count(reader.queue.topic, messages, seconds, ok=ok)
 
     # -- queues ----------------------------------------------------------------------------------------------------
 

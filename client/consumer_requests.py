@@ -175,9 +175,9 @@ class _Direct:
         """The program wants it later."""
         self._done.set()
 
-    def processed(self, delivery: Any, seconds: float, *, ok: bool) -> None:
+    def processed(self, reader: QueueReader, messages: int, seconds: float, *, ok: bool) -> None:
         """As Consumer.processed."""
-        self._consumer.processed(delivery, seconds, ok=ok)
+        self._consumer.processed(reader, messages, seconds, ok=ok)
 
     async def wait(self) -> str:
         """What became of it, in RocketMQ's words."""

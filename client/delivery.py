@@ -59,7 +59,9 @@ class Processing:
                 context.acknowledged = error is None if error is None or handed_back else None
                 context.error = error
                 call_all(delivery.consumer.after_process, context)
-            delivery.consumer.processed(delivery, time.monotonic() - self._began, ok=error is None)
+            delivery.consumer.processed(
+                delivery.source, len(delivery.messages), time.monotonic() - self._began, ok=error is None
+            )
         return handed_back and not self._reraise
 
 
@@ -85,6 +87,12 @@ class ConsumerMessage(ReceivedMessage):
     def messages(self) -> "list[ReceivedMessage]":
         """Itself, as a list of one."""
         return [self]
+
+    @property
+    def source(self) -> QueueReader:
+        """The reader that it came through."""
+        reader: QueueReader = self._receiver[1]
+        return reader
 
     @property
     def delivery_attempt(self) -> int:
@@ -178,6 +186,11 @@ class Batch(Sequence[ConsumerMessage]):
     def messages(self) -> list[ReceivedMessage]:
         """Its messages."""
         return list(self._messages)
+
+    @property
+    def source(self) -> QueueReader:
+        """The reader that it came through."""
+        return self._reader
 
     def process(self, *, reraise: bool = False, delay_level: int = 0) -> Processing:
         """As ConsumerMessage.process, for all of them.

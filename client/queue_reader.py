@@ -78,6 +78,7 @@ class QueueReader:
         self._received = [hook.received for hook in interceptors]
         self._call = PullCall(group, queue, subscription, prefetch.pull_messages, with_subscription, prefetch.hold)
         self._room = anyio.Event()
+        self._full = False
         self._paused = False
         self._broker_id = 0
         self._generation = 0
@@ -108,19 +109,19 @@ class QueueReader:
         for message in messages:
             self.window.finished(message.queue_offset)
             self._bytes -= message.size
-        self._free()
+        if self.busy:
+            self.busy = False
+            if self.buffer:
+                self._on_ready(self)
+        if self._full:
+            self._room.set()
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
         """Messages that were taken are to be taken again, first of all."""
         if not self.dropped:
             self.buffer.extendleft(reversed(messages))
-        self._free()
-
-    def _free(self) -> None:
-        self.busy = False
-        if self.buffer:
+            self.busy = False
             self._on_ready(self)
-        self._room.set()
 
     # -- control ---------------------------------------------------------------------------------------------------
 
@@ -195,8 +196,10 @@ class QueueReader:
 
     async def _pull_once(self) -> None:
         while not self._has_room():
+            self._full = True
             self._room = anyio.Event()
             await self._room.wait()
+        self._full = False
         generation, window = self._generation, self.window
         route = await self.client.routes.get(self.queue.topic)
         address = route.member(self.queue.broker_name, self._broker_id)

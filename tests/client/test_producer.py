@@ -1,5 +1,7 @@
 """Sending, against a real broker."""
 
+import time
+
 import anyio
 import pytest
 
@@ -178,6 +180,19 @@ async def test_delay_level(namesrv: str, name: str) -> None:
         stored = await read(namesrv, name, 2)
     assert {message.body for message in stored} == {b"now", b"later"}
     assert anyio.current_time() - began >= 0.9
+
+
+@pytest.mark.parametrize("by", ["delay", "deliver_at"])
+async def test_precise_delay(servers: Servers, name: str, by: str, request: pytest.FixtureRequest) -> None:
+    servers.expect(request, "timer_messages")
+    async with Producer(name, namesrv=servers.namesrv) as producer:
+        await producer.send(Message(name, b"now"))
+        began = time.time()
+        later = Message(name, b"later", delay=3) if by == "delay" else Message(name, b"later", deliver_at=began + 3)
+        await producer.send(later)
+        stored = await read(servers.namesrv, name, 2)
+    assert {message.body for message in stored} == {b"now", b"later"}
+    assert time.time() - began >= 1.5  # brokers keep whole seconds
 
 
 async def test_usage_errors_are_found_before_anything_is_sent(namesrv: str, name: str) -> None:
