@@ -28,6 +28,9 @@ NO_INDEX: Final = IndexMark(-1, 0, 0)
 LOG_PROGRESS: Final = 128 << 20
 """After so many bytes of log a checkpoint is due before its time: a start after a kill reads what came after it."""
 _TRIES_WITHOUT_ROOM: Final = 3
+_LOG_FILES_FOR_ROCKETMQ: Final = 8
+"""After a kill RocketMQ 5.5.0 looks for its starting point in the ten newest files of the log, and in no others."""
+_KEEP: Final = 2**63 - 1
 
 
 class StoreCheckpoint:
@@ -82,6 +85,8 @@ class CheckpointService:
         self._interval = config.flush_interval_consume_queue / 1000
         self._least_pages = config.flush_consume_queue_least_pages
         self._thorough = config.flush_consume_queue_thorough_interval / 1000
+        self._log_file_size = config.mapped_file_size_commit_log
+        self._progress = min(LOG_PROGRESS, _LOG_FILES_FOR_ROCKETMQ // 2 * self._log_file_size)
         self._wake = trio.Event()
         self._lock = trio.Lock()
         self._closed = False
@@ -100,7 +105,7 @@ class CheckpointService:
             self._wake = trio.Event()
             await self._flush_queues.write(self._least_pages)
             progress = self._dispatcher.position - (self.checkpoint.mark.position if self.checkpoint.mark else 0)
-            due = trio.current_time() - last >= self._thorough or progress >= LOG_PROGRESS
+            due = trio.current_time() - last >= self._thorough or progress >= self._progress
             if due and await self.save():
                 last = trio.current_time()
 
@@ -130,7 +135,8 @@ class CheckpointService:
             )
             if mark == self.checkpoint.mark:
                 return True
-            if not await self._sync_all() or not await self._write(mark, clean=clean):
+            fields = self._fields(mark, clean=clean)
+            if not await self._sync_all() or not await self._write(mark, fields, clean=clean):
                 return False
             self._closed = clean
             return True
@@ -158,12 +164,34 @@ class CheckpointService:
             return False
         return True
 
-    async def _write(self, mark: CheckpointMark, *, clean: bool) -> bool:
-        fields = self.checkpoint.fields
-        fields.physic_msg_timestamp = fields.logics_msg_timestamp = mark.store_timestamp
-        fields.index_msg_timestamp = self._index.last_update[0] if self._index is not None else mark.store_timestamp
-        fields.confirm_phy_offset = max(mark.last_record, 0)
-        fields.logics_physical_offset = mark.position
+    def _fields(self, mark: CheckpointMark, *, clean: bool) -> CheckpointFields:
+        """The six numbers, such that RocketMQ loses nothing should it be the next to open the store.
+
+        After a kill it deletes every index file that is newer than the index time, and puts keys again from the log
+        offset (older versions: from the log time) on: while there is an index file that is still written to, these say
+        where that file begins. Where this is further back than RocketMQ will go, it is told to keep the file instead.
+        """
+        old = self.checkpoint.fields
+        fields = CheckpointFields(
+            physic_msg_timestamp=mark.store_timestamp,
+            logics_msg_timestamp=mark.store_timestamp,
+            index_msg_timestamp=self._index.last_update[0] if self._index is not None else mark.store_timestamp,
+            master_flushed_offset=old.master_flushed_offset,
+            confirm_phy_offset=max(mark.last_record, 0),
+            logics_physical_offset=mark.position,
+        )
+        newest = self._index.files[-1] if self._index is not None and self._index.files else None
+        if newest is None or newest.count == 1 or clean:
+            return fields
+        if mark.position - newest.begin_phy > _LOG_FILES_FOR_ROCKETMQ * self._log_file_size:
+            fields.index_msg_timestamp = _KEEP
+        else:
+            fields.logics_msg_timestamp = min(newest.begin_timestamp, mark.store_timestamp)
+            fields.logics_physical_offset = max(min(newest.begin_phy, mark.position), 1)  # 0 would mean: not known
+        return fields
+
+    async def _write(self, mark: CheckpointMark, fields: CheckpointFields, *, clean: bool) -> bool:
+        self.checkpoint.fields = fields
         self.checkpoint.mark = mark
         try:
             if clean:

@@ -1,0 +1,61 @@
+"""The checkpoint's six numbers: what RocketMQ would make of a store on which this broker was killed."""
+
+from protocol import checkpoint_layout
+from protocol.checkpoint_layout import CheckpointFields
+from tests.store.simdisk import SimDisk
+from tests.store.stores import fill, killed, opened, settings
+
+KEEP = 2**63 - 1
+
+
+def _fields(disk: SimDisk) -> CheckpointFields:
+    return checkpoint_layout.decode(disk.content("/store/checkpoint"))
+
+
+async def test_after_a_kill_rocketmq_puts_the_keys_of_the_newest_index_file_again() -> None:
+    """It deletes that file, for it is newer than the index time: the log offset is where the file begins."""
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 30)
+        assert await store._checkpoints.save()
+        assert store.index is not None
+        assert len(store.index.files) > 1
+        newest = store.index.files[-1]
+        fields = _fields(disk)
+        assert fields.logics_physical_offset == newest.begin_phy < store.dispatched_offset
+        assert fields.logics_msg_timestamp == newest.begin_timestamp
+        assert fields.index_msg_timestamp == newest.end_timestamp
+
+
+async def test_the_first_index_file_begins_at_an_offset_that_counts() -> None:
+    """RocketMQ takes 0 for a checkpoint without the field, and goes by the time alone."""
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 5)
+        assert await store._checkpoints.save()
+        assert _fields(disk).logics_physical_offset == 1
+
+
+async def test_an_index_file_that_begins_too_far_back_is_to_be_kept() -> None:
+    """RocketMQ looks into ten files of the log; what lies before them would not be put again."""
+    disk = SimDisk()
+    config = settings(max_index_num=2000, mapped_file_size_commit_log=4096, max_message_size=2000)
+    async with killed(disk, config) as store:
+        await fill(store, 200)
+        assert await store._checkpoints.save()
+        fields = _fields(disk)
+        assert (fields.index_msg_timestamp, fields.logics_physical_offset) == (KEEP, store.dispatched_offset)
+
+
+async def test_an_orderly_stop_says_how_far_all_is_complete() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 30)
+        end = store.dispatched_offset
+    assert _fields(disk).logics_physical_offset == end
+
+
+async def test_small_log_files_make_checkpoints_frequent() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        assert store._checkpoints._progress == 4 * 8192
