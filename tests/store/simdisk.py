@@ -141,6 +141,10 @@ class SimDisk:
             self.after_cut = self._survivor(loss or self.loss)
         return self.after_cut
 
+    def copy_after_cut(self, loss: Loss) -> "SimDisk":
+        """The disk as it would be found if the power failed now; this one goes on."""
+        return self._survivor(loss)
+
     def copy(self) -> "SimDisk":
         """Another disk with the same content, everything durable."""
         return self._survivor(Loss.NOTHING)

@@ -116,6 +116,12 @@ def test_reserved_space_has_blocks_and_pages(tmp_path: Path) -> None:
     assert os.fstat(fd).st_blocks * 512 >= 3 << 20
     assert os.fstat(fd).st_size == 4 << 20
     disk.reserve(fd, 0, mapping.view[:0])
+    disk.pwrite(fd, b"stale", (3 << 20) + 10)
+    mapping.buffer[(3 << 20) - 5 : 3 << 20] = b"kept!"
+    disk.reserve(fd, 3 << 20, mapping.view[3 << 20 :], durable=True)
+    assert not any(mapping.view[3 << 20 :])
+    assert bytes(mapping.view[(3 << 20) - 5 : 3 << 20]) == b"kept!"
+    assert os.fstat(fd).st_blocks * 512 >= 4 << 20
     mapping.close()
     disk.close(fd)
 

@@ -17,7 +17,7 @@ from protocol.message import decode_messages
 from protocol.topic_rules import SCHEDULE_TOPIC
 from remoting.clock import ManualClock
 from tests.store.builders import Answers, batch, message
-from tests.store.simdisk import SimDisk
+from tests.store.simdisk import Loss, SimDisk
 
 OK = PutMessageStatus.PUT_OK
 
@@ -197,8 +197,14 @@ async def test_a_broken_store_keeps_its_abort_file() -> None:
         assert await _cold_bodies(store) == [b"good"]
     assert disk.stat("/store/abort") is not None
     async with _opened(disk, _config(sync=True)) as store:
-        assert (await _cold_bodies(store))[:1] == [b"good"]
+        # what memory still had has been written again: a sync alone would have left it there
+        recovered = await _cold_bodies(store)
+        assert recovered[:1] == [b"good"]
+        assert disk.stat("/store/failed_sync") is None
         assert (await _put(store, message(b"again"))).ok
+        survivor = disk.copy_after_cut(Loss.ALL)
+    async with _opened(survivor, _config(sync=True)) as store:
+        assert await _cold_bodies(store) == [*recovered, b"again"]
 
 
 async def test_configuration_that_may_change_does() -> None:
