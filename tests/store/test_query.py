@@ -1,0 +1,173 @@
+import trio
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from broker.store.query import store_timestamp_of
+from protocol.message import decode_message
+from protocol.queue_unit import FILLER_SIZE, UNIT
+from remoting.clock import ManualClock
+from tests.store.simdisk import SimDisk
+from tests.store.stores import FAR, TOPIC, by_key, fill, opened, put, settings
+
+NOW = 1_700_000_000_000
+BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000)
+
+
+async def test_a_message_is_found_by_each_of_its_keys() -> None:
+    async with opened(SimDisk()) as store:
+        await put(store, b"one", unique="U1", keys="order1 order2", tag="red")
+        await put(store, b"two", unique="U2", keys="order2")
+        await put(store, b"other", unique="U1", topic="Other")
+        for key, bodies in {
+            "U1": [b"one"],
+            "order1": [b"one"],
+            "order2": [b"one", b"two"],
+            "U2": [b"two"],
+            "order": [],
+            "red": [],
+            "": [],
+        }.items():
+            assert [found.body for found in await by_key(store, key)] == bodies, key
+
+
+async def test_a_hash_that_is_the_same_by_chance_is_no_match() -> None:
+    async with opened(SimDisk()) as store:
+        # "Aa" and "BB" have the same hash
+        await put(store, b"one", unique="Aa")
+        await put(store, b"two", unique="BB")
+        assert [found.body for found in await by_key(store, "Aa")] == [b"one"]
+        assert [found.body for found in await by_key(store, "BB")] == [b"two"]
+
+
+async def test_the_newest_are_taken_and_given_in_order() -> None:
+    clock = ManualClock()
+    async with opened(SimDisk(), settings(max_msgs_num_batch=5), clock) as store:
+        for number in range(12):
+            await put(store, bytes([number]), keys="key")
+            clock.advance(1)
+        for wanted, expected in ((3, [9, 10, 11]), (100, [7, 8, 9, 10, 11]), (0, [])):
+            result = await store.query_message_cold(TOPIC, "key", wanted, 0, FAR)
+            assert [decode_message(data).body[0] for data in result.buffers] == expected
+            assert result.count == len(expected)
+            assert result.size == sum(map(len, result.buffers))
+            result.release()
+        last = store.max_phy_offset
+        result = await store.query_message_cold(TOPIC, "key", 1, 0, FAR)
+        assert result.last_update_timestamp == NOW + 11_000
+        assert last > result.last_update_physical_offset > 0
+        result.release()
+
+
+async def test_only_messages_of_the_time_asked_for() -> None:
+    clock = ManualClock()
+    async with opened(SimDisk(), None, clock) as store:
+        times = []
+        for _ in range(30):
+            times.append((await put(store, b"x", keys="key")).store_timestamp)
+            clock.advance(0.4)
+        for begin, end in ((0, 29), (3, 3), (3, 10), (11, 28), (29, 29)):
+            result = await store.query_message_cold(TOPIC, "key", 64, times[begin], times[end])
+            assert [decode_message(data).store_timestamp for data in result.buffers] == times[begin : end + 1]
+            result.release()
+        assert (await store.query_message_cold(TOPIC, "key", 64, 0, times[0] - 1)).count == 0
+        assert (await store.query_message_cold(TOPIC, "key", 64, times[-1] + 1, FAR)).count == 0
+
+
+async def test_what_is_not_in_memory_is_waited_for() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 40)
+        offsets = {number: (await by_key(store, f"u{TOPIC}0-{number}"))[0].commit_log_offset for number in (0, 39)}
+    async with opened(disk) as store:
+        disk.cold = True
+        for number, offset in offsets.items():
+            assert store.query_message(TOPIC, f"u{TOPIC}0-{number}", 32, 0, FAR) is None
+            assert [found.commit_log_offset for found in await by_key(store, f"u{TOPIC}0-{number}")] == [offset]
+            assert store.look_message(offset) is None
+            assert decode_message(await store.look_message_cold(offset)).queue_offset == number
+            assert await store.message_store_time(TOPIC, 0, number) == NOW
+        assert len(await by_key(store, "k3")) == len([number for number in range(40) if number % 7 == 3])
+
+
+async def test_views_hold_their_files_until_they_are_released() -> None:
+    async with opened(SimDisk()) as store:
+        await fill(store, 60)
+        await by_key(store, "k3")
+        held = store.query_message(TOPIC, "k3", 64, 0, FAR)
+        assert held is not None
+        assert sum(file.is_held for file in store.files.files) > 1
+        held.release()
+        held.release()
+        assert not any(file.is_held for file in store.files.files)
+
+
+async def test_without_an_index_nothing_is_found() -> None:
+    async with opened(SimDisk(), settings(message_index_enable=False)) as store:
+        await put(store, b"one", unique="U1")
+        assert await by_key(store, "U1") == []
+        assert (await store.query_message_cold(TOPIC, "U1", 5, 0, FAR)).count == 0
+
+
+async def test_looking_at_offsets_where_no_record_begins() -> None:
+    async with opened(SimDisk(), BIG) as store:
+        result = await put(store, bytes(5000 - 1000))
+        end = store.max_phy_offset
+        for offset in (-1, 1, 50, end - 1, end, end + 1, 1 << 50):
+            assert store.look_message(offset) == b"", offset
+            assert await store.look_message_cold(offset) == b""
+        data = store.look_message(result.physical_offset)
+        assert data is not None
+        assert len(data) == result.size == end
+
+
+# -- by time
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(-2, 40), st.integers(0, 10))
+@examples(max_examples=60)
+def test_an_offset_by_time_is_a_bisection(gaps: list[int], moment: int, expired: int) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        async with opened(SimDisk(), settings(mapped_file_size_consume_queue=100), clock) as store:
+            times = []
+            for gap in gaps:
+                clock.advance(gap / 1000)
+                times.append((await put(store)).store_timestamp - NOW)
+            await store.flush_queues.write()
+            queue = store.queues.find(TOPIC, 0)
+            assert queue is not None
+            queue.forget_written(0)
+            low = queue.min_offset = min(expired, len(times))
+            lower = next((at for at in range(low, len(times)) if times[at] >= moment), len(times))
+            assert await store.offset_by_time(TOPIC, 0, NOW + moment) == lower
+            older = [at for at in range(low, len(times)) if times[at] <= moment]
+            upper = older[-1] if older else low
+            assert await store.offset_by_time(TOPIC, 0, NOW + moment, upper=True) == upper
+
+    trio.run(run)
+
+
+async def test_times_of_messages() -> None:
+    clock = ManualClock()
+    async with opened(SimDisk(), None, clock) as store:
+        assert await store.offset_by_time(TOPIC, 0, NOW) == 0
+        assert await store.earliest_store_time(TOPIC, 0) == -1
+        await fill(store, 3)
+        clock.advance(1)
+        await fill(store, 3, first=3)
+        assert await store.earliest_store_time(TOPIC, 0) == NOW
+        assert await store.message_store_time(TOPIC, 0, 3) == NOW + 1000
+        for offset in (-1, 6, 1 << 60):
+            assert await store.message_store_time(TOPIC, 0, offset) == -1
+        queue = store.queues.find(TOPIC, 0)
+        assert queue is not None
+        queue.tail[60:80] = UNIT.pack(0, FILLER_SIZE, 0)
+        assert await store.message_store_time(TOPIC, 0, 3) == -1
+        assert await store.offset_by_time(TOPIC, 0, NOW + 1000) in (3, 4)
+        assert await store.offset_by_time(TOPIC, 0, NOW + 1001) == 6
+
+
+def test_the_time_of_what_is_no_record() -> None:
+    assert store_timestamp_of(b"", 0) == -1
+    assert store_timestamp_of(bytes(100), 0) == -1
