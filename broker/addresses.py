@@ -5,8 +5,14 @@ import ipaddress
 import socket
 from typing import Final
 
+import structlog
+import trio
+
 from protocol.record import pack_host
 
+_log = structlog.get_logger("broker")
+
+DIAL_SECONDS: Final = 3.0
 LOOPBACK: Final = "127.0.0.1"
 WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
@@ -55,3 +61,26 @@ def pack(host: str, port: int) -> bytes | None:
 def join(host: str, port: int) -> str:
     """``host:port``; RocketMQ's clients split at the last colon, so an IPv6 address needs no brackets."""
     return f"{host}:{port}"
+
+
+async def warn_if_unreachable(address: str, endpoint: tuple[str, int]) -> None:
+    """Dial the address that clients are told, as they will; a warning where nobody answers.
+
+    Behind a firewall of its own a machine may not reach itself where others do: it is no more than a warning.
+    """
+    host, _, port = address.rpartition(":")
+    if (host, int(port)) == endpoint:
+        return
+    reason = f"no answer in {DIAL_SECONDS:g} s"
+    with trio.move_on_after(DIAL_SECONDS):
+        try:
+            async with await trio.open_tcp_stream(host, int(port)):
+                return
+        except OSError as error:
+            reason = str(error)
+    _log.warning(
+        "advertised_address_unreachable",
+        address=address,
+        reason=reason,
+        advice="clients are told to connect there: set brokerIP1 to an address that they can reach",
+    )

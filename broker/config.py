@@ -64,6 +64,19 @@ def _addresses_problem(text: str) -> str:
     return ""
 
 
+def _listeners_problem(text: str) -> str:
+    for name, address in parse_listeners(text).items():
+        if not name or _addresses_problem(address) or not address:
+            return "NAME=HOST:PORT, several separated by ;"
+    return ""
+
+
+def parse_listeners(text: str) -> dict[str, str]:
+    """`external=localhost:10911;vpn=10.8.0.1:10911` -> its addresses by name."""
+    pairs = [part.partition("=") for part in text.split(";") if part.strip()]
+    return {name.strip(): address.strip() for name, _, address in pairs}
+
+
 def split_addresses(text: str) -> list[str]:
     """`a:1;b:2` -> its addresses."""
     return [part.strip() for part in text.split(";") if part.strip()]
@@ -90,6 +103,13 @@ class BrokerConfig:
     broker_ip2: str | None = option(
         None, "Address that slaves are told to connect to.", key="brokerIP2", unset="brokerIP1"
     )
+    advertised_listeners: str = option(
+        "",
+        "Other addresses by which clients reach this broker, as NAME=HOST:PORT separated by ;. A TriMQ name server "
+        "gives them to clients that come to its port of the same name (namedListenPorts).",
+        check=_listeners_problem,
+        ours=True,
+    )
     listen_port: int = option(10911, "Port for clients.", minimum=0, maximum=_PORT)
     fast_listen_port: int | None = option(
         None,
@@ -108,6 +128,11 @@ class BrokerConfig:
         None, "Run a name server inside this process.", unset="yes, unless namesrvAddr is given", ours=True
     )
     embedded_namesrv_port: int = option(9876, "Port of the embedded name server.", minimum=0, maximum=_PORT, ours=True)
+    embedded_namesrv_named_listen_ports: str = option(
+        "",
+        "More ports of the embedded name server, as NAME=PORT separated by ; (its namedListenPorts).",
+        ours=True,
+    )
     auto_create_topic_enable: bool = option(
         True, "A send to an unknown topic creates it, after the model of TBW102.", dynamic=True
     )

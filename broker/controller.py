@@ -49,7 +49,7 @@ from protocol.message_id import UniqueIdGenerator
 from remoting.client import RemotingClient
 from remoting.clock import Clock, SystemClock
 from remoting.command_line import stop_on_signal
-from remoting.config import Configuration, NettyServerConfig
+from remoting.config import ConfigError, Configuration, NettyServerConfig
 from remoting.health import Health
 from remoting.server import HandlerTable, Reactor, ReactorLimits, listen
 from remoting.web_config import WebConfig
@@ -261,16 +261,17 @@ class BrokerController:
         directory = self._section(MessageStoreConfig).config_path
         settings = {
             "listenPort": str(broker.embedded_namesrv_port),
+            "namedListenPorts": broker.embedded_namesrv_named_listen_ports,
             "bindAddress": network.bind_address,
             "kvConfigPath": str(directory / "kvConfig.json"),
             "configStorePath": str(directory / "namesrv.properties"),
         }
-        found = namesrv.NamesrvController(
-            load_namesrv(flags={key: (value, "embedded") for key, value in settings.items()}), self.clock
-        )
         try:
+            found = namesrv.NamesrvController(
+                load_namesrv(flags={key: (value, "embedded") for key, value in settings.items()}), self.clock
+            )
             port = found.bind().getsockname()[1]
-        except namesrv.StartError as error:
+        except (namesrv.StartError, ConfigError) as error:
             raise StartError(
                 f"the name server in this process: {error}. If one runs there already, give its address with -n"
             ) from error
@@ -334,6 +335,7 @@ class BrokerController:
         await parts.topics.persisted()
         await nursery.start(self.reactor.run)
         await nursery.start(parts.registration.run)
+        nursery.start_soon(addresses.warn_if_unreachable, self.address, self.endpoint)
 
     async def _housekeep(self, parts: BrokerParts) -> None:
         while True:

@@ -9,11 +9,32 @@ from remoting.environment import apply_environment
 from remoting.web_config import WebConfig
 
 
+def ports_problem(text: str) -> str:
+    """What was expected of ``namedListenPorts``; empty for a good value."""
+    for name, port in named_ports(text).items():
+        if not name or not port.isdigit() or int(port) > 65535:
+            return "NAME=PORT, several separated by ;"
+    return ""
+
+
+def named_ports(text: str) -> dict[str, str]:
+    """`external=9877;vpn=9878` -> its ports by name."""
+    pairs = [part.partition("=") for part in text.split(";") if part.strip()]
+    return {name.strip(): port.strip() for name, _, port in pairs}
+
+
 @dataclass(frozen=True)
 class NamesrvConfig:
     """What the name server does and where it keeps its table of keys and values (RocketMQ's NamesrvConfig)."""
 
     listen_port: int = option(9876, "Port for brokers and clients.", minimum=0, maximum=65535)
+    named_listen_ports: str = option(
+        "",
+        "More ports, as NAME=PORT separated by ;. Clients that come there are sent to the addresses that brokers "
+        "advertise under this name (their advertisedListeners).",
+        check=ports_problem,
+        ours=True,
+    )
     kv_config_path: str = option(
         lambda: str(Path("~/namesrv/kvConfig.json").expanduser()),
         "File of the table of keys and values (order of topics among them).",

@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from namesrv.config import NamesrvConfig
+from namesrv.config import NamesrvConfig, named_ports
 from namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
 from namesrv.processor import ClientRequestProcessor, DefaultRequestProcessor
 from namesrv.route_info import RouteInfoManager
@@ -29,7 +29,8 @@ class NamesrvController:
     """The name server's parts (RocketMQ's NamesrvController).
 
     ``routes`` and ``kv_config`` are its state, ``address`` is where it listens once ``run`` has started,
-    ``web_endpoints`` where ``health`` and metrics are to be read, ``stopped`` is set when it has ended.
+    ``named_endpoints`` its listeners with names, ``web_endpoints`` where ``health`` and metrics are to be read.
+    ``stopped`` is set when it has ended.
     """
 
     def __init__(self, configuration: Configuration, clock: Clock | None = None) -> None:
@@ -38,9 +39,11 @@ class NamesrvController:
         self._stop = trio.Event()
         self.stopped = trio.Event()
         self._sock: socket.socket | None = None
+        self._named_sockets: dict[str, socket.socket] = {}
         self._web_sockets: list[socket.socket] = []
         self.health = Health()
         self.web_endpoints: list[tuple[str, int]] = []
+        self.named_endpoints: dict[str, tuple[str, int]] = {}
         self.address: tuple[str, int] | None = None
         self.kv_config = KVConfigManager(Path(self._config().kv_config_path))
         self.routes = RouteInfoManager(self._config, self._clock, self._order_topic_conf)
@@ -61,6 +64,9 @@ class NamesrvController:
         try:
             self.kv_config.load()
             self._sock = listen(network.bind_address, port, network)
+            for name, named_port in named_ports(self._config().named_listen_ports).items():
+                self._named_sockets[name] = sock = listen(network.bind_address, int(named_port), network)
+                self.named_endpoints[name] = sock.getsockname()[:2]
             self._bind_web()
         except ConfigError as error:
             raise StartError(str(error)) from error
@@ -97,6 +103,8 @@ class NamesrvController:
         address = self.address = sock.getsockname()[:2]
         reactor = Reactor(ReactorLimits.of(network), self._clock)
         reactor.add_listener(sock, self._handlers())
+        for name, named in self._named_sockets.items():
+            reactor.add_listener(named, self._handlers(name))
         self._configuration.listeners.append(self._config_changed)
         try:
             async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
@@ -122,10 +130,10 @@ class NamesrvController:
         """Stop: answer what is in work, within shutdownWaitTimeSeconds, then close all connections."""
         self._stop.set()
 
-    def _handlers(self) -> HandlerTable:
+    def _handlers(self, listener: str = "") -> HandlerTable:
         table = HandlerTable()
-        ClientRequestProcessor(self.routes, self._config, self._clock).register(table)
-        DefaultRequestProcessor(self.routes, self.kv_config, self._configuration).register(table)
+        ClientRequestProcessor(self.routes, self._config, self._clock, listener).register(table)
+        DefaultRequestProcessor(self.routes, self.kv_config, self._configuration, listener).register(table)
         return table
 
     async def _scan_not_active_brokers(self) -> None:

@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from protocol.body import DataVersion
+from protocol.codes import ResponseCode
+from protocol.errors import RemotingError
 from protocol.headers.namesrv import RegisterBrokerRequestHeader
 
 
@@ -11,7 +15,7 @@ class BrokerLiveInfo:
     """One broker process that registered. ``last_update`` is the clock's monotonic time in seconds.
 
     ``header``, ``raw`` and ``losses`` tell whether its next registration says anything new: what it sent, and the topic
-    table's count of deletions then.
+    table's count of deletions then. ``listeners``: its addresses for clients of our listeners, by their names.
     """
 
     cluster_name: str
@@ -25,6 +29,7 @@ class BrokerLiveInfo:
     heartbeat_timeout_ms: int
     last_update: float
     header: RegisterBrokerRequestHeader
+    listeners: dict[str, str] = field(default_factory=dict)
     raw: bytes = b""
     losses: int = -1
 
@@ -41,6 +46,20 @@ class BrokerGroup:
     enable_acting_master: bool = False
     members: dict[int, BrokerLiveInfo] = field(default_factory=dict)
 
-    def addresses(self) -> dict[str, str]:
-        """Broker id, as a route's text key, to address; lowest id first."""
-        return {str(broker_id): self.members[broker_id].broker_addr for broker_id in sorted(self.members)}
+    def addresses(self, listener: str = "") -> dict[str, str]:
+        """Broker id, as a route's text key, to address (for clients of ``listener``); lowest id first."""
+        members = self.members
+        return {
+            str(broker_id): members[broker_id].listeners.get(listener, members[broker_id].broker_addr)
+            for broker_id in sorted(members)
+        }
+
+
+def decode_listeners(text: str | None) -> dict[str, str]:
+    """The field ``listeners`` of a registration: JSON of name to address. Raises RemotingError."""
+    if not text:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.MsgspecError as error:
+        raise RemotingError(ResponseCode.SYSTEM_ERROR, f"listeners is no JSON of name to address: {error}") from error

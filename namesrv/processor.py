@@ -60,10 +60,13 @@ _log = structlog.get_logger("namesrv")
 
 
 class ClientRequestProcessor:
-    """GET_ROUTEINFO_BY_TOPIC (105): what clients ask for."""
+    """GET_ROUTEINFO_BY_TOPIC (105): what clients ask for; at a named listener they get the addresses of its name."""
 
-    def __init__(self, routes: RouteInfoManager, config: Callable[[], NamesrvConfig], clock: Clock) -> None:
+    def __init__(
+        self, routes: RouteInfoManager, config: Callable[[], NamesrvConfig], clock: Clock, listener: str = ""
+    ) -> None:
         self._routes = routes
+        self._listener = listener
         self._config = config
         self._clock = clock
         self._started = clock.monotonic()
@@ -81,7 +84,7 @@ class ClientRequestProcessor:
             if left > 0:
                 text = f"the name server has just started; it answers routes in {left:.0f} s (needWaitForService)"
                 return request.reply(ResponseCode.SYSTEM_ERROR, text)
-        body = self._routes.route(topic)
+        body = self._routes.route(topic, self._listener)
         if body is None:
             return request.reply(ResponseCode.TOPIC_NOT_EXIST, self._routes.why_no_route(topic))
         return request.reply(body=body)
@@ -90,8 +93,11 @@ class ClientRequestProcessor:
 class DefaultRequestProcessor:
     """Requests of brokers and of admin tools."""
 
-    def __init__(self, routes: RouteInfoManager, kv_config: KVConfigManager, configuration: Configuration) -> None:
+    def __init__(
+        self, routes: RouteInfoManager, kv_config: KVConfigManager, configuration: Configuration, listener: str = ""
+    ) -> None:
         self._routes = routes
+        self._listener = listener
         self._kv_config = kv_config
         self._configuration = configuration
         self._saving = trio.Lock()
@@ -179,7 +185,7 @@ class DefaultRequestProcessor:
 
     def get_broker_cluster_info(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """GET_BROKER_CLUSTER_INFO (106)."""
-        return request.reply(body=encode_json(self._routes.cluster_info()))
+        return request.reply(body=encode_json(self._routes.cluster_info(self._listener)))
 
     def get_broker_member_group(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """GET_BROKER_MEMBER_GROUP (901)."""

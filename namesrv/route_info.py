@@ -13,7 +13,7 @@ import structlog
 
 from namesrv.config import NamesrvConfig
 from namesrv.departures import Departures, why_no_route
-from namesrv.live_brokers import BrokerGroup, BrokerLiveInfo
+from namesrv.live_brokers import BrokerGroup, BrokerLiveInfo, decode_listeners
 from namesrv.topic_table import TopicQueueTable, queue_data
 from protocol.body import (
     PERM_INHERIT,
@@ -57,7 +57,7 @@ class RouteInfoManager:
         self._config = config
         self._clock = clock
         self._order_topic_conf = order_topic_conf
-        self._routes: dict[str, bytes] = {}
+        self._routes: defaultdict[str, dict[str, bytes]] = defaultdict(dict)  # by listener
         self._live: dict[tuple[str, str], BrokerLiveInfo] = {}
         self._groups: dict[str, BrokerGroup] = {}
         self._departures = Departures()
@@ -163,6 +163,7 @@ class RouteInfoManager:
             heartbeat_timeout_ms=header.heartbeat_timeout_millis or self._config().broker_expired_timeout,
             last_update=self._clock.monotonic(),
             header=header,
+            listeners=decode_listeners(header.listeners),
         )
 
     def _enter(self, info: BrokerLiveInfo, previous: BrokerLiveInfo | None) -> BrokerGroup:
@@ -172,7 +173,7 @@ class RouteInfoManager:
             previous = None
         group = self._groups.setdefault(info.broker_name, BrokerGroup())
         if previous is not None and previous.broker_id == info.broker_id:
-            unchanged = previous.filter_servers == info.filter_servers
+            unchanged = (previous.filter_servers, previous.listeners) == (info.filter_servers, info.listeners)
         else:
             unchanged = False
             for old in list(group.members.values()):
@@ -282,27 +283,32 @@ class RouteInfoManager:
 
     # routes
 
-    def route(self, topic: str) -> bytes | None:
-        """The topic's TopicRouteData as strict compact JSON; None where no live broker has it."""
-        body = self._routes.get(topic)
+    def route(self, topic: str, listener: str = "") -> bytes | None:
+        """The topic's TopicRouteData as strict compact JSON; None where no live broker has it.
+
+        ``listener``: show the addresses that brokers have registered for clients of this listener.
+        """
+        routes = self._routes[listener]
+        body = routes.get(topic)
         if body is None and topic in self.topics:
-            body = self._routes[topic] = _encoder.encode(self.route_data(topic))
+            body = routes[topic] = _encoder.encode(self.route_data(topic, listener))
         return body
 
     def forget_route(self, topic: str) -> None:
         """Something that the topic's route shows has changed."""
-        self._routes.pop(topic, None)
+        for routes in self._routes.values():
+            routes.pop(topic, None)
 
     def forget_routes(self) -> None:
         """Something that all routes show has changed."""
         self._routes.clear()
 
-    def route_data(self, topic: str) -> TopicRouteData:
+    def route_data(self, topic: str, listener: str = "") -> TopicRouteData:
         """The topic's route; empty for a topic that is not known."""
         queues = self.topics.queues(topic)
         names = sorted(queues)
         route = TopicRouteData(
-            broker_datas=[self._broker_data(name) for name in names],
+            broker_datas=[self._broker_data(name, listener) for name in names],
             filter_server_table=self._filter_servers(names),
             queue_datas=[queues[name] for name in names],
         )
@@ -318,12 +324,12 @@ class RouteInfoManager:
                 route.order_topic_conf = order_conf
         return route
 
-    def _broker_data(self, broker_name: str) -> BrokerData:
+    def _broker_data(self, broker_name: str, listener: str = "") -> BrokerData:
         group = self._groups[broker_name]
         return BrokerData(
             cluster=group.members[min(group.members)].cluster_name,
             broker_name=broker_name,
-            broker_addrs=group.addresses(),
+            broker_addrs=group.addresses(listener),
             enable_acting_master=group.enable_acting_master,
         )
 
@@ -350,10 +356,10 @@ class RouteInfoManager:
 
     # lists
 
-    def cluster_info(self) -> ClusterInfo:
+    def cluster_info(self, listener: str = "") -> ClusterInfo:
         """All broker names with their members, and the clusters."""
         return ClusterInfo(
-            broker_addr_table={name: self._broker_data(name) for name in sorted(self._groups)},
+            broker_addr_table={name: self._broker_data(name, listener) for name in sorted(self._groups)},
             cluster_addr_table=dict(sorted(self.clusters().items())),
         )
 

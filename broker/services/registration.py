@@ -13,7 +13,7 @@ import msgspec
 import structlog
 import trio
 
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, parse_listeners
 from broker.services.topics import TopicConfigManager
 from protocol.body import (
     PERM_READ,
@@ -226,6 +226,7 @@ class BrokerOuterAPI:
             broker_id=config.broker_id,
             compressed=config.compressed_register,
             body_crc32=crc32(body),
+            listeners=_listeners(config),
         )
         command = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         reply = await self._client.invoke(server.address, command, timeout)
@@ -290,3 +291,9 @@ class BrokerOuterAPI:
             _log.warning("unregistration_failed", namesrv=address, reason=str(error))
         else:
             _log.info("unregistered", namesrv=address)
+
+
+def _listeners(config: BrokerConfig) -> str | None:
+    """The field that TriMQ's name servers understand and others pass over."""
+    found = parse_listeners(config.advertised_listeners)
+    return msgspec.json.encode(found).decode() if found else None

@@ -72,7 +72,7 @@ class TestRoutes:
         cluster = Cluster()
         cluster.register(A, B)
         assert cluster.routes.route("Nope") is None
-        assert not cluster.routes._routes
+        assert not any(cluster.routes._routes.values())
 
     def test_order_conf_is_shown_only_where_it_is_switched_on(self) -> None:
         cluster = Cluster(order_message_enable=True)
