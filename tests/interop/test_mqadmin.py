@@ -373,10 +373,10 @@ def test_name_server(stage: Stage) -> None:
 
     found = settings(stage.run("getNamesrvConfig"))
     assert found["listenPort"] == str(stage.cluster.name_servers[0].port)
-    output = stage.run("updateNamesrvConfig", "-k", "clusterTest", "-v", "true")
+    output = stage.run("updateNamesrvConfig", "-k", "orderMessageEnable", "-v", "true")
     assert f"update name server config success![{address}]" in output
-    assert settings(stage.run("getNamesrvConfig"))["clusterTest"] == "true"
-    stage.run("updateNamesrvConfig", "-k", "clusterTest", "-v", "false")
+    assert settings(stage.run("getNamesrvConfig"))["orderMessageEnable"] == "true"
+    stage.run("updateNamesrvConfig", "-k", "orderMessageEnable", "-v", "false")
 
     output = stage.run("wipeWritePerm", "-b", "broker-a")
     assert re.search(rf"wipe write perm of broker\[broker-a\] in name server\[{address}\] OK, [1-9]", output)

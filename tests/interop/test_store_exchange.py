@@ -17,6 +17,8 @@ TURNS: dict[str, list[Peer]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300, func_only=True)
 @pytest.mark.parametrize("turns", TURNS.values(), ids=TURNS.keys())
 def test_brokers_take_turns(tmp_path: Path, latest_java: JavaClient, turns: list[Peer]) -> None:
     """Each finds by queue, key, id and offset what the others stored, and goes on behind it."""
@@ -49,7 +51,7 @@ def test_brokers_take_turns(tmp_path: Path, latest_java: JavaClient, turns: list
             with latest_java.consumer(cluster, group, {topic: "*"}, orderly=True) as consumer:
                 assert bodies(consumer.received(30))[:30] == bodies(specs)
             wait_until(
-                lambda at=address: probe.committed_offset(at, group, topic, 0) == len(expected),  # type: ignore[misc]
+                lambda at=address, end=len(expected): probe.committed_offset(at, group, topic, 0) == end,  # type: ignore[misc]
                 "committed offset",
             )
             cluster.broker.stop()

@@ -39,7 +39,9 @@ class Process:
         self.argv = [*_ends_with_the_tests(), *argv]
         self.directory = directory
         self.log = directory / f"{name}.log"
-        self._environment = {**os.environ, **(environment or {})}
+        # The brokers under test read TRIMQ_ variables; those of the test run are not meant for them.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("TRIMQ_", "ROCKETMQ_"))}
+        self._environment = {**inherited, **(environment or {})}
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, *, piped: bool = False) -> subprocess.Popen[bytes]:
@@ -111,12 +113,15 @@ class Process:
 
 
 @contextmanager
-def ended_afterwards(process: Process) -> Iterator[Process]:
+def ended_afterwards(process: Process, *, gracefully: bool = True) -> Iterator[Process]:
     """Stops the process at the end, whatever happened, and takes it out of the reports."""
     try:
         yield process
     finally:
         if process.running:
-            process.stop()
+            if gracefully:
+                process.stop()
+            else:
+                process.kill()
         if process in started:
             started.remove(process)

@@ -216,6 +216,12 @@ class Cluster:
         return topic
 
 
+def _run(stack: ExitStack, server: NameServer | Broker) -> None:
+    """Starts it until the stack closes. Apache's broker takes 20 s to stop, so it is killed where nobody looks."""
+    stack.enter_context(ended_afterwards(server.process, gracefully=server.peer == "trimq"))
+    server.start()
+
+
 @contextmanager
 def running_cluster(
     directory: Path, *, brokers: int = 1, name_servers: int = 1, properties: Mapping[str, str] | None = None
@@ -225,13 +231,27 @@ def running_cluster(
     with ExitStack() as stack:
         servers = [NameServer(peer, directory / f"namesrv-{number}") for number in range(name_servers)]
         for server in servers:
-            stack.enter_context(ended_afterwards(server.process))
-            server.start()
+            _run(stack, server)
         masters = [
             Broker(peer, home, servers, store=home / "store", name=home.name, properties=properties or {})
             for home in (directory / f"broker-{letter}" for letter in "abcdefgh"[:brokers])
         ]
         for master in masters:
-            stack.enter_context(ended_afterwards(master.process))
-            master.start()
+            _run(stack, master)
         yield Cluster(servers, masters)
+
+
+@contextmanager
+def broker_on_store(
+    peer: Peer, directory: Path, store: Path, properties: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
+    """A broker of either peer, with our name server, on a store that another may have written.
+
+    File sizes, names and delay levels are the same for both peers, so they can take turns.
+    """
+    with ExitStack() as stack:
+        server = NameServer("trimq", directory / "namesrv")
+        broker = Broker(peer, directory / "broker", [server], store=store, properties=properties or {})
+        _run(stack, server)
+        _run(stack, broker)
+        yield Cluster([server], [broker])

@@ -66,7 +66,7 @@ const operations = {
       results.push({
         status: sent.sendStatus,
         msgId: sent.msgId,
-        queue: sent.messageQueue.queueId,
+        queue: Number(sent.messageQueue.queueId),
         offset: Number(sent.queueOffset),
       });
     }

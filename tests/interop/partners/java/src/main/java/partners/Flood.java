@@ -203,7 +203,7 @@ final class Flood {
         /** A broker that is down refuses at once; asking without a break would starve it of the processor. */
         private static void pause() {
             try {
-                TimeUnit.MILLISECONDS.sleep(20);
+                TimeUnit.MILLISECONDS.sleep(100);
             } catch (InterruptedException stop) {
                 Thread.currentThread().interrupt();
             }
