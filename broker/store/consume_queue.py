@@ -172,6 +172,15 @@ class ConsumeQueue:
         end = min(self.file_of(offset) + self.units_per_file, self.next_offset)
         return self.tail_units(offset, end - offset)
 
+    def expire(self, offset: int) -> None:
+        """Units below ``offset``, where a file begins, are gone, written or not."""
+        self.first_offset = offset
+        if self.tail_offset < offset:
+            del self.tail[: (offset - self.tail_offset) * UNIT_SIZE]
+            self.tail_offset = offset
+        self.written = max(self.written, offset)
+        self.made_offset = max(self.made_offset, offset)
+
     def forget_written(self, keep: int) -> None:
         """Shrink the tail to its newest ``keep`` units and those that are not written yet."""
         begin = min(self.written, max(self.next_offset - keep, self.tail_offset))

@@ -57,7 +57,7 @@ class QueueCleaner:
         async with self._flush_queues.lock:
             if queue.deleted:
                 return 0
-            queue.first_offset = keep
+            queue.expire(keep)
             for start in starts:
                 self._queues.descriptors.drop(queue.path_of(start))
             offsets = [start * UNIT_SIZE for start in starts]
