@@ -1,7 +1,13 @@
 """The checkpoint's six numbers: what RocketMQ would make of a store on which this broker was killed."""
 
+import errno
+
+import pytest
+import trio
+import trio.testing
+
 from protocol import checkpoint_layout
-from protocol.checkpoint_layout import CheckpointFields
+from protocol.checkpoint_layout import CheckpointFields, CheckpointMark
 from tests.store.simdisk import SimDisk
 from tests.store.stores import fill, killed, opened, settings
 
@@ -59,3 +65,77 @@ async def test_small_log_files_make_checkpoints_frequent() -> None:
     disk = SimDisk()
     async with opened(disk) as store:
         assert store._checkpoints._progress == 4 * 8192
+
+
+# -- this broker's own mark
+
+
+def _mark(disk: SimDisk) -> CheckpointMark:
+    mark = checkpoint_layout.decode_mark(disk.durable_content("/store/checkpoint"))
+    assert mark is not None
+    return mark
+
+
+async def test_a_mark_vouches_for_what_is_durable() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 30)
+        await fill(store, 5, queue_id=1)
+        assert await store._checkpoints.save()
+        mark = _mark(disk)
+        assert (mark.position, mark.units, mark.queues, mark.clean) == (store.dispatched_offset, 35, 2, False)
+        assert store.index is not None
+        assert (mark.index_count, mark.index_files) == (store.index.files[-1].count, len(store.index.files))
+        for name in disk.list("/store/commitlog")[:1]:
+            path = f"/store/commitlog/{name}"
+            assert disk.durable_content(path)[: mark.position] == disk.content(path)[: mark.position]
+        for queue in store.queues.all_queues():
+            for name in disk.list(queue.directory):
+                assert disk.durable_content(f"{queue.directory}/{name}") == disk.content(f"{queue.directory}/{name}")
+
+
+async def test_a_checkpoint_that_would_say_nothing_new_is_not_written() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 3)
+        assert await store._checkpoints.save()
+        calls = disk.calls
+        assert await store._checkpoints.save()
+        assert disk.calls == calls
+
+
+@pytest.mark.parametrize("path", ["pwrite", "data_sync", "sync_directory", "rename", "create"])
+async def test_a_checkpoint_is_not_written_where_something_failed(path: str) -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 3)
+        assert await store._checkpoints.save()
+        before = _mark(disk)
+        await fill(store, 30, first=3)
+        await store.flush_queues.write()
+        disk.fail(path, errno.EIO)
+        assert not await store._checkpoints.save()
+        assert _mark(disk) == before or path == "sync_directory"
+
+
+async def test_checkpoints_come_with_time_and_with_progress(autojump_clock: trio.testing.MockClock) -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 3)
+        await trio.sleep(50)
+        assert _mark(disk).units == 0
+        await trio.sleep(15)
+        assert _mark(disk).units == 3
+        await fill(store, 200, first=3)
+        await trio.sleep(3)
+        assert _mark(disk).units == 203
+
+
+async def test_behind_the_last_checkpoint_nothing_is_written() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 3)
+        assert await store._checkpoints.save(clean=True)
+        assert _mark(disk).clean
+        assert await store._checkpoints.save()
+        assert _mark(disk).clean
