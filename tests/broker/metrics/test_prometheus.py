@@ -1,34 +1,136 @@
 """Prometheus itself: its linter likes the page, it scrapes a broker, and an alert of ours fires."""
 
+import json
+import re
 import shutil
+import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
+from broker.controller import BrokerController
+from broker.store.running_flags import Flag
 from broker.testing import running_broker
 from tests.broker.wire_client import WireClient, consumer
 from tests.web_client import get
 
 pytestmark = pytest.mark.partners
 
+MONITORING = Path(__file__).parents[3] / "docker" / "monitoring"
+ON: dict[str, Any] = {"metricsExporterType": "PROM", "metricsPromExporterPort": 0}
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    assert found, f"{name} is missing: apt-get install prometheus"
+    return found
+
 
 def promtool(*arguments: str, text: str = "") -> None:
-    tool = shutil.which("promtool")
-    assert tool, "promtool is missing: apt-get install prometheus"
-    run = subprocess.run([tool, *arguments], input=text, capture_output=True, text=True, check=False)
+    run = subprocess.run([tool("promtool"), *arguments], input=text, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, ""), run.stderr + run.stdout
 
 
-async def test_promtool_finds_no_fault_with_the_page(tmp_path: Path) -> None:
-    async with (
-        running_broker(tmp_path, metricsExporterType="PROM", metricsPromExporterPort=0) as broker,
-        WireClient.connect(broker.endpoint) as client,
-    ):
+async def full_page(broker: BrokerController) -> str:
+    """A page with something under each name."""
+    async with WireClient.connect(broker.endpoint) as client:
         await client.send("T")
         await client.heartbeat("c1", consumers=[consumer("G", "T")], producers=["P"])
         await client.pull_messages("T")
         broker.parts.offsets.commit("c", "G", "T", 0, 0)
-        page = (await get(broker.web_endpoints[0], "/metrics")).body
+        return (await get(broker.web_endpoints[0], "/metrics")).body
+
+
+async def test_promtool_finds_no_fault_with_the_page(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **ON) as broker:
+        page = await full_page(broker)
     assert page.count("\nrocketmq_") > 10
     promtool("check", "metrics", text=page)
+
+
+def test_promtool_finds_no_fault_with_alerts_and_configuration() -> None:
+    promtool("check", "config", str(MONITORING / "prometheus.yml"))
+
+
+def expressions() -> list[str]:
+    board = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return [text.replace("$__rate_interval", "1m").replace("$instance", ".*") for text in found]
+
+
+def test_the_dashboard_asks_what_prometheus_understands(tmp_path: Path) -> None:
+    rules = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(expressions())]
+    assert len(rules) > 20
+    path = tmp_path / "rules.json"  # YAML knows JSON
+    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    promtool("check", "rules", str(path))
+
+
+async def test_alerts_and_dashboard_speak_of_metrics_that_exist(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **ON) as broker:
+        known = set(re.findall(r"^# TYPE (\S+)", await full_page(broker), re.MULTILINE))
+    wanted = re.findall(
+        r"\b(?:trimq|rocketmq|process)_\w+", "\n".join(expressions()) + (MONITORING / "alerts.yml").read_text()
+    )
+    assert len(wanted) > 40
+    assert {name.removesuffix("_bucket") for name in wanted} - known == set()
+
+
+@contextmanager
+def prometheus(directory: Path, target: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    """A Prometheus that scrapes ``target`` each second, with our alert rules."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "scrape_configs": [{"job_name": "trimq", "static_configs": [{"targets": [f"{target[0]}:{target[1]}"]}]}],
+        "rule_files": [str(MONITORING / "alerts.yml")],
+    }
+    (directory / "prometheus.yml").write_text(json.dumps(config))
+    command = [
+        tool("prometheus"),
+        f"--config.file={directory}/prometheus.yml",
+        f"--storage.tsdb.path={directory}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            yield "127.0.0.1", port
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+async def ask(server: tuple[str, int], path: str) -> Any:
+    try:
+        answer = await get(server, f"/api/v1/{path}")
+    except OSError:  # it has not started yet
+        return None
+    return json.loads(answer.body)["data"] if answer.status == 200 else None
+
+
+async def test_prometheus_scrapes_the_broker_and_an_alert_fires(tmp_path: Path) -> None:
+    (tmp_path / "prometheus").mkdir()
+    async with running_broker(tmp_path / "store", **ON) as broker:
+        await full_page(broker)
+        with prometheus(tmp_path / "prometheus", broker.web_endpoints[0]) as server, trio.fail_after(45):
+            found = None
+            while not (found and found["result"]):
+                found = await ask(server, "query?query=rocketmq_messages_in_total")
+                await trio.sleep(0.2)
+            (sample,) = found["result"]
+            assert (sample["metric"]["topic"], sample["value"][1]) == ("T", "1")
+            broker.parts.store.flags.set(Flag.NOT_WRITEABLE, "a test has broken it")
+            firing: list[str] = []
+            while "TrimqStoreReadOnly" not in firing:
+                alerts = (await ask(server, "alerts"))["alerts"]
+                firing = [alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"]
+                await trio.sleep(0.2)
+            broker.parts.store.flags.clear(Flag.NOT_WRITEABLE)
