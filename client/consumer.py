@@ -128,7 +128,8 @@ class Consumer(Lifecycle):
             try:
                 await self.client.routes.refresh(topic)
             except TopicNotFoundError:
-                _log.info("the topic is not there yet", group=self.group, topic=topic)
+                if topic != retry_topic(self.group):  # brokers make that one when they hear of the group
+                    _log.info("the topic is not there yet", group=self.group, topic=topic)
         self.client.join(self)
         await self._check_expressions()
         await self.client.heartbeat()

@@ -1,7 +1,9 @@
 """The blocking facade, against a real broker."""
 
+import asyncio
 import threading
 
+import anyio
 import pytest
 
 from client import NotStoredError, SendOutcome, UsageError
@@ -120,3 +122,12 @@ def test_transaction(servers: Servers, name: str, request: pytest.FixtureRequest
     with PullConsumer(name, namesrv=servers.namesrv, start="first") as consumer:
         consumer.assign(consumer.queues(name))
         assert [message.body for message in consumer.poll(timeout=20)] == [b"good"]
+
+
+def test_inside_a_running_loop_as_in_a_notebook(servers: Servers, name: str) -> None:
+    async def cell() -> int:
+        with Producer(name, namesrv=servers.namesrv) as producer:
+            return producer.send(Message(name, b"x")).queue_offset
+
+    assert asyncio.run(cell()) == 0
+    assert anyio.run(cell, backend="trio") >= 0

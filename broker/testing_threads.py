@@ -1,0 +1,82 @@
+"""The real broker for tests that are not trio's: in a thread with a loop of its own, ended by its ``with`` block."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+from anyio.from_thread import start_blocking_portal
+
+from broker.controller import BrokerController
+from broker.testing import running_broker
+
+
+class BrokerUnderTest(NamedTuple):
+    """A broker that runs: ``namesrv`` is what clients take, ``address`` the broker's own."""
+
+    namesrv: str
+    address: str
+    controller: BrokerController
+
+
+class ClusterUnderTest(NamedTuple):
+    """Brokers that run at one name server."""
+
+    namesrv: str
+    brokers: tuple[BrokerUnderTest, ...]
+
+
+@contextmanager
+def broker_in_thread(directory: Path | None = None, **changes: object) -> Iterator[BrokerUnderTest]:
+    """A broker and its name server on free ports; ``changes`` are configuration keys as RocketMQ spells them.
+
+    >>> with broker_in_thread(brokerName="broker-x") as broker:
+    ...     broker.namesrv.startswith("127.0.0.1:")
+    True
+    """
+    _check_no_trio()
+    settings = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": 0, **changes}
+    with (
+        start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(running_broker(directory, **settings)) as controller,  # type: ignore[arg-type]
+    ):
+        yield BrokerUnderTest(_name_server(controller), controller.address, controller)
+
+
+@contextmanager
+def cluster_in_thread(brokers: int = 2, **changes: object) -> Iterator[ClusterUnderTest]:
+    """Brokers (broker-a, broker-b, ...) that share a name server.
+
+    >>> with cluster_in_thread(2) as cluster:
+    ...     len({broker.address for broker in cluster.brokers})
+    2
+    """
+    with ExitStack() as stack:
+        first = stack.enter_context(broker_in_thread(**{"brokerName": "broker-a", **changes}))  # type: ignore[arg-type]
+        running = [first]
+        for letter in "bcdefgh"[: brokers - 1]:
+            settings = {
+                "brokerName": f"broker-{letter}",
+                "embeddedNamesrvEnable": False,
+                "namesrvAddr": first.namesrv,
+                **changes,
+            }
+            portal = stack.enter_context(start_blocking_portal("trio"))
+            cm = portal.wrap_async_context_manager(running_broker(None, **settings))  # type: ignore[arg-type]
+            controller = stack.enter_context(cm)
+            running.append(BrokerUnderTest(first.namesrv, controller.address, controller))
+        yield ClusterUnderTest(first.namesrv, tuple(running))
+
+
+def _check_no_trio() -> None:
+    """Trio refuses to be asked from within another of its loops, and anyio would wait for that for ever."""
+    if trio.lowlevel.in_trio_run():
+        raise RuntimeError("inside a trio program use broker.testing.running_broker(), or enter this in a thread")
+
+
+def _name_server(controller: BrokerController) -> str:
+    assert controller.namesrv is not None
+    assert controller.namesrv.address is not None
+    host, port = controller.namesrv.address
+    return f"{host}:{port}"
