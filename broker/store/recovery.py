@@ -219,9 +219,10 @@ class StoreRecovery:
         report = self.report
         position = walk.position
         files = self._files.files
-        # the newest first: a crash in between leaves no gap between files
+        # the newest first, each for good before the next: a crash in between leaves no gap between files
         for file in self._files.truncate_after(position):
             file.destroy()
+            self._disk.sync_directory(self._files.directory)
         last = files[-1]
         if position < last.end:
             report.erased = erase_behind(self._disk, last, position - last.start)
