@@ -1,55 +1,298 @@
-"""Our broker and Apache's take turns on one store directory."""
+"""One store directory, taken in turns by Apache's broker and ours, after orderly stops and after kills.
+
+Each turn finds every message that was ever acknowledged by queue, key and id, byte for byte, writes more of every kind,
+and hands back a log whose old part nobody has changed.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+import random
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from tests.interop.harness import probe
-from tests.interop.harness.drivers import JavaClient, bodies, message, unique
-from tests.interop.harness.servers import Peer, broker_on_store
+from tests.interop.harness import probe, wire
+from tests.interop.harness.log_image import LogImage, Record, split
+from tests.interop.harness.processes import ended_afterwards
+from tests.interop.harness.servers import Broker, Peer
 from tests.interop.harness.waiting import wait_until
+from tests.interop.harness.wire import Sent, Wire, connected
 
-TURNS: dict[str, list[Peer]] = {
-    "apache first": ["apache", "trimq", "apache"],
-    "trimq first": ["trimq", "apache", "trimq"],
+Exit = Literal["clean", "kill"]
+
+LOG_FILE = 32 * 1024
+QUEUE_FILE = 20 * 40
+DELAYS = {1: 1_000, 2: 6_000, 3: 60_000, 4: 3_600_000}
+PROPERTIES = {
+    "mappedFileSizeCommitLog": str(LOG_FILE),
+    "mappedFileSizeConsumeQueue": str(QUEUE_FILE),
+    "maxHashSlotNum": "64",
+    "maxIndexNum": "150",
+    "messageDelayLevel": "1s 6s 1m 1h",
+    "flushConsumerOffsetInterval": "1000",
+    "flushDelayOffsetInterval": "1000",
+    "enablePropertyFilter": "false",
+}
+ONLY = {
+    "apache": {"transactionCheckInterval": "3600000", "timerWheelEnable": "false"},
+    "trimq": {"embeddedNamesrvEnable": "false", "bindAddress": "::", "commitLogReserveStep": "8192"},
+}
+
+SHORT = "Exchange"
+LONGEST = "L" * 127
+GROUP = "exchange_group"
+RETRY = "%RETRY%"
+LONGEST_GROUP = "G" * 100
+OVERLONG_GROUP = "G" * 200  # Apache's broker makes none, but serves one that it finds
+TRANSACTION = "Transaction"
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+QUEUES = 3
+
+_keys = itertools.count(1)
+
+
+@dataclass
+class Story:
+    """What has happened to the store so far."""
+
+    store: Path
+    sent: list[Sent] = field(default_factory=list)
+    due: list[Sent] = field(default_factory=list)
+    halves: list[tuple[Sent, int]] = field(default_factory=list)
+    offsets: dict[int, int] = field(default_factory=dict)
+    retrying: str = LONGEST_GROUP
+    image: LogImage | None = None
+    random: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def look(self) -> LogImage:
+        return LogImage(self.store, LOG_FILE)
+
+
+def java_hash(text: str) -> int:
+    value = 0
+    for unit in struct.unpack(f">{len(text.encode('utf-16-be')) // 2}H", text.encode("utf-16-be")):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+# -- one turn of one broker
+
+
+@contextmanager
+def turn(peer: Peer, story: Story, directory: Path, store_host: str, ending: Exit) -> Iterator[Broker]:
+    """A broker on the store, ended as asked for; afterwards the story knows the log as it lies there."""
+    properties = {**PROPERTIES, **ONLY[peer], "brokerIP1": store_host}
+    broker = Broker(peer, directory, [], store=story.store, properties=properties)
+    with ended_afterwards(broker.process):
+        broker.start()
+        yield broker
+        if ending == "kill":
+            broker.kill()
+        else:
+            broker.stop()
+        assert (story.store / "abort").exists() == (ending == "kill")
+    before, story.image = story.image, story.look()
+    if before is not None:
+        assert story.image.start == before.start
+        assert story.image.data[: len(before.data)] == before.data, "the old part of the log was changed"
+    check_acknowledged(story)
+    if ending == "clean":
+        check_queue_files(story)
+
+
+def check_acknowledged(story: Story) -> None:
+    """What was acknowledged is in the log, once and where the answer said; offsets of queues have no holes."""
+    assert story.image is not None
+    at = {record.phy: record for record in story.image.records}
+    for sent in story.sent:
+        record = at[sent.phy]
+        assert (record.topic, record.queue, record.offset) == sent[:3]
+        assert (record.body, record.properties["UNIQ_KEY"]) == (sent.body, sent.key)
+    for queue, records in story.image.queues.items():
+        assert [record.offset for record in records] == list(range(len(records))), queue
+    stamps = [record.stored for record in story.image.records]
+    assert stamps == sorted(stamps)
+
+
+def check_queue_files(story: Story) -> None:
+    """After an orderly stop the files of every queue hold just the units that the log asks for."""
+    assert story.image is not None
+    for (topic, queue), records in story.image.queues.items():
+        files = sorted((story.store / "consumequeue" / topic / str(queue)).iterdir())
+        assert [int(file.name) for file in files] == list(range(0, QUEUE_FILE * len(files), QUEUE_FILE))
+        units = b"".join(file.read_bytes() for file in files)
+        wanted = b"".join(struct.pack(">qiq", one.phy, len(one.data), tags_code(one)) for one in records)
+        assert units[: len(wanted)] == wanted, (topic, queue)
+        assert not any(units[len(wanted) :]), (topic, queue)
+
+
+def tags_code(record: Record) -> int:
+    if record.topic == SCHEDULE:
+        return record.stored + DELAYS[int(record.properties["DELAY"])]
+    return java_hash(record.properties.get("TAGS", ""))
+
+
+# -- reading all of it
+
+
+def is_complete(broker: Wire, topic: str, queue: int, count: int) -> bool:
+    return broker.offsets(topic, queue)[1] >= count
+
+
+def check_served(broker: Wire, image: LogImage) -> None:
+    """Every record of the log comes by its queue, its keys and its id, byte for byte."""
+    for (topic, queue), records in image.queues.items():
+        wait_until(partial(is_complete, broker, topic, queue, len(records)), f"{topic}/{queue} complete")
+        assert broker.offsets(topic, queue)[0] == 0
+        got: list[Record] = []
+        while len(got) < len(records):
+            data = broker.pull(topic, queue, len(got), 32)
+            assert data, f"{topic}/{queue} ends at {len(got)} of {len(records)}"
+            got += split(data)
+        assert [one.data for one in got[: len(records)]] == [one.data for one in records], (topic, queue)
+    for (topic, key), places in image.by_key.items():
+        found = {record.phy for record in split(broker.query(topic, key))}
+        assert found >= places, f"{topic} {key}: {sorted(places - found)} of {sorted(places)} are missing"
+        assert all(key in record.keys for record in split(broker.query(topic, key)))
+    for record in image.records:
+        assert broker.view(record.phy) == record.data
+
+
+# -- writing all kinds
+
+
+def properties(story: Story, label: str, number: int, **more: str) -> dict[str, str]:
+    key = next(_keys)
+    found = {
+        "UNIQ_KEY": f"7F000001{key:024X}",
+        "KEYS": f"order{key} {label}{number % 7}",
+        "TAGS": story.random.choice(("Paid", "Shipped", "Zurückgegeben", "😀")),
+        "WAIT": "true",
+        **more,
+    }
+    if number % 5 == 0:
+        del found["TAGS"]
+    return found
+
+
+def body(story: Story, label: str, number: int) -> bytes:
+    return f"{label}-{number} ".encode() + story.random.randbytes(story.random.choice((0, 40, 300, 1200)))
+
+
+def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str) -> None:
+    """A turn's messages: singles over IPv4 and IPv6, batches, delays, retries, offsets; half messages on Apache's."""
+    for topic in (SHORT, LONGEST, TRANSACTION):
+        probe.create_topic(broker.address, topic, QUEUES)
+    sent = []
+    for number in range(120):
+        connection = v6 if number % 3 == 0 else v4
+        topic = LONGEST if number % 4 == 0 else SHORT
+        text = body(story, label, number)
+        sent.append(connection.send(topic, number % QUEUES, text, properties(story, label, number), flag=number))
+    for number in range(3):
+        batch = [(body(story, label, one), properties(story, label, one)) for one in range(12)]
+        sent += (v6 if number else v4).send_batch(SHORT, number, batch)
+    for level, one in itertools.product((2, 4), range(2)):
+        given = properties(story, label, one, DELAY=str(level))
+        delayed = v4.send(SHORT, one, body(story, label, one), given)
+        if level == 2:
+            story.due.append(delayed)
+    story.sent += sent
+    if broker.peer == "apache":
+        transactions(v4, story, label)
+    if broker.peer == "trimq":
+        story.retrying = OVERLONG_GROUP
+    retry = RETRY + story.retrying
+    back = len(story.look().of(retry))
+    v4.send_back(sent[0], story.retrying, 1)
+    v6.send_back(sent[1], story.retrying, 1)
+    wait_until(lambda: len(story.look().of(retry)) >= back + 2, "retried messages")
+    for queue in range(QUEUES):
+        story.offsets[queue] = v4.offsets(SHORT, queue)[1] - queue
+        v4.pull(SHORT, queue, 0, 1, GROUP)  # makes the group
+        v4.commit_offset(GROUP, SHORT, queue, story.offsets[queue])
+    wait_until(lambda: stored_offsets(story.store) == story.offsets, "consumer offsets in their file", 40)
+
+
+def transactions(broker: Wire, story: Story, label: str) -> None:
+    """One half message that an earlier turn left open is committed, as is a new one; one is rolled back, one left."""
+    wanted = [wire.COMMIT, wire.ROLLBACK, None]
+    for half, offset in story.halves:
+        broker.end_transaction(half, offset, wire.COMMIT, "exchange_pg")
+    story.halves.clear()
+    for number, outcome in enumerate(wanted):
+        given = properties(story, label, 1, TRAN_MSG="true", PGROUP="exchange_pg")
+        half = broker.send(TRANSACTION, number, body(story, label, number), given, sys_flag=wire.PREPARED)
+        if outcome is None:
+            story.halves.append((half, half.offset))
+        else:
+            broker.end_transaction(half, half.offset, outcome, "exchange_pg")
+
+
+def stored_offsets(store: Path) -> dict[int, int]:
+    """The group's offsets as they stand in the file; integer keys may come without quotes."""
+    file = store / "config" / "consumerOffset.json"
+    try:
+        text = re.sub(r"([{,])\s*(-?\d+)\s*:", r'\1"\2":', file.read_text(encoding="utf-8"))
+        table = json.loads(text)["offsetTable"]
+    except (FileNotFoundError, ValueError):  # being replaced
+        return {}
+    return {int(queue): offset for queue, offset in table.get(f"{SHORT}@{GROUP}", {}).items()}
+
+
+def check_state(broker: Broker, story: Story) -> None:
+    """Consumer offsets are those of before; messages that were due have come."""
+    for queue, offset in story.offsets.items():
+        assert probe.committed_offset(broker.address, GROUP, SHORT, queue) == offset
+    keys = {sent.key for sent in story.due}
+    wait_until(
+        lambda: keys <= {record.properties["UNIQ_KEY"] for record in story.look().of(SHORT)},
+        "messages whose delay has passed",
+    )
+
+
+CHAINS: dict[str, list[tuple[Peer, Exit]]] = {
+    "apache-first-clean": [("apache", "clean"), ("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
+    "apache-first-killed": [("apache", "kill"), ("trimq", "kill"), ("apache", "kill"), ("trimq", "clean")],
+    "trimq-first-clean": [("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
+    "trimq-first-killed": [("trimq", "kill"), ("apache", "kill"), ("trimq", "kill"), ("apache", "clean")],
 }
 
 
-@pytest.mark.parametrize("turns", TURNS.values(), ids=TURNS.keys())
-def test_brokers_take_turns(tmp_path: Path, latest_java: JavaClient, turns: list[Peer]) -> None:
-    """Each finds by queue, key, id and offset what the others stored, and goes on behind it."""
-    topic, group, store = unique("Turns"), unique("G"), tmp_path / "store"
-    expected: list[str] = []
-    ids: dict[str, str] = {}
-    for turn, peer in enumerate(turns):
-        with broker_on_store(peer, tmp_path / f"{turn}-{peer}", store) as cluster:
-            address = cluster.broker.address
-            if turn == 0:
-                cluster.create_topic(topic, queues=1)
-            with latest_java.producer(cluster) as producer, latest_java.lite_consumer(cluster, unique("G")) as reader:
-                place = {"topic": topic, "broker": "broker-a", "queue": 0}
-                assert producer.ask("offsets", **place)["max"] == len(expected)
-                specs = [message(f"{turn}-{number}", keys=f"key{turn}x{number}", tags="T") for number in range(30)]
-                sent = producer.send(topic, specs)
-                assert [one["offset"] for one in sent] == list(range(len(expected), len(expected) + 30))
-                expected += bodies(specs)
-                ids |= {spec["body"]: one["msgId"] for spec, one in zip(specs, sent, strict=True)}
-                reader.ask("assign", queues=[place])
-                reader.ask("seek", **place, to="begin")
-                assert bodies(reader.poll(len(expected))) == expected
-                for past in range(turn + 1):
-                    found = wait_until(
-                        lambda past=past: producer.query_key(topic, f"key{past}x7"),  # type: ignore[misc]
-                        f"key of turn {past}",
-                    )
-                    assert bodies(found) == [f"{past}-7"]
-                    assert producer.ask("viewUnique", topic=topic, msg_id=ids[f"{past}-9"])["body"] == f"{past}-9"
-            with latest_java.consumer(cluster, group, {topic: "*"}, orderly=True) as consumer:
-                assert bodies(consumer.received(30))[:30] == bodies(specs)
-            wait_until(
-                lambda at=address: probe.committed_offset(at, group, topic, 0) == len(expected),  # type: ignore[misc]
-                "committed offset",
-            )
-            cluster.broker.stop()
+@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_byte_survives_the_turns(chain: str, tmp_path: Path) -> None:
+    story = Story(tmp_path / "store")
+    store_hosts = itertools.cycle(("127.0.0.1", "::1"))
+    for number, (peer, ending) in enumerate(CHAINS[chain]):
+        with (
+            turn(peer, story, tmp_path / f"turn-{number}-{peer}", next(store_hosts), ending) as broker,
+            connected("127.0.0.1", broker.port) as v4,
+            connected("::1", broker.port) as v6,
+        ):
+            if story.image is not None:
+                check_served(v4, story.image)
+                check_state(broker, story)
+            write(broker, v4, v6, story, f"turn{number}")
+            check_served(v6, story.look())
+    assert story.image is not None
+    check_richness(story.image)
+
+
+def check_richness(image: LogImage) -> None:
+    """The store really held what these tests are about."""
+    assert image.files > 5
+    flags = {record.sys_flag & 0x30 for record in image.records}
+    assert flags == {0, 0x10, 0x20, 0x30}
+    assert {record.data[4:8].hex() for record in image.records} == {"daa320a7", "daa320ab"}
+    assert len(image.of(RETRY + OVERLONG_GROUP)) >= 4
+    assert {record.sys_flag & 12 for record in image.records} == {0, 8}
