@@ -1,0 +1,226 @@
+"""The command ``mqstore``: looks into a store directory that no broker has open, and mends what the log can mend."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from broker.tools import offline_store
+from broker.tools.dump import Filter, figures, lines
+from broker.tools.offline_store import NotUsableError, OfflineStore
+from broker.tools.verify import Faults, Report, Verdict, Verification
+
+Progress = Callable[[int], None]
+
+_store = click.argument("store", type=click.Path(path_type=Path, file_okay=False))
+_config = click.option(
+    "-c",
+    "--configFile",
+    "config_file",
+    metavar="FILE",
+    help="The broker's configuration. Needed where sizes of index files or delay levels are not the default ones.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+
+
+@click.group(name="mqstore", context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Works on a message store that no broker has open."""
+
+
+@main.command()
+@_store
+@_config
+@_json
+def verify(store: Path, config_file: str | None, as_json: bool) -> None:
+    """Check every record, the queues, the index and the small files; nothing is changed.
+
+    Exit code 0: all is sound. 1: queues, index or checkpoint are not what the log says; a broker's next start or
+    `mqstore rebuild` mends them. 2: the directory cannot be checked. 3: records are damaged or files are missing.
+    """
+    with _opened(store, config_file) as opened, _progress("verifying", _size(opened)) as progress:
+        report = Verification(opened).run(progress)
+    if as_json:
+        click.echo(msgspec.json.encode({**msgspec.to_builtins(report), "verdict": report.verdict.name}))
+    else:
+        for line in _told(report):
+            click.echo(line)
+    sys.exit(report.verdict)
+
+
+@main.command()
+@_store
+@_config
+@click.option("-t", "--topic", "topics", multiple=True, help="Only this topic; can be given more than once.")
+@click.option("-i", "--queueId", "queue_id", type=int, help="Only this queue.")
+@click.option("-k", "--key", help="Only messages with this key or unique key.")
+@click.option("--begin", metavar="TIME", help="Only what was stored then or later: ms, or 2026-01-31T12:00:00 (UTC).")
+@click.option("--end", metavar="TIME", help="Only what was stored before.")
+@click.option("-n", "--limit", type=int, help="Stop after so many.")
+@click.option("--body/--no-body", default=True, help="With the bodies, or without.")
+def dump(  # noqa: PLR0913, PLR0917 - an option each
+    store: Path,
+    config_file: str | None,
+    topics: tuple[str, ...],
+    queue_id: int | None,
+    key: str | None,
+    begin: str | None,
+    end: str | None,
+    limit: int | None,
+    body: bool,
+) -> None:
+    """Print records as JSON, one a line, in the order of the log."""
+    wanted = Filter(frozenset(topics), queue_id, key, _time(begin), _time(end))
+    with _opened(store, config_file) as opened, _progress("reading", _size(opened)) as progress:
+        _open_log(opened)
+        out = sys.stdout.buffer
+        for number, line in enumerate(lines(opened, wanted, progress, body=body)):
+            if limit is not None and number >= limit:
+                break
+            out.write(line + b"\n")
+
+
+@main.command()
+@_store
+@_config
+@_json
+def stat(store: Path, config_file: str | None, as_json: bool) -> None:
+    """Print what the log consists of: files, and messages by topic."""
+    with _opened(store, config_file) as opened, _progress("counting", _size(opened)) as progress:
+        _open_log(opened)
+        told = figures(opened, progress)
+        files, start = len(opened.files), opened.log_start
+    if as_json:
+        log = {"logFiles": files, "logStart": start, "logEnd": told.log_end, "damaged": told.damaged}
+        click.echo(msgspec.json.encode({**log, "topics": told.topics}))
+        return
+    click.echo(f"log: {files} files, offsets {start} to {told.log_end}, {told.damaged} damaged places")
+    click.echo(f"{'topic':40} {'queues':>6} {'messages':>10} {'bytes':>14}  first                last")
+    for name, topic in sorted(told.topics.items()):
+        times = "  ".join(_text(time) for time in (topic.first, topic.last))
+        click.echo(f"{name:40} {topic.queues:6} {topic.messages:10} {topic.bytes:14}  {times}")
+
+
+@main.command()
+@_store
+@_config
+def rebuild(store: Path, config_file: str | None) -> None:
+    """Make index and checkpoint anew from the log, and every queue unit that is missing or wrong."""
+    import logging  # noqa: PLC0415 - only here the store's own log would come between
+
+    import structlog  # noqa: PLC0415 - as above
+
+    from broker.tools.rebuild import rebuild as run  # noqa: PLC0415 - the others need no event loop
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        config = offline_store.find_config(store.absolute(), config_file)
+        size = sum(file.stat().st_size for file in config.commit_log_path.glob("[0-9]*"))
+        with _progress("rebuilding", size) as progress:
+            report = run(config, progress)
+    except NotUsableError as error:
+        _fail(str(error))
+    click.echo(
+        f"{report.records} records read, {report.units_rebuilt} queue units and {report.keys_rebuilt} keys written; "
+        f"the log ends at {report.position}"
+    )
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    for damage in report.damaged:
+        click.echo(f"damaged: {damage.length} bytes at offset {damage.phy}: {damage.why}")
+    sys.exit(Verdict.DAMAGED if report.damaged else Verdict.SOUND)
+
+
+# -- helpers
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(f"mqstore: {text}", err=True)
+    sys.exit(Verdict.NOT_USABLE)
+
+
+@contextmanager
+def _opened(root: Path, config_file: str | None) -> Iterator[OfflineStore]:
+    try:
+        with offline_store.opened(root, config_file) as opened:
+            yield opened
+    except (NotUsableError, OSError) as error:
+        _fail(str(error))
+
+
+def _open_log(store: OfflineStore) -> None:
+    for text in store.open_log():
+        click.echo(f"mqstore: warning: {text}; nothing behind it is read", err=True)
+
+
+def _size(store: OfflineStore) -> int:
+    return sum(file.stat().st_size for file in store.config.commit_log_path.glob("[0-9]*"))
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Progress]:
+    """A bar on a terminal's standard error; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - not needed where there is no terminal
+    from rich.progress import (  # noqa: PLC0415 - as above
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as Bars  # noqa: PLC0415 - as above
+
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+    with Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda done: bars.update(task, completed=done)
+
+
+def _time(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text.isdigit():
+        return int(text)
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no time: ms since 1970, or 2026-01-31T12:00:00") from error
+    return int((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _told(report: Report) -> Iterator[str]:
+    yield f"store       {report.root}"
+    yield f"log         {report.log_files} files, offsets {report.log_start} to {report.log_end}"
+    yield f"records     {report.records}, of which {report.superseded} belong to earlier lives of their topics"
+    yield f"queues      {report.queues} with {report.units} units that lead to their records"
+    yield f"index       {report.index_files} files, {report.index_entries} entries for {report.keys} keys"
+    kinds: list[tuple[str, Faults]] = [
+        ("commit log", report.log),
+        ("state files", report.state),
+        ("queues", report.consume_queues),
+        ("index", report.index),
+        ("checkpoint", report.checkpoint),
+    ]
+    for name, faults in kinds:
+        for text in faults.shown:
+            yield f"fault       {name}: {text}"
+        if faults.count > len(faults.shown):
+            yield f"fault       {name}: and {faults.count - len(faults.shown)} more"
+    for note in report.notes:
+        yield f"note        {note}"
+    yield {
+        Verdict.SOUND: "the store is sound",
+        Verdict.REPAIRABLE: "queues, index or checkpoint need repair: the next start does it, or mqstore rebuild",
+    }.get(report.verdict, "the store is damaged: messages or state are lost")

@@ -1,0 +1,210 @@
+"""A store directory that no broker has open: locked, found to be one, its files opened for reading alone."""
+
+import mmap
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NoReturn
+
+from broker.config import MessageStoreConfig, load_broker
+from broker.store.disk import Mapping, RealDisk
+from broker.store.index_file import IndexFile, IndexShape
+from broker.store.mapped_file import MappedFile
+from broker.store.store_lock import ABORT_FILE, LOCK_FILE, StoreInUseError, StoreLock
+from protocol.file_names import is_index_name, parse_offset_name
+from protocol.queue_unit import UNIT_SIZE
+from remoting.properties import ConfigError
+
+_ROCKSDB_FILE: Final = "CURRENT"
+
+
+class NotUsableError(Exception):
+    """The directory cannot be worked on; the text says why, and what to do."""
+
+
+class _ReadOnlyMapping:
+    def __init__(self, fd: int, size: int) -> None:
+        self.buffer = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        self.view = memoryview(self.buffer)
+
+    def close(self) -> None:
+        self.view.release()
+        self.buffer.close()
+
+
+class ReadOnlyDisk(RealDisk):
+    """The operating system's files, none of which can be changed through it."""
+
+    def open(self, path: str, *, writable: bool = True) -> int:  # noqa: ARG002 - whoever asks, it is for reading
+        """See Disk; the descriptor can only be read."""
+        return super().open(path, writable=False)
+
+    def map(self, fd: int, size: int) -> Mapping:
+        """See Disk; the memory cannot be written."""
+        return _ReadOnlyMapping(fd, size)
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:  # noqa: ARG002
+        """Refused."""
+        self._refuse()
+
+    def create(self, path: str, size: int) -> int:  # noqa: ARG002
+        """Refused."""
+        self._refuse()
+
+    def truncate(self, fd: int, size: int) -> None:  # noqa: ARG002
+        """Refused."""
+        self._refuse()
+
+    def delete(self, path: str) -> None:  # noqa: ARG002
+        """Refused."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise PermissionError("this store is opened for reading")
+
+
+class OfflineStore:
+    """What there is in a store directory. ``notes`` are things worth knowing that are no faults."""
+
+    def __init__(self, config: MessageStoreConfig) -> None:
+        self.config = config
+        self.root = str(config.root)
+        self.disk = ReadOnlyDisk()
+        self.notes: list[str] = []
+        self.stopped_in_order = self.disk.stat(f"{self.root}/{ABORT_FILE}") is None
+        self.files: list[MappedFile] = []
+        self.index_files: list[IndexFile] = []
+
+    @property
+    def log_start(self) -> int:
+        """Where the log begins."""
+        return self.files[0].start if self.files else 0
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of all log files, written or not."""
+        return sum(file.size for file in self.files)
+
+    def open_log(self) -> list[str]:
+        """Map the log files up to the first that cannot be one of them; what is wrong with the others."""
+        directory = str(self.config.commit_log_path)
+        size = self.config.mapped_file_size_commit_log
+        faults = []
+        found = sorted((name for name in self.disk.list(directory) if parse_offset_name(name) is not None), key=int)
+        for name in found:
+            path = f"{directory}/{name}"
+            info = self.disk.stat(path)
+            length = info.size if info is not None else 0
+            if length == 0 and name == found[-1]:
+                self.notes.append(f"{path} is empty: the next start deletes it")
+            elif length != size:
+                faults.append(f"{path} has {length} bytes, the others have {size}")
+            elif self.files and int(name) != self.files[-1].end:
+                faults.append(f"between {self.files[-1].path} and {path} a file is missing")
+            else:
+                self.files.append(MappedFile.open(self.disk, path, int(name), size))
+                continue
+            if faults:
+                break
+        return faults
+
+    def queues(self) -> dict[tuple[str, int], list[tuple[int, str]]]:
+        """The files of each queue: the byte offset at which each begins, and its path."""
+        base = f"{self.root}/consumequeue"
+        found: dict[tuple[str, int], list[tuple[int, str]]] = {}
+        for topic in self.disk.list(base):
+            for queue_id in self.disk.list(f"{base}/{topic}") if os.path.isdir(f"{base}/{topic}") else ():  # noqa: PTH112
+                if queue_id.isascii() and queue_id.isdigit():
+                    directory = f"{base}/{topic}/{queue_id}"
+                    starts = [(parse_offset_name(name), f"{directory}/{name}") for name in self.disk.list(directory)]
+                    found[topic, int(queue_id)] = sorted((at, path) for at, path in starts if at is not None)
+        return found
+
+    def open_index(self) -> list[str]:
+        """Map the index files; what is wrong with those that are none."""
+        shape = IndexShape(self.config.max_hash_slot_num, self.config.max_index_num)
+        faults = []
+        directory = f"{self.root}/index"
+        for name in sorted(filter(is_index_name, self.disk.list(directory)), key=int):
+            path = f"{directory}/{name}"
+            info = self.disk.stat(path)
+            if info is None or info.size != shape.file_size:
+                size = info.size if info is not None else 0
+                faults.append(
+                    f"{path} has {size} bytes, maxHashSlotNum={shape.slots} and maxIndexNum={shape.entries} make "
+                    f"{shape.file_size}: give the broker's configuration with -c if it has other values"
+                )
+                continue
+            file = IndexFile.open(self.disk, path, shape)
+            if file.is_plausible:
+                self.index_files.append(file)
+            else:
+                faults.append(f"the header of {path} cannot be right: {file.count} entries of {shape.entries}")
+                file.close()
+        return faults
+
+    def close(self) -> None:
+        """Close all files."""
+        for log_file in self.files:
+            log_file.close()
+        for index_file in self.index_files:
+            index_file.close()
+
+
+def find_config(root: Path, config_file: str | None) -> MessageStoreConfig:
+    """The store's section of a configuration, with the sizes that most files have. Raises NotUsableError."""
+    if not root.is_dir():
+        raise NotUsableError(f"there is no directory {root}")
+    try:
+        configuration = load_broker(config_file, {"storePathRootDir": (str(root), "STORE")})
+    except ConfigError as error:
+        raise NotUsableError(f"the configuration cannot be used: {error}") from error
+    config = configuration.section(MessageStoreConfig)
+    if not (config.commit_log_path.is_dir() or (root / "consumequeue").is_dir()):
+        raise NotUsableError(f"{root} is no store: it has neither commitlog nor consumequeue")
+    if (root / "consumequeue" / _ROCKSDB_FILE).exists():
+        raise NotUsableError(f"the queues of {root} are kept in RocksDB (storeType=defaultRocksDB): not supported")
+    log_size = _usual_size(config.commit_log_path.glob("[0-9]*"))
+    queue_size = _usual_size((root / "consumequeue").glob("*/*/[0-9]*"))
+    if log_size:
+        config = replace(config, mapped_file_size_commit_log=log_size)
+    if queue_size and queue_size % UNIT_SIZE == 0:
+        config = replace(config, mapped_file_size_consume_queue=queue_size)
+    return config
+
+
+def _usual_size(files: Iterator[Path]) -> int:
+    sizes = Counter(size for size in (file.stat().st_size for file in files) if size)
+    return max(sizes, key=lambda size: (sizes[size], size), default=0)
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Keeps every broker away from the store meanwhile. Raises NotUsableError where one has it."""
+    if not root.is_dir():
+        raise NotUsableError(f"there is no directory {root}")
+    try:
+        lock = StoreLock.acquire(RealDisk(), str(root.absolute()))
+    except StoreInUseError as error:
+        raise NotUsableError(str(error)) from error
+    except OSError as error:
+        raise NotUsableError(f"the lock {root / LOCK_FILE} cannot be taken: {error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def opened(root: Path, config_file: str | None) -> Iterator[OfflineStore]:
+    """The store, locked, with nothing opened yet."""
+    root = root.absolute()
+    with locked(root):
+        store = OfflineStore(find_config(root, config_file))
+        try:
+            yield store
+        finally:
+            store.close()

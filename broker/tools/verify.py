@@ -1,0 +1,347 @@
+"""Looks whether a store holds together: every record, the chain of log files, queues, index, checkpoint, state files.
+
+One walk through the log; queues and index are read beside it in their own order, so memory does not grow with the log.
+"""
+
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Final
+
+from msgspec import Struct, field
+
+from broker.store.consume_queue import QueueShape
+from broker.store.consume_queue_store import ConsumeQueueStore
+from broker.store.dispatcher import StoreDispatcher, index_keys
+from broker.store.index_file import IndexEntry, IndexFile
+from broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, properties_of
+from broker.store.stats import StoreStats
+from broker.tools.offline_store import OfflineStore
+from protocol import checkpoint_layout, lenient_json, sysflag
+from protocol.hashing import key_hash
+from protocol.index_layout import HEADER_SIZE, SLOT_SIZE
+from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+
+_CHUNK: Final = 512
+_SHOWN: Final = 20
+_PROGRESS_EVERY: Final = 1024
+_NO_QUEUE: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
+
+Progress = Callable[[int], None]
+"""Hears how many bytes of the log are done."""
+
+
+class Verdict(IntEnum):
+    """The exit code of a verification."""
+
+    SOUND = 0
+    REPAIRABLE = 1
+    """Queues, index or checkpoint are not what the log says: the next start, or a rebuild, mends them."""
+    NOT_USABLE = 2
+    DAMAGED = 3
+    """Records of the log are damaged, files of it are missing, or a state file cannot be read."""
+
+
+class Faults(Struct):
+    """Faults of one kind: how many, and the first of them in words."""
+
+    count: int = 0
+    shown: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        """One more."""
+        self.count += 1
+        if len(self.shown) < _SHOWN:
+            self.shown.append(text)
+
+
+class Report(Struct):
+    """What a verification found."""
+
+    root: str
+    stopped_in_order: bool
+    records: int = 0
+    log_files: int = 0
+    log_start: int = 0
+    log_end: int = 0
+    queues: int = 0
+    units: int = 0
+    index_files: int = 0
+    index_entries: int = 0
+    keys: int = 0
+    superseded: int = 0
+    """Records that no queue leads to, because their topic was deleted and made again."""
+    log: Faults = field(default_factory=Faults)
+    state: Faults = field(default_factory=Faults)
+    consume_queues: Faults = field(default_factory=Faults)
+    index: Faults = field(default_factory=Faults)
+    checkpoint: Faults = field(default_factory=Faults)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict:
+        """How bad it is."""
+        if self.log.count or self.state.count:
+            return Verdict.DAMAGED
+        return Verdict.REPAIRABLE if self.derived_faults else Verdict.SOUND
+
+    @property
+    def derived_faults(self) -> int:
+        """Faults of what can be made from the log again."""
+        return self.consume_queues.count + self.index.count + self.checkpoint.count
+
+
+class _Queue:
+    """One queue's files, read in the order of its records."""
+
+    def __init__(self, store: OfflineStore, files: list[tuple[int, str]]) -> None:
+        self._store = store
+        self._files = dict(files)
+        self._size = store.config.consume_queue_file_size
+        self._chunk = b""
+        self._chunk_at = 0
+        self.next = -1
+        """The offset after the last record that was seen; -1 before the first."""
+
+    def unit(self, offset: int) -> bytes:
+        """The unit at an offset; b"" where no file has it."""
+        at = (offset - self._chunk_at) * UNIT_SIZE
+        if not 0 <= at < len(self._chunk):
+            start = offset * UNIT_SIZE // self._size * self._size
+            path = self._files.get(start)
+            self._chunk_at, at = offset, 0
+            self._chunk = self._read(path, offset * UNIT_SIZE - start) if path is not None else b""
+        return self._chunk[at : at + UNIT_SIZE]
+
+    def _read(self, path: str, at: int) -> bytes:
+        disk = self._store.disk
+        fd = disk.open(path)
+        try:
+            return disk.pread(fd, min(_CHUNK * UNIT_SIZE, self._size - at), at)
+        finally:
+            disk.close(fd)
+
+    def units_from(self, offset: int) -> int:
+        """How many units there are from an offset on."""
+        count = 0
+        while len(unit := self.unit(offset + count)) == UNIT_SIZE and any(unit):
+            count += 1
+        return count
+
+
+class Verification:
+    """One verification. ``run`` does it; the report grows meanwhile."""
+
+    def __init__(self, store: OfflineStore) -> None:
+        self._store = store
+        self.report = Report(store.root, store.stopped_in_order)
+        self._reader = RecordReader(store.config.mapped_file_size_commit_log)
+        # only asked for tag codes: it dispatches nothing
+        shape = QueueShape(store.config.consume_queue_file_size // UNIT_SIZE, store.config.mapped_file_size_commit_log)
+        queues = ConsumeQueueStore(store.disk, store.root, shape)
+        self._dispatcher = StoreDispatcher(queues, None, StoreStats(), delay_ms=store.config.delay_levels_ms)
+        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._entries: Iterator[IndexEntry] = iter(())
+        self._entry: IndexEntry | None = None
+        self._has_index = False
+
+    def run(self, progress: Progress) -> Report:
+        """Look at everything. Raises OSError."""
+        store, report = self._store, self.report
+        for text in store.open_log():
+            report.log.add(text)
+        report.log_files, report.log_start = len(store.files), store.log_start
+        self._open_queues()
+        self._open_index()
+        self._walk(progress)
+        self._end_queues()
+        self._end_index()
+        self._check_checkpoint()
+        self._check_state_files()
+        report.notes += store.notes
+        if not store.stopped_in_order:
+            report.notes.append("the last exit was not an orderly one: the next start reads and mends what it left")
+        return report
+
+    # -- the log
+
+    def _walk(self, progress: Progress) -> None:
+        report = self.report
+        if not self._store.files:
+            return
+        walk = LogWalk(self._store.disk, self._store.files, report.log_start, self._reader)
+        while (found := walk.step()) is not None:
+            if isinstance(found, LogRecord):
+                report.records += 1
+                self._check_unit(found)
+                self._check_keys(found)
+                if not report.records % _PROGRESS_EVERY:
+                    progress(walk.position - report.log_start)
+            elif isinstance(found, Damage):
+                report.log.add(f"{found.length} bytes at offset {found.phy} are no record: {found.why}")
+        report.log_end = walk.position
+
+    # -- queues
+
+    def _open_queues(self) -> None:
+        size = self._store.config.consume_queue_file_size
+        for key, files in self._store.queues().items():
+            before = None
+            for start, path in files:
+                info = self._store.disk.stat(path)
+                if info is not None and info.size != size:
+                    self.report.consume_queues.add(f"{path} has {info.size} bytes, {size} are expected")
+                if before is not None and start != before + size:
+                    self.report.consume_queues.add(f"the file of {key[0]}/{key[1]} before {path} is missing")
+                before = start
+            self._queues[key] = _Queue(self._store, files)
+        self.report.queues = len(self._queues)
+
+    def _check_unit(self, found: LogRecord) -> None:
+        if found.sys_flag & sysflag.TRANSACTION_MASK in _NO_QUEUE:
+            return
+        queue = self._queues.get((found.topic, found.queue_id))
+        name = f"{found.topic}/{found.queue_id}"
+        if queue is None:
+            self.report.consume_queues.add(f"queue {name} of the record at {found.phy} does not exist")
+            return
+        unit = queue.unit(found.queue_offset)
+        if unit == UNIT.pack(found.phy, found.size, self._tags_code(found)):
+            self.report.units += 1
+            if queue.next not in (-1, found.queue_offset):
+                self._gap(queue, name, found)
+            queue.next = found.queue_offset + 1
+        elif self._is_later_life(found, unit):
+            self.report.superseded += 1
+        else:
+            stands = str(UNIT.unpack(unit)) if len(unit) == UNIT_SIZE else "nothing"
+            self.report.consume_queues.add(
+                f"queue {name} at {found.queue_offset}: {stands} for the record at {found.phy}"
+            )
+            queue.next = max(queue.next, found.queue_offset + 1)
+
+    def _tags_code(self, found: LogRecord) -> int:
+        return self._dispatcher.tags_code_of(found.topic, properties_of(found), found.store_timestamp)
+
+    def _gap(self, queue: _Queue, name: str, found: LogRecord) -> None:
+        """Offsets that no record has: fine where fillers stand there, for records that were damaged."""
+        missing = range(queue.next, found.queue_offset)
+        if not all(UNIT.unpack(queue.unit(offset) or bytes(UNIT_SIZE))[1] == FILLER_SIZE for offset in missing):
+            self.report.consume_queues.add(f"queue {name}: no record has the offsets {missing.start} to {missing.stop}")
+
+    def _is_later_life(self, found: LogRecord, unit: bytes) -> bool:
+        """True where the unit leads to a later record of just that place."""
+        if len(unit) < UNIT_SIZE:
+            return False
+        phy, size, _ = UNIT.unpack(unit)
+        file = next((file for file in self._store.files if file.start <= phy < file.end), None)
+        if phy <= found.phy or file is None:
+            return False
+        try:
+            other = self._reader.read(file.view, phy - file.start, phy)
+        except NoRecordError:
+            return False
+        place = (found.topic, found.queue_id, found.queue_offset)
+        return (
+            isinstance(other, LogRecord)
+            and other.size == size
+            and (other.topic, other.queue_id, other.queue_offset) == place
+        )
+
+    def _end_queues(self) -> None:
+        for (topic, queue_id), queue in self._queues.items():
+            if queue.next >= 0 and (more := queue.units_from(queue.next)):
+                self.report.consume_queues.add(
+                    f"queue {topic}/{queue_id}: {more} units from {queue.next} on lead to no record"
+                )
+
+    # -- index
+
+    def _open_index(self) -> None:
+        for text in self._store.open_index():
+            self.report.index.add(text)
+        files = self._store.index_files
+        self._has_index = bool(files)
+        self.report.index_files = len(files)
+        for file in files:
+            self.report.index_entries += file.count - 1
+            self._check_chains(file)
+        self._entries = (entry for file in files for entry in file.entries())
+        self._entry = next(self._entries, None)
+
+    def _check_chains(self, file: IndexFile) -> None:
+        """Every entry can be reached: each points to the one before it of its slot, the slot to the newest."""
+        slots = file.shape.slots
+        heads = array("i", bytes(SLOT_SIZE * slots))
+        for number, entry in enumerate(file.entries(), start=1):
+            slot = entry.key_hash % slots
+            if entry.previous != heads[slot]:
+                self.report.index.add(f"{file.path}: entry {number} points to {entry.previous}, not {heads[slot]}")
+            heads[slot] = number
+        table = array("i", file.view[HEADER_SIZE : HEADER_SIZE + slots * SLOT_SIZE].tobytes())
+        if sys.byteorder == "little":
+            table.byteswap()
+        if table != heads:
+            for slot, (stands, number) in enumerate(zip(table, heads, strict=True)):
+                if stands != number:
+                    self.report.index.add(f"{file.path}: slot {slot} points to {stands}, its newest entry is {number}")
+
+    def _check_keys(self, found: LogRecord) -> None:
+        if not self._has_index or found.sys_flag & sysflag.TRANSACTION_MASK == sysflag.TRANSACTION_ROLLBACK:
+            return
+        keys = index_keys(properties_of(found))
+        hashes = self._hashes_at(found.phy)
+        self.report.keys += len(keys)
+        for key in keys:
+            if key_hash(found.topic, key) not in hashes:
+                self.report.index.add(f"the record at {found.phy} is not found by {key!r}")
+
+    def _hashes_at(self, phy: int) -> set[int]:
+        entry = self._entry
+        while entry is not None and entry.phy < phy:
+            entry = next(self._entries, None)
+        hashes = set()
+        while entry is not None and entry.phy == phy:
+            hashes.add(entry.key_hash)
+            entry = next(self._entries, None)
+        self._entry = entry
+        return hashes
+
+    def _end_index(self) -> None:
+        if self._entry is not None:
+            more = 1 + sum(1 for _ in self._entries)
+            self.report.index.add(f"{more} entries lead behind the end of the log or are out of order")
+        if not self._has_index and self.report.records:
+            self.report.notes.append("there is no index file")
+
+    # -- the small files
+
+    def _check_checkpoint(self) -> None:
+        report = self.report
+        path = self._store.config.root / "checkpoint"
+        if not path.exists():
+            report.notes.append("there is no checkpoint: the next start reads the whole log")
+            return
+        data = path.read_bytes()
+        if len(data) != checkpoint_layout.SIZE:
+            report.checkpoint.add(f"{path} has {len(data)} bytes, {checkpoint_layout.SIZE} are expected")
+            return
+        mark = checkpoint_layout.decode_mark(data)
+        if mark is None:
+            report.notes.append("the checkpoint is another broker's: the next start reads the whole log")
+        elif mark.position > report.log_end:
+            report.log.add(f"the log ends at {report.log_end}, the checkpoint knows it up to {mark.position}")
+
+    def _check_state_files(self) -> None:
+        directory = self._store.config.config_path
+        for path in sorted(directory.glob("*.json")) if directory.is_dir() else ():
+            try:
+                lenient_json.loads(path.read_bytes())
+            except ValueError as error:
+                backup = path.with_name(f"{path.name}.bak")
+                text = f"{path} cannot be read: {error}"
+                if backup.exists():
+                    self.report.notes.append(f"{text}; the next start takes {backup.name}")
+                else:
+                    self.report.state.add(text)

@@ -1,0 +1,339 @@
+"""mqstore on stores that this broker wrote, sound ones and damaged ones."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+from broker.config import MessageStoreConfig
+from broker.store.disk import RealDisk
+from broker.store.store_lock import StoreLock
+from broker.tools.cli import main
+from protocol import sysflag
+from protocol.queue_unit import UNIT_SIZE
+from tests.store.stores import fill, opened, put, settings
+
+FILE = 8192
+COUNT = 100
+TOPIC = "TopicTest"
+QUEUE = f"consumequeue/{TOPIC}/0"
+
+
+def _write(root: Path, more: Callable[[Any], Any] | None = None) -> MessageStoreConfig:
+    config = settings(str(root))
+
+    async def write() -> None:
+        async with opened(RealDisk(), config) as store:
+            await fill(store, COUNT)
+            await fill(store, 5, topic="Other", queue_id=2)
+            await put(store, b"\xff\xfe", topic="Other", tag="T", unique="odd", keys="a b")
+            await put(store, b"half", topic="Half", sys_flag=sysflag.TRANSACTION_PREPARED, unique="half")
+            if more is not None:
+                await more(store)
+
+    trio.run(write)
+    return config
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("written") / "store"
+    _write(root)
+    return root
+
+
+@pytest.fixture
+def store(written: Path, tmp_path: Path) -> Path:
+    """A store of its own for each test."""
+    root = tmp_path / "store"
+    shutil.copytree(written, root)
+    return root
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> str:
+    """The configuration that the store was written with."""
+    file = tmp_path / "broker.conf"
+    file.write_text("maxHashSlotNum=16\nmaxIndexNum=20\nmaxMessageSize=4000\n", encoding="utf-8")
+    return str(file)
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def verify(store: Path, conf: str) -> tuple[int, dict[str, Any]]:
+    done = run("verify", store, "-c", conf, "--json")
+    return done.exit_code, json.loads(done.stdout)
+
+
+def change(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def log(store: Path, number: int) -> Path:
+    return store / "commitlog" / f"{number * FILE:020d}"
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in store.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+# -- verify
+
+
+def test_a_sound_store(store: Path, conf: str) -> None:
+    before = contents(store)
+    code, report = verify(store, conf)
+    assert code == 0
+    assert report["verdict"] == "SOUND"
+    assert report["records"] == COUNT + 7
+    assert report["units"] == COUNT + 6
+    assert report["keys"] == 2 * COUNT + 10 + 3 + 1
+    assert report["index_files"] > 1
+    assert contents(store) == before, "nothing is changed by looking"
+
+
+def test_told_to_people(store: Path, conf: str) -> None:
+    done = run("verify", store, "-c", conf)
+    assert done.exit_code == 0
+    assert "the store is sound" in done.stdout
+    assert f"records     {COUNT + 7}" in done.stdout
+
+
+def test_a_flipped_bit_in_a_body(store: Path, conf: str) -> None:
+    path = log(store, 1)
+    at = path.read_bytes().index(b"TopicTest-0-4")
+    change(path, at, b"t")
+    code, report = verify(store, conf)
+    assert code == 3
+    assert report["log"]["count"] == 1
+    assert "CRC" in report["log"]["shown"][0]
+    assert report["records"] == COUNT + 6, "what stands behind the damage is read"
+
+
+def test_a_log_file_that_is_missing_or_short(store: Path, conf: str) -> None:
+    os.truncate(log(store, 1), 5000)
+    code, report = verify(store, conf)
+    assert code == 3
+    assert "has 5000 bytes" in report["log"]["shown"][0]
+    log(store, 1).unlink()
+    code, report = verify(store, conf)
+    assert code == 3
+    assert "a file is missing" in report["log"]["shown"][0]
+
+
+def test_a_log_whose_end_is_missing(store: Path, conf: str) -> None:
+    max((store / "commitlog").iterdir()).unlink()
+    code, report = verify(store, conf)
+    assert code == 3
+    assert "the checkpoint knows it up to" in report["log"]["shown"][0]
+
+
+@pytest.mark.parametrize("number", [0, 31, COUNT - 1])
+def test_a_queue_unit_that_is_wrong(store: Path, conf: str, number: int) -> None:
+    file, at = divmod(number * UNIT_SIZE, 200)
+    change(store / QUEUE / f"{file * 200:020d}", at + 7, b"\x77")
+    code, report = verify(store, conf)
+    assert code == 1
+    assert f"{TOPIC}/0 at {number}:" in report["consume_queues"]["shown"][0]
+
+
+def test_a_queue_file_that_is_missing(store: Path, conf: str) -> None:
+    (store / QUEUE / f"{200:020d}").unlink()
+    code, report = verify(store, conf)
+    assert code == 1
+    assert report["consume_queues"]["count"] == 11
+
+
+def test_units_that_lead_to_no_record(store: Path, conf: str) -> None:
+    last = store / "consumequeue/Other/2" / f"{0:020d}"
+    change(last, 5 * UNIT_SIZE, last.read_bytes()[:UNIT_SIZE])
+    code, report = verify(store, conf)
+    assert code == 1
+    assert "1 units from 5 on lead to no record" in report["consume_queues"]["shown"][0]
+
+
+def test_an_index_entry_that_cannot_be_reached(store: Path, conf: str) -> None:
+    first = min((store / "index").iterdir())
+    data = first.read_bytes()
+    slot = next(slot for slot in range(16) if any(data[40 + 4 * slot : 44 + 4 * slot]))
+    change(first, 40 + 4 * slot, bytes(4))
+    code, report = verify(store, conf)
+    assert code == 1
+    assert f"slot {slot} points to 0" in report["index"]["shown"][0]
+
+
+def test_an_index_file_that_is_missing(store: Path, conf: str) -> None:
+    sorted((store / "index").iterdir())[1].unlink()
+    code, report = verify(store, conf)
+    assert code == 1
+    assert "is not found by" in report["index"]["shown"][0]
+
+
+def test_index_files_of_another_configuration(store: Path) -> None:
+    done = run("verify", store)
+    assert done.exit_code == 1
+    assert "give the broker's configuration with -c" in done.stdout
+
+
+def test_a_checkpoint_of_the_wrong_size(store: Path, conf: str) -> None:
+    os.truncate(store / "checkpoint", 100)
+    assert verify(store, conf)[0] == 1
+
+
+def test_a_state_file_that_cannot_be_read(store: Path, conf: str) -> None:
+    (store / "config").mkdir()
+    (store / "config" / "topics.json").write_text('{"topicConfigTable":{', encoding="utf-8")
+    assert verify(store, conf)[0] == 3
+    (store / "config" / "topics.json.bak").write_text("{}", encoding="utf-8")
+    code, report = verify(store, conf)
+    assert code == 0
+    assert "topics.json.bak" in " ".join(report["notes"])
+
+
+def test_a_store_that_was_not_stopped_in_order(store: Path, conf: str) -> None:
+    (store / "abort").write_text("1", encoding="utf-8")
+    code, report = verify(store, conf)
+    assert code == 0
+    assert not report["stopped_in_order"]
+
+
+def test_earlier_lives_of_a_topic(tmp_path: Path, conf: str) -> None:
+    async def again(store: Any) -> None:
+        await store.delete_topic("Other")
+        await put(store, b"new life", topic="Other", queue_id=2)
+
+    root = tmp_path / "again"
+    _write(root, again)
+    code, report = verify(root, conf)
+    assert (report["superseded"], report["consume_queues"]["count"], code) == (1, 5, 1)
+
+
+def test_a_store_in_use_is_left_alone(store: Path, conf: str) -> None:
+    lock = StoreLock.acquire(RealDisk(), str(store))
+    try:
+        for command in ("verify", "dump", "stat", "rebuild"):
+            done = run(command, store, "-c", conf)
+            assert done.exit_code == 2
+            assert "in use" in done.stderr or "open in this process" in done.stderr
+    finally:
+        lock.release()
+
+
+def test_what_is_no_store(tmp_path: Path) -> None:
+    for command in ("verify", "dump", "stat", "rebuild"):
+        done = run(command, tmp_path)
+        assert done.exit_code == 2
+        assert "is no store" in done.stderr
+        assert run(command, tmp_path / "nowhere").exit_code == 2
+    assert not (tmp_path / "nowhere").exists()
+
+
+# -- dump and stat
+
+
+def _dumped(*words: object) -> list[dict[str, Any]]:
+    done = run("dump", *words)
+    assert done.exit_code == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_dump(store: Path, conf: str) -> None:
+    found = _dumped(store, "-c", conf)
+    assert len(found) == COUNT + 7
+    assert [one["queueOffset"] for one in found if one["topic"] == TOPIC] == list(range(COUNT))
+    assert found[0]["body"].startswith("TopicTest-0-0-")
+    assert [one["commitLogOffset"] for one in found] == sorted(one["commitLogOffset"] for one in found)
+    assert [one["bodyBase64"] for one in found if "bodyBase64" in one] == ["//4="]
+
+
+def test_dump_filters(store: Path, conf: str) -> None:
+    assert len(_dumped(store, "-c", conf, "-t", "Other")) == 6
+    assert len(_dumped(store, "-c", conf, "-t", "Other", "-t", "Half")) == 7
+    assert len(_dumped(store, "-c", conf, "-t", "Other", "-i", 2)) == 5
+    assert [one["msgId"] for one in _dumped(store, "-c", conf, "-k", "b")] == ["odd"]
+    assert [one["msgId"] for one in _dumped(store, "-c", conf, "-k", "odd")] == ["odd"]
+    (limited,) = _dumped(store, "-c", conf, "-n", 1, "--no-body")
+    assert "body" not in limited
+    time = limited["storeTimestamp"]
+    assert _dumped(store, "-c", conf, "--end", time) == []
+    assert len(_dumped(store, "-c", conf, "--begin", time)) == COUNT + 7
+    assert _dumped(store, "-c", conf, "--begin", "2999-01-01T00:00:00") == []
+    assert run("dump", store, "--begin", "soon").exit_code == 2
+
+
+def test_dump_tells_of_damage(store: Path, conf: str) -> None:
+    path = log(store, 1)
+    change(path, path.read_bytes().index(b"TopicTest-0-4"), b"t")
+    found = _dumped(store, "-c", conf)
+    assert [one["damagedAt"] // FILE for one in found if "damagedAt" in one] == [1]
+    assert len(found) == COUNT + 7
+
+
+def test_stat(store: Path, conf: str) -> None:
+    done = run("stat", store, "-c", conf, "--json")
+    told = json.loads(done.stdout)
+    assert (told["logStart"], told["damaged"]) == (0, 0)
+    assert told["topics"][TOPIC]["messages"] == COUNT
+    assert told["topics"]["Other"]["queues"] == 2
+    assert sum(topic["bytes"] for topic in told["topics"].values()) <= told["logEnd"] <= told["logFiles"] * FILE
+    assert "Other" in run("stat", store, "-c", conf).stdout
+
+
+# -- rebuild
+
+
+def _lose_index(store: Path) -> None:
+    shutil.rmtree(store / "index")
+
+
+def _lose_queues(store: Path) -> None:
+    shutil.rmtree(store / "consumequeue")
+
+
+def _break_unit(store: Path) -> None:
+    change(store / QUEUE / f"{200:020d}", 7, b"\x77")
+
+
+def _break_chain(store: Path) -> None:
+    change(min((store / "index").iterdir()), 40, bytes(64))
+
+
+def _shift_queue(store: Path) -> None:
+    path = store / QUEUE / f"{0:020d}"
+    units = path.read_bytes()
+    path.write_bytes(units[UNIT_SIZE:] + bytes(UNIT_SIZE))
+
+
+@pytest.mark.parametrize("harm", [_lose_index, _lose_queues, _break_unit, _break_chain, _shift_queue])
+def test_rebuild(store: Path, conf: str, harm: Callable[[Path], None]) -> None:
+    harm(store)
+    if harm is not _lose_index:
+        assert verify(store, conf)[0] == 1
+    done = run("rebuild", store, "-c", conf)
+    assert done.exit_code == 0, done.stderr
+    assert f"{COUNT + 7} records read" in done.stdout
+    code, report = verify(store, conf)
+    assert code == 0
+    assert (report["units"], report["keys"]) == (COUNT + 6, 2 * COUNT + 14)
+    assert report["stopped_in_order"]
+
+
+def test_rebuild_of_a_damaged_log_says_so_and_serves_the_rest(store: Path, conf: str) -> None:
+    path = log(store, 1)
+    change(path, path.read_bytes().index(b"TopicTest-0-4"), b"t")
+    done = run("rebuild", store, "-c", conf)
+    assert done.exit_code == 3
+    assert "damaged:" in done.stdout
+    code, report = verify(store, conf)
+    assert code == 3
+    assert (report["consume_queues"]["count"], report["index"]["count"]) == (0, 0)
