@@ -47,7 +47,7 @@ class OutBuffer:
         chunks = self.chunks
         try:
             while chunks:
-                if self.queued - self.sent <= JOINED:
+                if len(chunks) == 1 or self.queued - self.sent <= JOINED:
                     data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
                     count = sock.send(data)
                     self.sent += count

@@ -23,6 +23,7 @@ from protocol.headers.pull import PullMessageRequestHeader
 from protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from remoting.connection import Connection
 from remoting.handlers import HELD, HandlerTable, Outcome
+from remoting.out_buffer import SMALL
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -37,6 +38,7 @@ _FILTERS_KEPT: Final = 10_000
 _NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
 _MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _LONGEST_CACHED: Final = 256
+_FEW: Final = 2
 _MAX_BYTES: Final = 128 * 1024 * 1024
 _pack_words: Final = struct.Struct(">II").pack
 _TEMPLATE: Final = (
@@ -272,6 +274,12 @@ class PullMessageProcessor:
             return None
         self._count(header.consumer_group, header.topic, result.count, result.size)
         head = _head(pull, 0, result, result.size)
+        if len(result.buffers) > _FEW and result.size < len(result.buffers) * SMALL:
+            # one copy of many small records costs less than so many buffers do on their way to the socket
+            reply = b"".join([head, *result.buffers])
+            result.buffers.clear()
+            result.release()
+            return reply
         pull.connection.write_owned([head, *result.buffers], result.release)
         return None
 

@@ -14,6 +14,7 @@ from broker.config import MessageStoreConfig
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
+from broker.store.hot_records import hot_records
 from broker.store.mapped_file import MappedFile
 from broker.store.stats import StoreStats
 from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
@@ -88,6 +89,10 @@ class MessageGetter:
         units = self._queues.read(queue, offset, self._units_to_read(max_count, filter))
         if units is None:
             return None
+        if filter is None:
+            hot = self._get_hot(queue, offset, units, max_count, max_bytes)
+            if hot is not None:
+                return hot
         steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
         try:
             next(steps)
@@ -96,6 +101,25 @@ class MessageGetter:
             return result
         steps.close()
         return None
+
+    def _get_hot(
+        self, queue: ConsumeQueue, offset: int, units: bytes, max_count: int, max_bytes: int
+    ) -> GetMessageResult | None:
+        """The answer where all records lie in the memory of one file; None leaves it to the general way."""
+        first = int.from_bytes(units[:8], "big")
+        file = self._log.files.find(first)
+        if file is None or first < self._log.max_offset - self._memory:
+            return None
+        found = hot_records(file, units, *self._limits(max_bytes, max_count, on_disk=False))
+        if found is None:
+            return None
+        buffers, count, size = found
+        file.hold()
+        stats = self._stats
+        stats.transferred_messages_total += count
+        stats.found_times_total += 1
+        low, high = queue.min_offset, queue.next_offset
+        return GetMessageResult(_FOUND, offset + count, low, high, buffers, count, size, False, file.release)
 
     async def get_cold(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
@@ -156,13 +180,8 @@ class MessageGetter:
         filter: MessageFilter | None,
     ) -> Steps:
         """Choose the units that fit the limits and the filter, then read their records."""
-        log_min, log_max = self._log.min_offset, self._log.max_offset
-        border = log_max - self._memory
-        chosen = None
-        if filter is None and units and int.from_bytes(units[:8], "big") >= max(border, log_min):
-            chosen = _choose_all(units, *self._limits(max_bytes, max_count, on_disk=False))
-        if chosen is None:
-            chosen = yield from self._choose(units, max_count, max_bytes, filter, border)
+        border = self._log.max_offset - self._memory
+        chosen = yield from self._choose(units, max_count, max_bytes, filter, border)
         low, high = queue.min_offset, queue.next_offset
         suggest = chosen.last_phy < border
         if not chosen.messages:
@@ -286,26 +305,6 @@ class MessageGetter:
             else:
                 result.count -= 1
                 result.size -= size
-
-
-def _choose_all(units: bytes, limit_bytes: int, limit_count: int) -> _Chosen | None:
-    """The usual case, every message wanted and in memory: only the limits count. None where a filler is among them."""
-    total = count = 0
-    runs: list[int] = []
-    last = run_end = -1
-    for phy, size, _ in _ITERATE(units[: limit_count * UNIT_SIZE]):
-        if total + size > limit_bytes and (count or size == FILLER_SIZE):
-            if size == FILLER_SIZE:
-                return None
-            break
-        if phy != run_end:
-            runs += (last, run_end, phy) if runs else (phy,)
-        last = phy
-        run_end = phy + size
-        total += size
-        count += 1
-    runs += (last, run_end)
-    return _Chosen(count, count, total, runs, last, _FOUND)
 
 
 def _release_all(files: list[MappedFile]) -> None:
