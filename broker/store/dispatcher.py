@@ -11,9 +11,10 @@ from typing import Final
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.index_service import WAKE_AT, IndexService
 from broker.store.stats import StoreStats
+from broker.store.types import MessageBatch, PutMessageResult
 from protocol import sysflag
 from protocol.hashing import tags_code
-from protocol.message import PropertyName
+from protocol.message import NAME_END, VALUE_END, PropertyName, decode_properties
 from protocol.queue_unit import UNIT
 from protocol.topic_rules import SCHEDULE_TOPIC
 
@@ -96,6 +97,39 @@ class StoreDispatcher:
         for listener in self.message_arriving:
             listener(topic, queue_id, queue_offset + 1, tags_code, store_timestamp)
 
+    def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
+        """All records of a batch; see types.Dispatcher."""
+        position = result.physical_offset
+        if position != self.position:
+            if position + result.size > self.position:
+                self.on_behind()
+            return
+        topic, queue_id, store_timestamp = batch.topic, batch.queue_id, result.store_timestamp
+        offsets = result.offsets or [position]
+        self.position = end = position + result.size
+        self.last_record = offsets[-1]
+        self.last_store_timestamp = store_timestamp
+        index = self._index
+        if index is not None:
+            pending = index.pending
+            waiting = len(pending)
+            for entry, phy in zip(batch.entries, offsets, strict=True):
+                if entry.keys:
+                    pending.append((topic, entry.keys, phy, store_timestamp))
+            if waiting < WAKE_AT <= len(pending):
+                index.wake()
+        queue = self._queues.find_or_create(topic, queue_id)
+        queue_offset = result.queue_offset
+        following = [*offsets[1:], end]
+        for entry, phy, stop in zip(batch.entries, offsets, following, strict=True):
+            queue.put(phy, stop - phy, entry.tags_code, queue_offset)
+            queue_offset += 1
+        for listener in self.message_arriving:
+            queue_offset = result.queue_offset
+            for entry in batch.entries:
+                queue_offset += 1
+                listener(topic, queue_id, queue_offset, entry.tags_code, store_timestamp)
+
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         """The log goes on in its next file; see types.Dispatcher."""
         if self.position == blank_offset:
@@ -120,10 +154,33 @@ class StoreDispatcher:
         return tags_code(properties.get(PropertyName.TAGS, ""))
 
 
+def property_of(text: str, name: str) -> str:
+    """One property of the encoded text, empty where it is not there: for who needs two of them and no more."""
+    mark = f"{VALUE_END}{name}{NAME_END}"
+    at = text.rfind(mark)
+    if at >= 0:
+        begin = at + len(mark)
+    elif text.startswith(mark[1:]):
+        begin = len(mark) - 1
+    else:
+        return ""
+    end = text.find(VALUE_END, begin)
+    value = text[begin:end] if end >= 0 else text[begin:]
+    # an empty value does not count, an earlier one of that name does then
+    return value or decode_properties(text).get(name, "")
+
+
 def index_keys(properties: dict[str, str]) -> tuple[str, ...]:
     """The words that the index shall find a message by: its unique key, then the words of KEYS."""
-    unique = properties.get(PropertyName.UNIQ_KEY)
-    words = properties.get(PropertyName.KEYS)
+    return _key_words(properties.get(PropertyName.UNIQ_KEY, ""), properties.get(PropertyName.KEYS, ""))
+
+
+def index_keys_of(text: str) -> tuple[str, ...]:
+    """The same out of the encoded properties."""
+    return _key_words(property_of(text, "UNIQ_KEY"), property_of(text, "KEYS"))
+
+
+def _key_words(unique: str, words: str) -> tuple[str, ...]:
     found = (unique,) if unique else ()
     return found + tuple([word for word in words.split(" ") if word]) if words else found
 

@@ -6,13 +6,12 @@ Nothing is thrown away: where entries are missing or wrong, the index is cut the
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from broker.store.dispatcher import index_keys
+from broker.store.dispatcher import index_keys_of
 from broker.store.index_file import IndexEntry
 from broker.store.index_service import IndexService
 from broker.store.log_scan import LogRecord
 from protocol import sysflag
 from protocol.checkpoint_layout import CheckpointMark
-from protocol.message import decode_properties
 
 _BATCH: Final = 512
 _INDEXED: Final = (sysflag.TRANSACTION_NOT, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_COMMIT)
@@ -74,7 +73,7 @@ class IndexRecovery:
         """A record of the log."""
         if found.sys_flag & sysflag.TRANSACTION_MASK not in _INDEXED or not found.properties:
             return
-        keys = index_keys(decode_properties(found.properties))
+        keys = index_keys_of(found.properties)
         if not keys:
             return
         if self._entries is None:

@@ -19,6 +19,7 @@ _HEAD_V4: Final = struct.Struct(">IIIi4xqqi8x8xq8x4x8xi")
 _HEAD_V4_SIZE: Final = _HEAD_V4.size
 _V6: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _SEARCH: Final = 1 << 20
+_ZEROS: Final = bytes(_SEARCH)
 _SECTOR: Final = 512
 _MAGIC_FRONT: Final = b"\xda\xa3\x20"
 _MAGICS: Final = (record.MAGIC_V1.to_bytes(4, "big"), record.MAGIC_V2.to_bytes(4, "big"))
@@ -141,6 +142,7 @@ class LogWalk:
         self._disk = disk
         self._files = files
         self._reader = reader
+        self._current: MappedFile | None = None
         self.position = position
         self.last_timestamp = last_timestamp
 
@@ -171,9 +173,13 @@ class LogWalk:
         return found
 
     def _file_at(self, phy: int) -> MappedFile | None:
+        file = self._current
+        if file is not None and file.start <= phy < file.end:
+            return file
         for file in reversed(self._files):
             if file.start <= phy:
-                return file if phy < file.end else None
+                self._current = file if phy < file.end else None
+                return self._current
         return None
 
     def _time_comes_back(self, file: MappedFile, at: int) -> bool:
@@ -230,7 +236,7 @@ class LogWalk:
                 return None
             at = max(at, data_at - record.AT_MAGIC)
             chunk = bytes(file.view[at : at + _SEARCH])
-            hit = chunk.find(_MAGIC_FRONT)
+            hit = -1 if _is_zero(chunk) else chunk.find(_MAGIC_FRONT)
             while hit >= 0:
                 candidate = at + hit - record.AT_MAGIC
                 if candidate >= begin and chunk[hit : hit + 4] in _MAGICS and self._is_record(file, candidate):
@@ -247,6 +253,11 @@ class LogWalk:
         return isinstance(found, LogRecord) and found.store_timestamp >= self.last_timestamp
 
 
+def _is_zero(data: bytes) -> bool:
+    """True where there are only zeros: by comparison, which is a hundred times as fast as looking at each byte."""
+    return data == (_ZEROS if len(data) == len(_ZEROS) else bytes(len(data)))
+
+
 def properties_of(found: LogRecord) -> dict[str, str]:
     """A record's properties by name."""
     return decode_properties(found.properties)
@@ -259,7 +270,7 @@ def erase_behind(disk: Disk, file: MappedFile, position: int, *, sync: bool = Tr
     while at < file.size:
         at = max(at, disk.next_data(file.fd, at))
         end = min(at + _SEARCH, file.size)
-        if at < end and any(file.view[at:end]):
+        if at < end and not _is_zero(bytes(file.view[at:end])):
             disk.pwrite(file.fd, bytes(end - at), at)
             erased += end - at
         at = end

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from broker.store.checkpoint import StoreCheckpoint
 from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.dispatcher import StoreDispatcher
+from broker.store.dispatcher import StoreDispatcher, property_of
 from broker.store.index_recovery import IndexRecovery
 from broker.store.index_service import IndexService
 from broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
@@ -25,7 +25,8 @@ from broker.store.queue_files import delete_queue_files
 from broker.store.queue_recovery import QueueRecovery
 from protocol import sysflag
 from protocol.checkpoint_layout import CheckpointMark
-from protocol.message import PropertyName, decode_properties
+from protocol.hashing import tags_code
+from protocol.message import decode_properties
 from protocol.topic_rules import SCHEDULE_TOPIC
 
 _log = structlog.get_logger(__name__)
@@ -204,8 +205,8 @@ class StoreRecovery:
                 return True
 
     def _tags_code(self, found: LogRecord) -> int:
-        if PropertyName.TAGS not in found.properties and found.topic != SCHEDULE_TOPIC:
-            return 0
+        if found.topic != SCHEDULE_TOPIC:
+            return tags_code(property_of(found.properties, "TAGS"))
         return self._dispatcher.tags_code_of(found.topic, decode_properties(found.properties), found.store_timestamp)
 
     async def _write(self) -> None:

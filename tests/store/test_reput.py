@@ -1,9 +1,13 @@
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
+from broker.store.dispatcher import index_keys, index_keys_of, property_of
 from broker.store.message_store import MessageStore
 from broker.store.types import GetMessageStatus
+from protocol.message import decode_properties
 from protocol.topic_rules import SCHEDULE_TOPIC
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, opened, put, settings
@@ -125,3 +129,16 @@ async def test_under_sync_flush_only_what_is_durable_is_dispatched() -> None:
         store.write_path.sync.flushed_offset = flushed
         await store._reput.catch_up()
         assert store.max_offset(TOPIC, 0) == 5
+
+
+_names = st.one_of(st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY"]), st.text("AEGIKNQSTUY_", min_size=1, max_size=8))
+
+
+@given(st.lists(st.tuples(_names, st.text("abKEYS \x01", max_size=6)), max_size=6))
+def test_one_property_is_what_decoding_all_of_them_gives(properties: list[tuple[str, str]]) -> None:
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties)
+    for whole in (text, text[:-1]):
+        decoded = decode_properties(whole)
+        for name in ("KEYS", "TAGS", "UNIQ_KEY"):
+            assert property_of(whole, name) == decoded.get(name, "")
+        assert index_keys_of(whole) == index_keys(decoded)
