@@ -20,7 +20,7 @@ from tests.interop.harness.waiting import wait_until
 
 Record = dict[str, Any]
 
-START_TIMEOUT = 60
+START_TIMEOUT = 120
 CALL_TIMEOUT = 90
 RECEIVE_TIMEOUT = 30.0
 

@@ -188,7 +188,7 @@ def _wait_for(process: Process, address: str) -> None:
             raise RuntimeError(f"{process.name} ended with status {process.child.returncode}:\n{process.tail()}")
         return probe.accepts(address)
 
-    wait_until(listens, f"{process.name} at {address}", 60)
+    wait_until(listens, f"{process.name} at {address}", 120)
 
 
 @dataclass(frozen=True)
