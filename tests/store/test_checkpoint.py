@@ -9,7 +9,7 @@ import trio.testing
 from protocol import checkpoint_layout
 from protocol.checkpoint_layout import CheckpointFields, CheckpointMark
 from tests.store.simdisk import SimDisk
-from tests.store.stores import fill, killed, opened, settings
+from tests.store.stores import TOPIC, check_all, fill, killed, opened, settings
 
 KEEP = 2**63 - 1
 
@@ -139,3 +139,24 @@ async def test_behind_the_last_checkpoint_nothing_is_written() -> None:
         assert _mark(disk).clean
         assert await store._checkpoints.save()
         assert _mark(disk).clean
+
+
+async def test_no_changed_bit_is_believed() -> None:
+    """Neither in the six numbers nor in the mark; the rest of the file is nobody's."""
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 20)
+    data = disk.content("/store/checkpoint")
+    end = checkpoint_layout.MARK_AT + checkpoint_layout.MARK.size + 4
+    for at in (*range(checkpoint_layout.FIELDS.size), *range(checkpoint_layout.MARK_AT, end)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            assert checkpoint_layout.decode_mark(bytes(changed)) is None
+    fd = disk.open("/store/checkpoint")
+    disk.pwrite(fd, bytes([data[7] ^ 1]), 7)
+    disk.close(fd)
+    async with opened(disk) as store:
+        assert store.recovered is not None
+        assert not store.recovered.trusted
+        await check_all(store, {(TOPIC, 0): 20})

@@ -1,0 +1,47 @@
+"""The fault model has a row for every fault, and the tests that it names exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "fault-model.md").read_text(encoding="utf-8")
+ZONES = ["Commit log", "Consume queue", "Index", "Checkpoint", "State files", "Lock and abort"]
+FAULTS = [
+    "process kill",
+    "power cut",
+    "torn page",
+    "bit flip",
+    "EIO on sync",
+    "ENOSPC",
+    "missing, cut or wrong-sized file",
+    "clock going back",
+]
+SHORT_NAMES = set(re.findall(r"^\| \*\*(\w+)\*\* \|", TEXT, re.MULTILINE))
+
+
+def rows(zone: str) -> list[list[str]]:
+    section = TEXT.split(f"\n## {zone}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_every_fault_of_a_zone_has_its_row(zone: str) -> None:
+    found = rows(zone)
+    assert [row[0] for row in found] == FAULTS
+    for row in found:
+        assert len(row) == 5
+        assert all(row)
+        shown = row[4]
+        assert "::" in shown or "**" in shown or "no test" in shown, row
+        assert set(re.findall(r"\*\*(\w+)\*\*", shown)) <= SHORT_NAMES
+
+
+def test_the_tests_exist() -> None:
+    names = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT))
+    assert len(names) > 50
+    for path, name in sorted(names):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not name or re.search(rf"^(?:async )?def {name}\(", text, re.MULTILINE), f"{path}::{name}"
