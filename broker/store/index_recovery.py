@@ -59,7 +59,7 @@ class IndexRecovery:
         if at != mark.index_files - 1 or files[at].count < mark.index_count:
             self._note("the index files are not those that the checkpoint knows")
             return False
-        if not clean_exit or len(files) > at + 1 or files[at].count != mark.index_count:
+        if not (clean_exit and mark.clean) or len(files) > at + 1 or files[at].count != mark.index_count:
             self._index.cut(at, mark.index_count, mark.store_timestamp)
         return True
 

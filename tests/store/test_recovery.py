@@ -473,3 +473,18 @@ async def test_recovery_yields_to_other_tasks() -> None:
             assert _report(store).records == 300
         assert turns > before + 3
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+async def test_an_abort_file_that_somebody_deleted(loss: Loss) -> None:
+    """A stop that looks like an orderly one and was none: only the mark of an orderly stop would be believed."""
+    disk = SimDisk(seed=5)
+    async with killed(disk, settings(sync=True), loss=loss) as store:
+        await fill(store, 20)
+        await store._checkpoints.save()
+        await fill(store, 20, first=20)
+    disk = disk.power_cut(loss)
+    disk.delete("/store/abort")
+    async with opened(disk, settings(sync=True)) as store:
+        assert not _report(store).clean
+        await check_all(store, ONE)
