@@ -2,7 +2,10 @@
 
 import json
 import os
+import pty
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,6 +239,27 @@ def test_what_is_no_store(tmp_path: Path) -> None:
         assert "is no store" in done.stderr
         assert run(command, tmp_path / "nowhere").exit_code == 2
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_long_work_shows_how_far_it_is(store: Path, conf: str) -> None:
+    screen, terminal = pty.openpty()
+    words = ["verify", str(store), "-c", conf]
+    code = f"from broker.tools.cli import main; main({words!r})"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=terminal,
+            env=os.environ | {"TERM": "xterm"},
+            check=False,
+        )
+        shown = os.read(screen, 1 << 16).decode()
+    finally:
+        os.close(terminal)
+        os.close(screen)
+    assert done.returncode == 0
+    assert "verifying" in shown
+    assert b"the store is sound" in done.stdout
 
 
 # -- dump and stat
