@@ -8,7 +8,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -96,7 +97,6 @@ class Client(Lifecycle):
         self._members: list[Member] = []
         self._greeted: set[str] = set()
         self._lost: set[str] = set()
-        self._ready = False
 
     async def _prepare(self) -> None:
         for code in (
@@ -109,17 +109,15 @@ class Client(Lifecycle):
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
         ):
             self._remoting.register_processor(code, self._pushed)
-        await self._remoting.__aenter__()
-        self._ready = True
 
     async def _open(self) -> None:
         self.spawn(self._every, self.options.heartbeat_interval, self.heartbeat)
         self.spawn(self._every, self.options.route_interval, self.routes.refresh_all)
 
-    async def _release(self) -> None:
-        if self._ready:
-            self._ready = False
-            await self._remoting.__aexit__(None, None, None)
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        async with self._remoting:
+            yield
 
     async def _every(self, seconds: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:

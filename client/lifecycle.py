@@ -1,12 +1,13 @@
 """What opens and closes: an object with background tasks that live exactly as long as its ``async with`` block."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, Self, TypeVarTuple
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from client.errors import ClosedError
 
@@ -19,22 +20,30 @@ Ts = TypeVarTuple("Ts")
 
 
 class Lifecycle:
-    """Base of what the SDK opens. Errors of the block's body leave it as they are, never in a group."""
+    """Base of what the SDK opens. Errors of the block's body leave it as they are, never in a group.
+
+    Its background tasks are shielded from the cancellation of the block: they are still there to flush and to say
+    goodbye when the block is left, however it is left, and end right after that.
+    """
 
     def __init__(self) -> None:
         self._group: TaskGroup | None = None
+        self._stop: anyio.Event
 
     async def __aenter__(self) -> Self:
         if self._group is not None:
             raise ClosedError(f"this {type(self).__name__} is open already")
+        self._stop = anyio.Event()
+        host: TaskGroup | None = None
         try:
             await self._prepare()
-            group = anyio.create_task_group()
-            await group.__aenter__()
+            host = anyio.create_task_group()
+            await host.__aenter__()
+            await host.start(self._serve)
         except BaseException:
-            await self._release()
+            await self._finish(host)
             raise
-        self._group = group
+        self._host = host
         try:
             await self._open()
         except BaseException:
@@ -45,20 +54,32 @@ class Lifecycle:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        group = self._group
-        if group is None:
+        if self._group is None:
             return
         try:
             with anyio.move_on_after(GOODBYE, shield=True):
                 await self._close()
         finally:
-            self._group = None
-            group.cancel_scope.cancel()
-            try:
+            await self._finish(self._host)
+
+    async def _serve(self, *, task_status: TaskStatus[None]) -> None:
+        """The task that everything else in the background is a child of."""
+        with anyio.CancelScope(shield=True):
+            async with self._serving(), anyio.create_task_group() as group:
+                self._group = group
+                task_status.started()
+                await self._stop.wait()
+                self._group = None
+                group.cancel_scope.cancel()
+
+    async def _finish(self, host: TaskGroup | None) -> None:
+        self._stop.set()
+        try:
+            if host is not None:
                 # The body's error is not shown to the group: it would come back wrapped in an ExceptionGroup.
-                await group.__aexit__(None, None, None)
-            finally:
-                await self._release()
+                await host.__aexit__(None, None, None)
+        finally:
+            await self._release()
 
     @property
     def is_open(self) -> bool:
@@ -84,6 +105,11 @@ class Lifecycle:
 
     async def _prepare(self) -> None:
         """Opens what outlives the background tasks."""
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """What is open around the background tasks, in their task."""
+        yield
 
     async def _open(self) -> None:
         """Makes it ready; background tasks can be started."""

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 import anyio
+import structlog
 
 from client.core import Client
-from client.errors import UnreachableError, UsageError
+from client.errors import RocketMQError, UsageError
 from client.message import MessageQueue
 from protocol.body import encode_json
 from protocol.codes import RequestCode, ResponseCode
@@ -24,6 +25,8 @@ from protocol.headers.offset import (
     UpdateConsumerOffsetRequestHeader,
 )
 from protocol.topic_rules import RETRY_PREFIX
+
+_log = structlog.get_logger("client")
 
 StartFrom: TypeAlias = Literal["first", "last"] | datetime | float
 """Where a group without an offset begins: the queue's first or last message, or a time (float: epoch seconds)."""
@@ -206,8 +209,8 @@ class BrokerOffsets:
     async def _save_one(self, queue: MessageQueue, offset: int) -> None:
         try:
             await commit_offset(self._client, self._group, queue, offset)
-        except UnreachableError:
-            return
+        except RocketMQError as error:
+            _log.warning("an offset cannot be committed", group=self._group, queue=queue, reason=str(error))
 
 
 class LocalOffsets:

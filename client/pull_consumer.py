@@ -260,6 +260,8 @@ class PullConsumer(Lifecycle):
                 self._positions[reader.queue] = messages[-1].queue_offset + 1
                 reader.finished(messages)
                 found += messages
+            if reader.is_ready:
+                self._ready.append(reader)
         return found
 
     # -- offsets ---------------------------------------------------------------------------------------------------

@@ -311,3 +311,16 @@ async def test_wrong_settings_are_usage_errors(name: str) -> None:
         Consumer(name, {}, namesrv="127.0.0.1:1")
     with pytest.raises(UsageError, match="blank"):
         Consumer("", name, namesrv="127.0.0.1:1")
+
+
+async def test_a_cancelled_consumer_still_commits_and_says_goodbye(servers: Servers, name: str) -> None:
+    servers.create_topic(name, 1)
+    await send(servers.namesrv, name, 3)
+    with anyio.CancelScope() as scope:
+        async with Consumer(name, name, namesrv=servers.namesrv, start="first") as consumer:
+            await take(consumer, 2)
+            scope.cancel()
+            await anyio.sleep(30)
+    async with Consumer(name, name, namesrv=servers.namesrv) as consumer:
+        assert len(consumer.assignment) == 1
+        assert [message.body for message in await take(consumer, 1)] == [b"2"]

@@ -1,0 +1,192 @@
+"""Parts of the SDK without a server: windows, gates, routes, faults, errors, decoding."""
+
+import random
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client import MessageQueue, NotStoredError, PerhapsStoredError, ReceivedMessage, TopicNotFoundError, UsageError
+from client.decode import split_messages
+from client.errors import error_for
+from client.faults import FaultTable
+from client.gate import Gate
+from client.name_servers import parse_addresses
+from client.offsets import OffsetWindow
+from client.routes import RouteCache
+from protocol.body import BrokerData, QueueData, TopicRouteData
+from protocol.record import RecordError, encode_record, pack_host
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.randoms())
+def test_a_window_never_commits_past_an_unfinished_message(gaps: list[int], chance: random.Random) -> None:
+    window = OffsetWindow(10)
+    offsets, at = [], 10
+    for gap in gaps:  # filtered messages leave gaps
+        at += gap
+        offsets.append(at)
+        window.took(at)
+        at += 1
+    window.moved_to(at)
+    left = set(offsets)
+    order = offsets.copy()
+    chance.shuffle(order)
+    for offset in order:
+        assert window.committable == min(left)
+        assert window.unfinished == len(left)
+        window.finished(offset)
+        left.discard(offset)
+    assert window.committable == at
+    assert window.span == 0
+
+
+def test_a_window_ignores_what_it_does_not_hold() -> None:
+    window = OffsetWindow(5)
+    window.finished(3)
+    window.took(5)
+    window.moved_to(6)
+    window.finished(9)
+    assert window.committable == 5
+
+
+@pytest.mark.anyio
+async def test_a_gate_lets_in_in_order_and_one_that_is_too_large_alone() -> None:
+    gate = Gate(count=2, size=10)
+    order: list[str] = []
+
+    async def enter(name: str, size: int) -> None:
+        await gate.enter(size)
+        order.append(name)
+
+    assert gate.try_enter(6)
+    async with anyio.create_task_group() as group:
+        group.start_soon(enter, "large", 50)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(enter, "small", 1)
+        await anyio.wait_all_tasks_blocked()
+        assert order == []  # the small one would fit, but it is not its turn
+        gate.leave(6)
+        await anyio.wait_all_tasks_blocked()
+        assert order == ["large"]
+        gate.leave(50)
+    assert order == ["large", "small"]
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_waiter_leaves_the_gate_as_it_was() -> None:
+    gate = Gate(count=1, size=10)
+    assert gate.try_enter(1)
+    with anyio.move_on_after(0.01):
+        await gate.enter(1)
+    gate.leave(1)
+    assert gate.inside == 0
+    assert gate.try_enter(1)
+
+
+def queue(broker: str, number: int = 0) -> MessageQueue:
+    return MessageQueue(topic="T", broker_name=broker, queue_id=number)
+
+
+def test_a_faulty_broker_is_left_alone_for_a_while() -> None:
+    now = 0.0
+    table = FaultTable(lambda: now)
+    both = [queue("a"), queue("b")]
+    table.failed("a")
+    assert {table.select(both).broker_name for _ in range(8)} == {"b"}
+    assert table.select([queue("a")]).broker_name == "a"  # any will do where there is no other
+    now = 1000.0
+    assert {table.select(both).broker_name for _ in range(8)} == {"a", "b"}
+    table.took("b", 0.6)
+    assert not table.is_available("b")
+    table.took("b", 0.01)
+    assert table.is_available("b")
+
+
+def test_selection_takes_turns_and_avoids() -> None:
+    table = FaultTable(lambda: 0.0)
+    every = [queue(name, number) for name in "ab" for number in range(2)]
+    assert {table.select(every) for _ in range(4)} == set(every)
+    assert {table.select(every, avoid="a").broker_name for _ in range(4)} == {"b"}
+
+
+def route(**brokers: int) -> TopicRouteData:
+    return TopicRouteData(
+        broker_datas=[
+            BrokerData(broker_name=name, broker_addrs={"0": f"{name}:1", "1": f"{name}:2"}) for name in brokers
+        ],
+        queue_datas=[
+            QueueData(broker_name=name, read_queue_nums=8, write_queue_nums=8, perm=perm)
+            for name, perm in brokers.items()
+        ],
+    )
+
+
+@pytest.mark.anyio
+async def test_routes_are_asked_for_once_and_templates_are_not_kept() -> None:
+    asked: list[str] = []
+    known = {"TBW102": route(a=7)}
+
+    async def fetch(topic: str) -> TopicRouteData | None:
+        asked.append(topic)
+        await anyio.lowlevel.checkpoint()
+        return known.get(topic)
+
+    cache = RouteCache(fetch)
+    with pytest.raises(TopicNotFoundError):
+        await cache.get("T")
+    template = await cache.get("T", create=True)
+    assert len(template.write_queues) == 4
+    assert cache.known("T") is None
+    known["T"] = route(a=6, b=4)
+    asked.clear()
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(cache.refresh, "T")
+    assert asked == ["T"]
+    found = await cache.get("T")
+    assert {one.broker_name for one in found.write_queues} == {"a"}
+    assert {one.broker_name for one in found.read_queues} == {"a", "b"}
+    assert found.member("b", 1) == "b:2"
+    assert found.member("b", 7) == "b:1"
+    assert cache.address_of("a") == "a:1"
+    assert set(cache.addresses(masters_only=True)) == {"a:1", "b:1"}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(2, NotStoredError), (14, NotStoredError), (1, PerhapsStoredError), (13, UsageError), (17, TopicNotFoundError)],
+)
+def test_codes_become_errors_by_what_to_do(code: int, kind: type[Exception]) -> None:
+    error = error_for(code, None, "127.0.0.1:1")
+    assert type(error) is kind
+    assert error.code == code
+    assert error.help
+    assert "127.0.0.1:1" in str(error)
+
+
+def test_name_server_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_addresses(["a:1", " b "]) == ["a:1", "b:9876"]
+    monkeypatch.setenv("NAMESRV_ADDR", "c:2;d:3")
+    assert parse_addresses(None) == ["c:2", "d:3"]
+    monkeypatch.delenv("NAMESRV_ADDR")
+    with pytest.raises(UsageError, match="NAMESRV_ADDR"):
+        parse_addresses(None)
+    with pytest.raises(UsageError, match="host:port"):
+        parse_addresses("a:b")
+
+
+def record(body: bytes = b"x") -> bytes:
+    host = pack_host("127.0.0.1", 1)
+    return encode_record(
+        topic=b"T", body=body, properties=b"", queue_id=0, queue_offset=3, physical_offset=0, born_timestamp=0,
+        born_host=host, store_timestamp=0, store_host=host,
+    )  # fmt: skip
+
+
+def test_replies_are_split_into_messages() -> None:
+    found = split_messages(record(b"a") + record(b"b"), "broker-a", ReceivedMessage)
+    assert [message.body for message in found] == [b"a", b"b"]
+    for broken in (record()[:-1], record() + b"\0", b"\0" * 100, b"\0"):
+        with pytest.raises(RecordError):
+            split_messages(broken, "broker-a", ReceivedMessage)
