@@ -32,6 +32,9 @@ class _NoDispatch:
     def dispatch(self, *args: object) -> None:
         pass
 
+    def dispatch_batch(self, batch: object, result: object) -> None:
+        pass
+
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         pass
 

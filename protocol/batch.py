@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 from protocol.errors import FrameError
 
 _HEAD = struct.Struct(">iiiii")
+_SIZE_FLAG_BODY = struct.Struct(">i8xii").unpack_from
+_NEW = tuple.__new__
 _SHORT = struct.Struct(">h")
+_LENGTH = _SHORT.unpack_from
 
 
 class BatchItem(NamedTuple):
@@ -33,22 +36,17 @@ def decode_batch(data: Any) -> list[BatchItem]:
     at, end = 0, len(view)
     try:
         while at < end:
-            size, _, _, flag, body_length = _HEAD.unpack_from(view, at)
+            size, flag, body_length = _SIZE_FLAG_BODY(view, at)
             body_at = at + 20
-            properties_at = body_at + body_length + 2
+            body_end = body_at + body_length
             if body_length < 0:
                 raise BatchError(f"message {len(items)} of the batch has a body length of {body_length}")
-            properties_length = _SHORT.unpack_from(view, properties_at - 2)[0]
-            following = properties_at + properties_length
+            properties_length = _LENGTH(view, body_end)[0]
+            following = body_end + 2 + properties_length
             if properties_length < 0 or following != at + size or following > end:
                 raise BatchError(f"message {len(items)} of the batch says it has {size} bytes; its parts end elsewhere")
-            items.append(
-                BatchItem(
-                    flag,
-                    view[body_at : properties_at - 2],
-                    bytes(view[properties_at:following]),
-                )
-            )
+            # the class's own __new__ is Python code: a third of the time of all this
+            items.append(_NEW(BatchItem, (flag, view[body_at:body_end], view[body_end + 2 : following].tobytes())))
             at = following
     except struct.error:
         raise BatchError(f"message {len(items)} of the batch is cut off") from None

@@ -124,8 +124,9 @@ class RemotingCommand(Struct, gc=False):
         Raises RemotingError(SYSTEM_ERROR), naming the field, where a mandatory one is missing or a value does not fit.
         """
         if self.ext is None:
+            decode = _DECODE.get(kind) or _decoder(kind)
             try:
-                return _decoder(kind).decode(self.ext_raw)  # type: ignore[no-any-return]
+                return decode(self.ext_raw)  # type: ignore[no-any-return]
             except (msgspec.DecodeError, UnicodeDecodeError):
                 pass
         return _tolerant(kind, self.ext_fields())
@@ -141,16 +142,15 @@ def to_ext(header: Struct) -> dict[str, str]:
     return fields
 
 
-_DECODERS: dict[type, Any] = {}
+_DECODE: dict[type, Any] = {}
 _NAMES: dict[type, list[tuple[str, str]]] = {}
 _KINDS: dict[type, list[tuple[str, bool, type]]] = {}
 
 
 def _decoder(kind: type) -> Any:
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        decoder = _DECODERS[kind] = msgspec.json.Decoder(kind, strict=False)
-    return decoder
+    decode: Any = msgspec.json.Decoder(kind, strict=False).decode
+    _DECODE[kind] = decode
+    return decode
 
 
 def _wire_names(kind: type[Struct]) -> list[tuple[str, str]]:

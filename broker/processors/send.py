@@ -6,12 +6,20 @@ Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each mess
 """
 
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.config import BrokerConfig
 from broker.processors.common import born_host, let_go
 from broker.processors.message_text import index_keys, join_properties, pairs, tag_hash, waits_for_store
-from broker.processors.send_checks import SendChecks, SendHeader, illegal_queue, properties_too_long, random_queue
+from broker.processors.send_checks import (
+    NOT_IN_A_BATCH,
+    SendChecks,
+    SendHeader,
+    illegal_queue,
+    properties_too_long,
+    random_queue,
+)
 from broker.store.types import BatchEntry, MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import sysflag
 from protocol.batch import BatchError, decode_batch
@@ -182,17 +190,18 @@ class SendMessageProcessor:
                 self._count(topic, 1, result.size)
             return None
 
-        def done(result: PutMessageResult) -> None:
-            connection.complete(self._answer(command, topic, result, queue_id, unique))
-
-        result = self._put_message(message, done)
+        result = self._put_message(message, partial(self._later, connection, command, topic, queue_id, unique))
         if result is None:
             let_go(command)
             return DEFERRED
-        return self._answer(command, topic, result, queue_id, unique)
+        return self._answer(command, topic, queue_id, unique, result)
+
+    def _later(self, connection: Connection, command: RemotingCommand, *of: Any) -> None:
+        """The result of a put that had to wait."""
+        connection.complete(self._answer(command, *of))
 
     def _answer(
-        self, command: RemotingCommand, topic: str, result: PutMessageResult, queue_id: int, unique: str
+        self, command: RemotingCommand, topic: str, queue_id: int, unique: str, result: PutMessageResult
     ) -> bytes | RemotingCommand:
         status = result.status
         if status > PutMessageStatus.SLAVE_NOT_AVAILABLE:
@@ -351,8 +360,10 @@ class SendMessageProcessor:
         entries = []
         for flag, body, raw in items:
             properties = dict(pairs(raw.decode("utf-8", "replace")))
-            self._checks.batch_item(properties)
-            entries.append(BatchEntry(body, raw, flag, tag_hash(properties), index_keys(properties)))
+            if not NOT_IN_A_BATCH.isdisjoint(properties):
+                self._checks.batch_item(properties)
+            tags = tag_hash(properties) if "TAGS" in properties else 0
+            entries.append(BatchEntry(body, raw, flag, tags, index_keys(properties)))
         batch = MessageBatch(
             header.topic,
             queue_id if queue_id >= 0 else random_queue(config),
@@ -372,9 +383,10 @@ class SendMessageProcessor:
         if not result.ok:
             return command.reply(refusal_code(result.status), result.remark or result.status.name, self._ext)
         self._count(batch.topic, len(batch.entries), result.size)
+        host = self._host_hex
         ids = result.offsets if result.offsets is not None else [result.physical_offset]
         ext = self._ext | {
-            "msgId": ",".join([self._message_id(offset) for offset in ids]),
+            "msgId": ",".join([f"{host}{offset:016X}" for offset in ids]),
             "queueId": str(batch.queue_id),
             "queueOffset": str(result.queue_offset),
         }

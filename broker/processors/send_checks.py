@@ -24,7 +24,8 @@ SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 V3_4_9: Final = 121
 """The first version whose clients say themselves how often a message may be retried."""
-_NOT_IN_A_BATCH: Final = frozenset({"DELAY", "TRAN_MSG", "INNER_NUM", *TIMER_NAMES})
+NOT_IN_A_BATCH: Final = frozenset({"DELAY", "TRAN_MSG", "INNER_NUM", *TIMER_NAMES})
+"""Names of properties that ``SendChecks.batch_item`` has to look at."""
 UNIT_TOPIC: Final = 1
 UNIT_RETRY: Final = 2
 
@@ -98,8 +99,6 @@ class SendChecks:
 
     def batch_item(self, properties: dict[str, str]) -> None:
         """Raises MESSAGE_ILLEGAL for messages that cannot be in a batch: delayed, timed or transactional ones."""
-        if _NOT_IN_A_BATCH.isdisjoint(properties):
-            return
         if delay_level(properties) > 0:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a message in a batch cannot have a delay level")
         for name in TIMER_NAMES:

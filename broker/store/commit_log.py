@@ -97,6 +97,8 @@ class CommitLog:
         """Largest body; a whole record may have 64 KiB more, and has to fit into a file with room for a BLANK."""
         self.max_message_size = value
         self._max_record = min(value + MAX_RECORD_EXTRA, self.files.size - BLANK_ROOM)
+        self._small = min(value, self._max_record, record.MAX_PROPERTIES)
+        """No limit is broken by a record of this size, whatever it is made of."""
 
     def start_appending(self, room: Room) -> None:
         """After recovery: from here on the log grows."""
@@ -242,18 +244,19 @@ class CommitLog:
         except TopicIllegalError as error:
             return PutMessageResult(_ILLEGAL, remark=str(error))
         fixed = queue.overhead + len(batch.born_host) + len(batch.store_host)
-        total = 0
-        for entry in batch.entries:
-            body_length, properties_length = len(entry.body), len(entry.properties)
-            size = fixed + body_length + properties_length
-            if (
-                body_length > self.max_message_size
-                or size > self._max_record
-                or properties_length > record.MAX_PROPERTIES
-                or batch.queue_id < 0
-            ):
-                return self._refusal(body_length, properties_length, size, batch.queue_id)
-            total += size
+        bodies = [len(entry.body) for entry in batch.entries]
+        properties = [len(entry.properties) for entry in batch.entries]
+        if max(bodies) + max(properties) + fixed > self._small or batch.queue_id < 0:
+            for body_length, properties_length in zip(bodies, properties, strict=True):
+                size = fixed + body_length + properties_length
+                if (
+                    body_length > self.max_message_size
+                    or size > self._max_record
+                    or properties_length > record.MAX_PROPERTIES
+                    or batch.queue_id < 0
+                ):
+                    return self._refusal(body_length, properties_length, size, batch.queue_id)
+        total = fixed * len(bodies) + sum(bodies) + sum(properties)
         if total > self.max_message_size or total > self.files.size - BLANK_ROOM:
             limit = min(self.max_message_size, self.files.size - BLANK_ROOM)
             remark = f"the batch would have {total} bytes in the log, the limit is {limit}"
@@ -269,6 +272,9 @@ class CommitLog:
         now = max(self._wall_ms(), self.last_store_timestamp)
         sys_flag = batch.sys_flag & ~_V6_FLAGS | record.host_flags(batch.born_host, batch.store_host)
         pack = record.layout(sys_flag).pack
+        queue_id, magic, topic_part = batch.queue_id, queue.magic, queue.topic_part
+        born_timestamp, born_host, store_host = batch.born_timestamp, batch.born_host, batch.store_host
+        reconsume_times = batch.reconsume_times
         queue_offset = queue.next_offset
         physical_offset = file.start + file.wrote
         offsets: list[int] = []
@@ -277,29 +283,30 @@ class CommitLog:
             for entry in batch.entries:
                 body = entry.body
                 properties = entry.properties
-                size = fixed + len(body) + len(properties)
+                body_length, properties_length = len(body), len(properties)
+                size = fixed + body_length + properties_length
                 offsets.append(physical_offset)
                 parts += (
                     pack(
                         size,
-                        queue.magic,
+                        magic,
                         crc32(body),
-                        batch.queue_id,
+                        queue_id,
                         entry.flag,
                         queue_offset,
                         physical_offset,
                         sys_flag,
-                        batch.born_timestamp,
-                        batch.born_host,
+                        born_timestamp,
+                        born_host,
                         now,
-                        batch.store_host,
-                        batch.reconsume_times,
+                        store_host,
+                        reconsume_times,
                         0,
-                        len(body),
+                        body_length,
                     ),
                     body,
-                    queue.topic_part,
-                    len(properties).to_bytes(2, "big"),
+                    topic_part,
+                    properties_length.to_bytes(2, "big"),
                     properties,
                 )
                 queue_offset += 1

@@ -183,6 +183,10 @@ class Dispatcher(Protocol):
         """One record. Never raises; never waits. ``tags_code`` of a delayed message is already its due time."""
         ...
 
+    def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
+        """All records of a batch that was put, as ``dispatch`` for each of them: they lie side by side."""
+        ...
+
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         """The log goes on at ``next_offset``: a BLANK fills [blank_offset, next_offset)."""
         ...

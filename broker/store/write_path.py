@@ -167,22 +167,7 @@ class WritePath:
                 put.sys_flag,
             )
             return
-        offsets = result.offsets or []
-        end = result.physical_offset + result.size
-        dispatch = self._dispatch_record
-        for at, (entry, offset) in enumerate(zip(put.entries, offsets, strict=True)):
-            following = offsets[at + 1] if at + 1 < len(offsets) else end
-            dispatch(
-                put.topic,
-                put.queue_id,
-                result.queue_offset + at,
-                offset,
-                following - offset,
-                entry.tags_code,
-                result.store_timestamp,
-                entry.keys,
-                put.sys_flag,
-            )
+        self._dispatcher.dispatch_batch(put, result)
 
     def _due(self, message: MessageInner, result: PutMessageResult) -> int:
         """What stands in the tag slot of a delayed message: the time it is due. Its queue id is its level - 1."""

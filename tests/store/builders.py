@@ -46,6 +46,13 @@ class RecordingDispatcher:
     def dispatch(self, *args: Any) -> None:
         self.seen.append(Dispatched(*args))
 
+    def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
+        offsets = result.offsets or []
+        ends = [*offsets[1:], result.physical_offset + result.size]
+        for at, (entry, phy, end) in enumerate(zip(batch.entries, offsets, ends, strict=True)):
+            place = (batch.topic, batch.queue_id, result.queue_offset + at, phy, end - phy)
+            self.dispatch(*place, entry.tags_code, result.store_timestamp, entry.keys, batch.sys_flag)
+
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         self.seen.append((blank_offset, next_offset))
 
