@@ -1,19 +1,27 @@
 """Looking up messages: QUERY_MESSAGE (12) by key, VIEW_MESSAGE_BY_ID (33) by place (QueryMessageProcessor)."""
 
-from typing import TYPE_CHECKING, Any
+import struct
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.config import MessageStoreConfig
 from broker.store.types import QueryMessageResult
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
+from protocol.codes import VERSION, RequestCode, ResponseCode
+from protocol.command import LANGUAGE, RemotingCommand
 from protocol.errors import RemotingError
 from protocol.frame import encode_head
 from protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from remoting.connection import Connection
 from remoting.handlers import HandlerTable, Outcome
+from remoting.out_buffer import SMALL
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
+
+_pack_words: Final = struct.Struct(">II").pack
+_TEMPLATE: Final = (
+    '{"code":0,"extFields":{"indexLastUpdatePhyoffset":"%d","indexLastUpdateTimestamp":"%d"},"flag":1,'
+    f'"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+).encode()
 
 
 class QueryMessageProcessor:
@@ -46,6 +54,8 @@ class QueryMessageProcessor:
         return self._found(connection, command, await self._store.query_message_cold(*arguments))
 
     def _found(self, connection: Connection, command: RemotingCommand, result: QueryMessageResult) -> Outcome:
+        if result.size and not command.encoding and not command.flag & 2:
+            return self._found_json(connection, command, result)
         ext = {
             "indexLastUpdateTimestamp": str(result.last_update_timestamp),
             "indexLastUpdatePhyoffset": str(result.last_update_physical_offset),
@@ -61,6 +71,20 @@ class QueryMessageProcessor:
         head = encode_head(command.reply(header=ext), result.size)
         connection.write_owned([head, *result.buffers], result.release)
         return None
+
+    def _found_json(self, connection: Connection, command: RemotingCommand, result: QueryMessageResult) -> Outcome:
+        """What most clients get: a head out of the template, and few records, which go out as one buffer with it."""
+        header = _TEMPLATE % (result.last_update_physical_offset, result.last_update_timestamp, command.opaque)
+        size = len(header)
+        buffers = [_pack_words(size + 4 + result.size, size), header, *result.buffers]
+        if result.size > SMALL:
+            connection.write_owned(buffers, result.release)
+            return None
+        reply = b"".join(buffers)
+        buffers.clear()
+        result.buffers.clear()
+        result.release()
+        return reply
 
     def view(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """VIEW_MESSAGE_BY_ID (33): the record at an offset of the commit log; SYSTEM_ERROR where none begins."""

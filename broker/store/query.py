@@ -4,6 +4,7 @@ Unlike RocketMQ's, a query gives out only records that have the key: a hash that
 Source: RocketMQ's DefaultMessageStore (queryMessage, lookMessageByOffset, getOffsetInQueueByTime).
 """
 
+import struct
 from collections.abc import Generator
 from enum import Enum
 from typing import Any, Final
@@ -20,6 +21,8 @@ from protocol import record
 from protocol.message import decode_properties
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
+_FRONT: Final = struct.Struct(">II20xQ").unpack_from
+_MAGICS: Final = frozenset({record.MAGIC_V1, record.MAGIC_V2})
 _FIRST_READ: Final = 4096
 _TIME_READ: Final = 80
 
@@ -78,6 +81,19 @@ class MessageFinder:
                 data = yield phy, size
         return data[:size] if len(data) >= size else b""
 
+    def _hot_record(self, phy: int) -> memoryview | None:
+        """The record at a log offset where the map has it; None for anything else."""
+        file = self._log.files.find(phy)
+        if file is None:
+            return None
+        at = phy - file.start
+        if at < file.hot_from or at + record.OVERHEAD_V1 > file.wrote:
+            return None
+        size, magic, place = _FRONT(file.view, at)
+        if place != phy or magic not in _MAGICS or not record.OVERHEAD_V1 <= size <= file.wrote - at:
+            return None
+        return file.view[at : at + size]
+
     # -- by key
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult | None:
@@ -112,7 +128,9 @@ class MessageFinder:
         complete = False
         try:
             for phy in offsets:
-                data = yield from self._record(phy)
+                data = self._hot_record(phy)
+                if data is None:
+                    data = yield from self._record(phy)
                 if not data or not _has_key(data, topic, key, begin, end):
                     continue
                 file = self._log.files.find(phy) if type(data) is memoryview else None
