@@ -49,6 +49,15 @@ def test_the_first_producer_and_consumer(cluster: Cluster, tmp_path: Path) -> No
         wait_until(lambda: "Hello" in consumer.tail().splitlines(), "the consumer prints Hello", 60)
 
 
+def test_the_first_python_program(cluster: Cluster, tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    source = program.replace("127.0.0.1:9876", cluster.namesrv)
+    (tmp_path / "first.py").write_text(source, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "first.py")]
+    done = subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True, text=True)
+    assert "Hello" in done.stdout.splitlines()
+
+
 @pytest.mark.parametrize("command", ["mqbroker", "mqnamesrv"])
 def test_the_effective_configuration_is_printed(command: str, tmp_path: Path) -> None:
     script = Path(sys.executable).parent / command
