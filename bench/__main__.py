@@ -1,0 +1,167 @@
+"""``make bench``: micro-benchmarks, footprint and the comparison with Apache's broker; writes bench/REPORT.md.
+
+python -m bench [--skip side_by_side,footprint] [--rows send64,batch] [--rounds 3] [--seconds 6]. Raw numbers go to
+bench/results/, one JSON file for each part; a part that is skipped keeps the numbers of its last run in the report.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+PARTS = ("leaves", "requests", "footprint", "side_by_side")
+
+FLOORS = {
+    "send1": (2.0, 0.6),
+    "send64": (1.8, 0.5),
+    "pipelined": (2.0, 0.6),
+    "small64": (1.8, 0.5),
+    "large8": (2.2, 0.5),
+    "batch": (1.4, 0.6),
+    "pull1": (1.8, 0.7),
+    "pull8": (1.4, 0.8),
+    "query8": (2.5, 0.6),
+    "sync1": (1.6, 0.7),
+    "sync64": (1.5, 0.7),
+    "syncpipelined": (1.6, 0.7),
+}
+"""Throughput at least, and p99 latency at most, of ours divided by Apache's."""
+
+
+def run_part(name: str, extra: list[str]) -> None:
+    """One benchmark in a process of its own; its numbers and the machine they come from go to its file."""
+    path = RESULTS / f"{name}.json"
+    print(f"== {name}", flush=True)
+    subprocess.run([sys.executable, "-m", f"bench.{name}", "--json", str(path), *extra], check=True)
+    numbers = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({"machine": machine(), "numbers": numbers}, indent=1) + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, str]:
+    """What the numbers depend on."""
+    cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "?")
+    memory = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit.stdout.strip() or "?",
+        "cpu": f"{os.cpu_count()} x {cpu}",
+        "memory": f"{memory / 2**20:.1f} GiB",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "trio": version("trio"),
+        "load when it ended": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").splitlines()
+
+
+def report() -> str:
+    """The page, from the numbers that there are."""
+    parts = {name: _read(name) for name in PARTS}
+    text = ["# Benchmarks", "", "Written by `make bench`; raw numbers in `bench/results/`. Ratios are ours / Apache's."]
+    for title, name, table in (
+        ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
+        ("Footprint", "footprint", _footprint),
+        ("CPU time of one request, in process", "requests", _requests),
+        ("Leaf functions", "leaves", _leaves),
+    ):
+        found = parts[name]
+        text += ["", f"## {title}", ""]
+        if found is None:
+            text.append("Not run yet.")
+            continue
+        text.append("; ".join(f"{key}: {value}" for key, value in found["machine"].items()) + ".")
+        text += ["", *table(found["numbers"])]
+    return "\n".join(text) + "\n"
+
+
+def _read(name: str) -> Any:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _side_by_side(numbers: dict[str, Any]) -> list[str]:
+    text = [
+        "Medians of all rounds. A load that had failures, or a floor that is not reached, is marked.",
+        "",
+        "| row | Apache msg/s | ours msg/s | throughput | floor | Apache p99 ms | ours p99 ms | p99 | ceiling | |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for row, found in numbers["rows"].items():
+        apache, ours = found["apache"], found["ours"]
+        throughput, latency = found["throughput_ratio"], found["p99_ratio"]
+        least, most = FLOORS[row]
+        marks = [mark for mark, bad in (("slower", throughput < least), ("later", latency > most)) if bad]
+        marks += ["failures"] if ours["failed"] or apache["failed"] else []
+        text.append(
+            f"| {row} | {apache['msg_s']:,.0f} | {ours['msg_s']:,.0f} | {throughput:.2f} | {least:.1f} |"
+            f" {apache['p99_ms']:.2f} | {ours['p99_ms']:.2f} | {latency:.2f} | {most:.1f} | {', '.join(marks)} |"
+        )
+    text += ["", "```", *_bars(numbers["rows"]), "```", ""]
+    for flush, processes in numbers["processes"].items():
+        for broker, found in processes.items():
+            text.append(
+                f"- {flush}, {broker}: start {found['boot_s']} s, anonymous memory {found['rss_anon_mib']} MiB after it"
+            )
+    return text
+
+
+def _bars(rows: dict[str, Any]) -> list[str]:
+    """Throughput ratios as text: a plot that needs no library and shows in any diff. ``|`` is Apache's."""
+    bars = []
+    for row, found in rows.items():
+        length = round(found["throughput_ratio"] * 20)
+        bar = "#" * length
+        bars.append(f"{row:14s} {bar[:20]:20s}|{bar[20:]} {found['throughput_ratio']:.2f}")
+    return bars
+
+
+def _footprint(numbers: dict[str, Any]) -> list[str]:
+    return [f"- {key}: {value}" for key, value in numbers.items() if not isinstance(value, dict)]
+
+
+def _requests(numbers: dict[str, Any]) -> list[str]:
+    rows = ["| request | us a request | us a message | index work behind it, us |", "|---|--:|--:|--:|"]
+    for name, found in numbers.items():
+        rows.append(f"| {name} | {found['us_request']:.1f} | {found['us_message']:.2f} | {found['us_index']:.2f} |")
+    return rows
+
+
+def _leaves(numbers: dict[str, float]) -> list[str]:
+    return ["| function | us |", "|---|--:|", *[f"| {name} | {value:.2f} |" for name, value in numbers.items()]]
+
+
+def main() -> None:
+    """Runs what is asked for and writes the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--skip", default="", help="parts that are not run: " + ", ".join(PARTS))
+    parser.add_argument("--rows", default="")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=6)
+    arguments = parser.parse_args()
+    skipped = set(filter(None, arguments.skip.split(",")))
+    if skipped - set(PARTS):
+        parser.error(f"--skip knows {', '.join(PARTS)}")
+    RESULTS.mkdir(exist_ok=True)
+    comparison = ["--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds)]
+    comparison += ["--rows", arguments.rows] if arguments.rows else []
+    for name in PARTS:
+        if name not in skipped:
+            run_part(name, comparison if name == "side_by_side" else [])
+    (HERE / "REPORT.md").write_text(report(), encoding="utf-8")
+    print(f"written: {HERE / 'REPORT.md'}")
+
+
+if __name__ == "__main__":
+    main()

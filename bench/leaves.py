@@ -1,0 +1,62 @@
+"""The leaf functions that a native version could replace, each alone: python -m bench.leaves [--json FILE]."""
+
+import argparse
+import json
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.requests import BODY, send
+from broker.processors.message_text import pairs
+from broker.store.index_batch import make_batch
+from protocol import record
+from protocol.batch import decode_batch, encode_batch
+from protocol.frame import decode
+from protocol.hashing import crc32, string_hash
+from protocol.headers.send import SendMessageRequestHeaderV2
+from protocol.queue_unit import UNIT
+
+REPEATS = 5
+
+
+def leaves() -> dict[str, tuple[Callable[[], object], int]]:
+    """Name to a call, and how many units of work it does."""
+    frame = memoryview(send(7)[4:])
+    text = "KEYS\x01k7\x02UNIQ_KEY\x017F0000011F9018B4AAC2000000000007\x02TAGS\x01TagA\x02"
+    body = encode_batch([(0, BODY, text.encode())] * 32)
+    pack = record.layout(0).pack
+    host = record.pack_host("127.0.0.1", 10911)
+    texts = [f"Requests#7F0000011F9018B4{number:016X}" for number in range(2048)]
+    batch = make_batch()
+    large = BODY * 64
+    return {
+        "envelope of a frame": (lambda: decode(frame), 1),
+        "send header (with its frame)": (lambda: decode(frame).header(SendMessageRequestHeaderV2), 1),
+        "properties to names and values": (lambda: dict(pairs(text)), 1),
+        "message of a batch taken out": (lambda: decode_batch(body), 32),
+        "CRC of 1 KiB": (lambda: crc32(BODY), 1),
+        "CRC of 64 KiB": (lambda: crc32(large), 1),
+        "fixed part of a record": (lambda: pack(1, 2, 3, 4, 5, 6, 7, 0, 9, host, 10, host, 0, 0, 11), 1),
+        "queue unit": (lambda: UNIT.pack(1, 2, 3), 1),
+        "tag hash of 16 letters, not cached": (lambda: string_hash("ABCDEFGHIJKLMNOP"), 1),
+        "index hash of a key, in a batch": (lambda: batch.key_hashes(texts), 2048),
+    }
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results = {}
+    for name, (call, units) in leaves().items():
+        number = max(20, 20_000 // units)
+        best = min(timeit.repeat(call, number=number, repeat=REPEATS))
+        results[name] = best / number / units * 1e6
+        print(f"{name:38s} {results[name]:7.3f} us")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
