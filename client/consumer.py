@@ -14,13 +14,13 @@ from client.consumer_requests import ConsumerRequests
 from client.core import Client, ClientOptions, Push, wall_ms
 from client.delivery import Batch, ConsumerMessage
 from client.errors import RocketMQError, TopicNotFoundError, UsageError
-from client.interceptors import Interceptor
+from client.interceptors import Interceptor, ProcessContext
 from client.lifecycle import Lifecycle
 from client.message import MessageQueue, ReceivedMessage
 from client.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, first_offset
 from client.queue_reader import Prefetch, QueueReader
 from client.rebalance import Rebalancer
-from client.retries import send_back
+from client.retries import Retries
 from client.subscription import ALL, Sql, Subscription, parse_subscriptions
 from protocol.body import ConsumerData, ProducerData, encode_json
 from protocol.codes import RequestCode
@@ -29,8 +29,6 @@ from protocol.topic_rules import group_problem, retry_topic
 Model = Literal["clustering", "broadcasting"]
 
 COMMIT_INTERVAL: Final = 5.0
-STAYS_HERE: Final = 5.0
-"""Seconds until a message that could be handed back to nobody is delivered here again."""
 _POLITE: Final = 64
 """Messages after which an iteration lets other tasks run, however many are ready."""
 
@@ -84,7 +82,7 @@ class Consumer(Lifecycle):
         self.model: Model = model
         self.orderly = orderly
         self._own_client = client is None
-        self.client = client or Client(namesrv, options)
+        self.client: Client = client or Client(namesrv, options)
         self.subscriptions: dict[str, Subscription] = parse_subscriptions(topics, wall_ms())
         self._clustering = model == "clustering"
         if self._clustering:
@@ -92,12 +90,11 @@ class Consumer(Lifecycle):
             self.subscriptions[again.topic] = again
         self._start = start
         self._prefetch = prefetch or Prefetch()
-        self._max_retries = max_retries
-        self._suspend = suspend
+        self._retries = Retries(self.client, group, max_retries, suspend, self.spawn)
         self._commit_interval = commit_interval
         self._interceptors = tuple(interceptors)
-        self.before_process = [hook.before_process for hook in interceptors]
-        self.after_process = [hook.after_process for hook in interceptors]
+        self.before_process: list[Callable[[ProcessContext], None]] = [hook.before_process for hook in interceptors]
+        self.after_process: list[Callable[[ProcessContext], None]] = [hook.after_process for hook in interceptors]
         self._offsets: OffsetStore = (
             BrokerOffsets(self.client, group) if self._clustering else LocalOffsets(offsets_file)
         )
@@ -106,7 +103,7 @@ class Consumer(Lifecycle):
         self._wake = anyio.Event()
         self._taken = 0
         self._suspended = False
-        self.rebalancer = Rebalancer(
+        self.rebalancer: Rebalancer = Rebalancer(
             self.client,
             group,
             lambda: list(self.subscriptions),
@@ -268,38 +265,9 @@ class Consumer(Lifecycle):
             _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=repr(messages))
             reader.finished(messages)
         elif self.orderly:
-            await self._again_in_order(reader, messages, delay_level)
+            await self._retries.in_place(reader, messages, delay_level)
         else:
-            most = -1 if self._max_retries is None else self._max_retries
-            stay = [
-                message
-                for message in messages
-                if not await send_back(self.client, self.group, message, delay_level, most)
-            ]
-            reader.finished([message for message in messages if message not in stay])
-            if stay:
-                self.spawn(self._put_back_later, reader, stay, STAYS_HERE)
-
-    async def _again_in_order(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
-        spent = []
-        for message in messages:
-            assert isinstance(message, ConsumerMessage)
-            most = self._max_retries
-            dead = delay_level < 0 or (most is not None and message.delivery_attempt > most)
-            if dead and await send_back(self.client, self.group, message, -1, most if most is not None else -1):
-                spent.append(message)
-            else:
-                message.attempts = getattr(message, "attempts", 0) + 1
-        left = [message for message in messages if message not in spent]
-        if left:
-            self.spawn(self._put_back_later, reader, left, self._suspend)
-        if spent:
-            reader.finished(list(spent))
-            reader.busy = bool(left)
-
-    async def _put_back_later(self, reader: QueueReader, messages: list[ReceivedMessage], seconds: float) -> None:
-        await anyio.sleep(seconds)
-        reader.put_back(messages)
+            await self._retries.elsewhere(reader, messages, delay_level)
 
     def processed(self, reader: QueueReader, messages: int, seconds: float, *, ok: bool) -> None:
         """A ``process()`` block has ended; kept for the statistics that administrators ask for."""

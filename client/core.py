@@ -79,16 +79,16 @@ class Client(Lifecycle):
 
     def __init__(self, namesrv: str | Iterable[str] | None = None, options: ClientOptions | None = None) -> None:
         super().__init__()
-        self.options = options or ClientOptions()
+        self.options: ClientOptions = options or ClientOptions()
         if self.options.header not in _ENCODINGS:
             raise UsageError(f"header={self.options.header!r} is none of {', '.join(_ENCODINGS)}")
         address = _own_address()
         instance = self.options.instance_name or f"{os.getpid()}#{secrets.token_hex(5)}"
         unit = f"@{self.options.unit_name}" if self.options.unit_name else ""
-        self.id = f"{address}@{instance}{unit}"
-        self.unique_ids = UniqueIdGenerator(socket.inet_aton(address))
-        self.routes = RouteCache(self._fetch_route)
-        self.name_servers = NameServers(parse_addresses(namesrv), self.invoke)
+        self.id: str = f"{address}@{instance}{unit}"
+        self.unique_ids: UniqueIdGenerator = UniqueIdGenerator(socket.inet_aton(address))
+        self.routes: RouteCache = RouteCache(self._fetch_route)
+        self.name_servers: NameServers = NameServers(parse_addresses(namesrv), self.invoke)
         self._encoding = _ENCODINGS[self.options.header]
         first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
         self._remoting = RemotingClient(encoding=first)

@@ -123,19 +123,19 @@ class Message:
             raise UsageError("one of delay_level, delay and deliver_at is enough")
         if delay_level is not None and delay_level < 1:
             raise UsageError(f"delay level {delay_level}: levels are 1 to 18")
-        self.topic = topic
-        self.body = body
-        self.tags = tags
+        self.topic: str = topic
+        self.body: bytes = body
+        self.tags: str | None = tags
         self.keys: tuple[str, ...] = (keys,) if isinstance(keys, str) else tuple(keys)
         self.properties: dict[str, str] = dict(properties) if properties else {}
-        self.sharding_key = sharding_key
-        self.delay_level = delay_level
-        self.delay = delay
-        self.deliver_at = deliver_at
-        self.flag = flag
-        self.wait_stored = wait_stored
+        self.sharding_key: str | None = sharding_key
+        self.delay_level: int | None = delay_level
+        self.delay: float | None = delay
+        self.deliver_at: datetime | float | None = deliver_at
+        self.flag: int = flag
+        self.wait_stored: bool = wait_stored
         self.message_id: str | None = None
-        self.outcome = SendOutcome.NOT_STORED
+        self.outcome: SendOutcome = SendOutcome.NOT_STORED
         self.system_properties: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -226,9 +226,9 @@ class ReceivedMessage:
         self._properties: dict[str, str] | None = None
         self._body: bytes | None = None
         self._receiver: Any = None
-        self.size = size
-        self.queue_offset = queue_offset
-        self.broker_name = broker_name
+        self.size: int = size
+        self.queue_offset: int = queue_offset
+        self.broker_name: str = broker_name
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, queue={self.queue_id}, offset={self.queue_offset})"

@@ -47,7 +47,7 @@ class OffsetWindow:
     __slots__ = ("_done", "_order", "next_offset")
 
     def __init__(self, start: int) -> None:
-        self.next_offset = start
+        self.next_offset: int = start
         self._order: deque[int] = deque()
         self._done: set[int] = set()
 

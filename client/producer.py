@@ -80,7 +80,7 @@ class Producer(Lifecycle):
             raise UsageError(problem)
         self.group = group
         self._own_client = client is None
-        self.client = client or Client(namesrv, options)
+        self.client: Client = client or Client(namesrv, options)
         self._retries = retries
         self._retry_unknown = retry_unknown
         self._send_timeout = send_timeout

@@ -49,7 +49,7 @@ class PullConsumer(Lifecycle):
             raise UsageError(problem)
         self.group = group
         self._own_client = client is None
-        self.client = client or Client(namesrv, options)
+        self.client: Client = client or Client(namesrv, options)
         self._start = start
         self._tags = tags
         self._prefetch = prefetch or Prefetch()

@@ -63,12 +63,12 @@ class QueueReader:
         self.client = client
         self.group = group
         self.queue = queue
-        self.window = OffsetWindow(offset)
+        self.window: OffsetWindow = OffsetWindow(offset)
         self.committed = offset
         self.buffer: deque[ReceivedMessage] = deque()
         self.orderly = orderly
-        self.busy = False
-        self.dropped = False
+        self.busy: bool = False
+        self.dropped: bool = False
         self.owner = owner
         self.max_seen: int | None = None
         self._bytes = 0

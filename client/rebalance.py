@@ -62,7 +62,7 @@ class Rebalancer:
         self._locked_at: dict[MessageQueue, float] = {}
         self._incomplete = False
         self.readers: dict[MessageQueue, QueueReader] = {}
-        self.closed = False
+        self.closed: bool = False
 
     def now(self) -> None:
         """Something has changed: look again at once."""

@@ -1,12 +1,17 @@
 """Handing a message back: to the group's retry topic, and after the last try to its dead letters."""
 
-from typing import Final
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeAlias
 
+import anyio
 import structlog
 
 from client.core import Client, wall_ms
+from client.delivery import ConsumerMessage
 from client.errors import RocketMQError
 from client.message import MessageQueue, ReceivedMessage
+from client.queue_reader import QueueReader
 from client.sending import Prepared, receipts, send_command
 from protocol.codes import RequestCode
 from protocol.headers.send import ConsumerSendMsgBackRequestHeader
@@ -16,6 +21,58 @@ from protocol.topic_rules import retry_topic
 _log = structlog.get_logger("client")
 
 DEFAULT_MAX_RETRIES: Final = 16
+
+
+STAYS_HERE: Final = 5.0
+"""Seconds until a message that could be handed back to nobody is delivered here again."""
+
+Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
+"""Starts a background task."""
+
+
+class Retries:
+    """How a consumer hands messages back. ``max_retries`` None leaves the bound to the group's configuration."""
+
+    def __init__(self, client: Client, group: str, max_retries: int | None, suspend: float, spawn: Spawn) -> None:
+        self._client = client
+        self._group = group
+        self._max_retries = max_retries
+        self._suspend = suspend
+        self._spawn = spawn
+
+    async def elsewhere(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
+        """To the retry topic: they come again to any member. What cannot be handed back comes again here."""
+        most = -1 if self._max_retries is None else self._max_retries
+        stay = [
+            message
+            for message in messages
+            if not await send_back(self._client, self._group, message, delay_level, most)
+        ]
+        reader.finished([message for message in messages if message not in stay])
+        if stay:
+            self._spawn(partial(self._put_back_later, reader, stay, STAYS_HERE))
+
+    async def in_place(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
+        """In their queue, which waits for them; after the last try they are dead letters."""
+        most = self._max_retries
+        spent: list[ReceivedMessage] = []
+        for message in messages:
+            assert isinstance(message, ConsumerMessage)
+            dead = delay_level < 0 or (most is not None and message.delivery_attempt > most)
+            if dead and await send_back(self._client, self._group, message, -1, -1 if most is None else most):
+                spent.append(message)
+            else:
+                message.attempts = getattr(message, "attempts", 0) + 1
+        left = [message for message in messages if message not in spent]
+        if spent:
+            reader.finished(spent)
+        if left:
+            reader.busy = True
+            self._spawn(partial(self._put_back_later, reader, left, self._suspend))
+
+    async def _put_back_later(self, reader: QueueReader, messages: list[ReceivedMessage], seconds: float) -> None:
+        await anyio.sleep(seconds)
+        reader.put_back(messages)
 
 
 async def send_back(client: Client, group: str, message: ReceivedMessage, delay_level: int, max_retries: int) -> bool:

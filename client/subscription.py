@@ -34,7 +34,8 @@ class Subscription:
         problem = topic_problem(topic)
         if problem is not None:
             raise UsageError(problem)
-        self.topic = topic
+        self.topic: str = topic
+        self.data: SubscriptionData
         if isinstance(wanted, Sql):
             self.tags: frozenset[str] = frozenset()
             self.data = SubscriptionData(

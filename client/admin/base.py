@@ -25,7 +25,7 @@ class AdminBase(Lifecycle):
     ) -> None:
         super().__init__()
         self._own_client = client is None
-        self.client = client or Client(namesrv, options or ClientOptions(request_timeout=10.0))
+        self.client: Client = client or Client(namesrv, options or ClientOptions(request_timeout=10.0))
 
     async def _prepare(self) -> None:
         if self._own_client:

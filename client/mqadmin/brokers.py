@@ -9,7 +9,7 @@ from client.admin import Admin
 from client.errors import RocketMQError
 from client.mqadmin.shell import Commands, Output, one_of, show_time
 
-commands = Commands()
+commands: Commands = Commands()
 
 _broker = click.option("-b", "--brokerAddr", "broker", help="A broker's address.")
 _cluster = click.option("-c", "--clusterName", "cluster", help="A cluster's name: all its brokers.")

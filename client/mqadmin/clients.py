@@ -8,7 +8,7 @@ from client.admin import Admin
 from client.errors import RocketMQError
 from client.mqadmin.shell import Commands, Output, show_time
 
-commands = Commands()
+commands: Commands = Commands()
 
 _group = click.option("-g", "--consumerGroup", "group", required=True, help="The consumer group.")
 

@@ -11,7 +11,7 @@ from client.mqadmin.shell import Commands, Output, one_of, parse_time, show_time
 from protocol.body import SubscriptionGroupConfig
 from protocol.topic_rules import RETRY_PREFIX
 
-commands = Commands()
+commands: Commands = Commands()
 
 _broker = click.option("-b", "--brokerAddr", "broker", help="A broker's address.")
 _cluster = click.option("-c", "--clusterName", "cluster", help="A cluster's name: all its masters.")

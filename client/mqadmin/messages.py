@@ -11,7 +11,7 @@ from client.message import Message, MessageQueue, ReceivedMessage
 from client.mqadmin.shell import Commands, Output, parse_time, show_time
 from client.producer import Producer
 
-commands = Commands()
+commands: Commands = Commands()
 
 TOOLS_PRODUCER = "TOOLS_PRODUCER"
 

@@ -6,7 +6,7 @@ from client.admin import Admin
 from client.errors import UsageError
 from client.mqadmin.shell import Commands, Output
 
-commands = Commands()
+commands: Commands = Commands()
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 

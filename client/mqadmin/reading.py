@@ -12,7 +12,7 @@ from client.mqadmin.messages import message_fields
 from client.mqadmin.shell import Commands, Output, parse_time
 from client.pull_consumer import PullConsumer
 
-commands = Commands()
+commands: Commands = Commands()
 
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
 

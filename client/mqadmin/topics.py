@@ -13,7 +13,7 @@ from client.routes import TopicRoute
 from protocol.body import TopicConfig, encode_json
 from protocol.topic_rules import DLQ_PREFIX, RETRY_PREFIX
 
-commands = Commands()
+commands: Commands = Commands()
 
 _broker = click.option("-b", "--brokerAddr", "broker", help="A broker's address.")
 _cluster = click.option("-c", "--clusterName", "cluster", help="A cluster's name: all its masters.")
