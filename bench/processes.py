@@ -72,7 +72,7 @@ class BrokerProcess:
         } | properties
         self._conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
         self._command = [part.replace("{conf}", str(self._conf)) for part in command]
-        self._environment = {**os.environ, "WORK": str(root / f"{name}-home")}
+        self._environment = {**os.environ, "ROCKETMQ_HOME": str(root / f"{name}-home")}
         self.boot_seconds = 0.0
 
     def __enter__(self) -> Self:
