@@ -278,6 +278,7 @@ def test_a_consumer_goes_on_where_it_stopped(cluster: Cluster, java: JavaClient)
         producer.send(topic, messages(20))
         with java.consumer(cluster, group, {topic: "*"}) as consumer:
             consumer.received(20)
+            consumer.wait_for_position(topic, 20)
         assert sum(probe.committed_offset(cluster.broker.address, group, topic, n) or 0 for n in range(4)) == 20
         producer.send(topic, messages(12, "later"))
         with java.consumer(cluster, group, {topic: "*"}) as consumer:

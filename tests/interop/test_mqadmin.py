@@ -430,12 +430,14 @@ def test_offsets_of_a_group_that_is_not_there(stage: Stage, latest_java: JavaCli
     with latest_java.consumer(stage.cluster, group, {topic: "*"}) as consumer:
         stage.producer.send(topic, [message(f"m{number}") for number in range(8)])
         consumer.received(8)
+        consumer.wait_for_position(topic, 8)
     place = ("-b", stage.broker, "-q", "1", "-o", "2")
     output = stage.run("resetOffsetByTime", "-g", group, "-t", topic, "-s", "-1", *place)
     assert "reset consumer offset to 2" in output
     with latest_java.consumer(stage.cluster, group, {topic: "*"}) as consumer:
         got = consumer.received(2)
         assert sorted((record["queue"], record["offset"]) for record in got) == [(1, 2), (1, 3)]
+        consumer.wait_for_position(topic, 8)
     stage.producer.send(topic, [message(f"skipped{number}") for number in range(4)])
     lines = rows(stage.run("skipAccumulatedMessage", "-g", group, "-t", topic))
     assert sorted(lines) == [["broker-a", "0", "6"], ["broker-a", "1", "6"]]

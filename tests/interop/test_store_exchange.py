@@ -50,6 +50,7 @@ def test_brokers_take_turns(tmp_path: Path, latest_java: JavaClient, turns: list
                     assert producer.ask("viewUnique", topic=topic, msg_id=ids[f"{past}-9"])["body"] == f"{past}-9"
             with latest_java.consumer(cluster, group, {topic: "*"}, orderly=True) as consumer:
                 assert bodies(consumer.received(30))[:30] == bodies(specs)
+                consumer.wait_for_position(topic, len(expected))
             end = len(expected)
             wait_until(
                 lambda at=address, end=end: probe.committed_offset(at, group, topic, 0) == end,  # type: ignore[misc]

@@ -11,6 +11,8 @@ import json
 import random
 import re
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -286,6 +288,10 @@ def test_every_byte_survives_the_turns(chain: str, tmp_path: Path) -> None:
             check_served(v6, story.look())
     assert story.image is not None
     check_richness(story.image)
+    configuration = tmp_path / f"turn-{len(CHAINS[chain]) - 1}-{CHAINS[chain][-1][0]}" / "broker.conf"
+    verify = [sys.executable, "-c", "from broker.tools.cli import main; main()", "verify", "-c", str(configuration)]
+    told = subprocess.run([*verify, str(story.store)], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
 
 
 def check_richness(image: LogImage) -> None:

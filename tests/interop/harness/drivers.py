@@ -178,6 +178,13 @@ class Consumer:
         held = self.driver.call("consumer.queues", name=self.name)
         return {(one["topic"], one["broker"], one["queue"]) for one in held if not one["topic"].startswith("%RETRY%")}
 
+    def wait_for_position(self, topic: str, position: int) -> None:
+        """Until it would commit this sum of offsets: a message counts as received before it counts as done."""
+        wait_until(
+            lambda: self.driver.call("consumer.position", name=self.name, topic=topic) == position,
+            f"offsets of {position} in all at consumer {self.name}",
+        )
+
     def wait_for_queues(self, count: int) -> set[tuple[str, str, int]]:
         wait_until(lambda: len(self.queues()) == count, f"{count} queues at consumer {self.name}")
         return self.queues()

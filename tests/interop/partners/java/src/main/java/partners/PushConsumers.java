@@ -15,6 +15,8 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
+import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -32,6 +34,7 @@ final class PushConsumers {
         operations.put("consumer.queues", args -> Messages.showQueues(
             new ArrayList<>(named(args).consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl()
                 .getProcessQueueTable().keySet())));
+        operations.put("consumer.position", args -> named(args).position(args.text("topic")));
         operations.put("consumer.close", args -> {
             Receiver receiver = named(args);
             consumers.remove(args.text("name"));
@@ -169,6 +172,16 @@ final class PushConsumers {
             Set<Object> values = new HashSet<>();
             messages.forEach(message -> values.add(message.get(distinct)));
             return values.size();
+        }
+
+        /** The sum of the offsets behind the messages that are done, as this client will commit them. */
+        long position(String topic) {
+            DefaultMQPushConsumerImpl running = consumer.getDefaultMQPushConsumerImpl();
+            return running.getRebalanceImpl().getProcessQueueTable().keySet().stream()
+                .filter(queue -> queue.getTopic().equals(topic))
+                .mapToLong(queue -> running.getOffsetStore().readOffset(queue, ReadOffsetType.READ_FROM_MEMORY))
+                .filter(offset -> offset > 0)
+                .sum();
         }
 
         List<Map<String, Object>> failures() {
