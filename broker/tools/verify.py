@@ -25,6 +25,7 @@ from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 _CHUNK: Final = 512
 _SHOWN: Final = 20
+_FAR: Final = 1 << 62
 _PROGRESS_EVERY: Final = 1024
 _NO_QUEUE: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
 
@@ -294,7 +295,8 @@ class Verification:
         hashes = self._hashes_at(found.phy)
         self.report.keys += len(keys)
         for key in keys:
-            if key_hash(found.topic, key) not in hashes:
+            wanted = key_hash(found.topic, key)
+            if wanted not in hashes and not self._is_found(wanted, found.phy):
                 self.report.index.add(f"the record at {found.phy} is not found by {key!r}")
 
     def _hashes_at(self, phy: int) -> set[int]:
@@ -307,6 +309,11 @@ class Verification:
             entry = next(self._entries, None)
         self._entry = entry
         return hashes
+
+    def _is_found(self, wanted: int, phy: int) -> bool:
+        """As a query looks: after a kill RocketMQ puts entries again that stand further in front already."""
+        files = self._store.index_files
+        return any(phy in file.select(wanted, 0, _FAR, file.count, wait=True) for file in files)
 
     def _end_index(self) -> None:
         if self._entry is not None:
