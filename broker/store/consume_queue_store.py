@@ -140,7 +140,7 @@ class ConsumeQueueStore:
 
     def recount(self) -> None:
         """Count all queues anew, after recovery has moved some of them back."""
-        self._moved.clear()
+        self._moved = [queue for queue in self.loaded_queues() if queue.dirty]
         asleep = [state.next_offset for states in self._asleep.values() for state in states.values()]
         self.units, self.queues_with_units = sum(asleep), sum(map(bool, asleep))
         for queue in self.loaded_queues():

@@ -55,6 +55,11 @@ class DescriptorCache:
         if fd is not None:
             self._disk.close(fd)
 
+    def drop_in(self, directory: str) -> None:
+        """Close the descriptors of a queue's files: some of them go away, and others may come under their names."""
+        for path in [path for path in self._open if path.startswith(f"{directory}/")]:
+            self.drop(path)
+
     def close(self) -> None:
         """Close all."""
         while self._open:

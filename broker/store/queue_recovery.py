@@ -204,8 +204,10 @@ class QueueRecovery:
     def _cut(self, queue: ConsumeQueue, slot: int, end: int) -> None:
         behind = queue.written
         queue.cut(slot, end)
+        self._queues.descriptors.drop_in(queue.directory)
         erase_units(self._queues.disk, queue, max(behind, slot), self._queues.file_size)
 
     def _wipe(self, queue: ConsumeQueue) -> None:
+        self._queues.descriptors.drop_in(queue.directory)
         delete_queue_files(self._queues.disk, queue.directory)
         queue.restore(0, 0, 0, 0)

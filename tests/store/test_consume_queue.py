@@ -230,6 +230,7 @@ def test_a_queue_is_a_list(steps: list[tuple[str, int]]) -> None:
                 del model[keep:]
                 written = queue.written
                 queue.cut(keep, model[-1][0] + 100 if model else 0)
+                rig.store.descriptors.drop_in(queue.directory)
                 erase_units(rig.disk, queue, written, FILE_SIZE)
                 rig.store.recount()
             elif what == "g":
