@@ -58,7 +58,7 @@ run: $(VENV)/.run-stamp ## start a broker with its name server on 127.0.0.1; the
 pytest = $(compile) && $(BIN)/python -m pytest $(1) || { code=$$?; [ $$code -ne 5 ] || echo "$@: NO TEST WAS RUN" >&2; exit $$code; }
 
 test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
-	@$(call pytest,-m "not partners" $(ARGS))
+	@$(call pytest,-m "not partners and not slow" $(ARGS))
 
 test-partners: $(VENV)/.dev-stamp ## run the tests against the official clients (JDK with Maven, Node.js, Go)
 	@$(call pytest,-m partners tests/interop --ignore=tests/interop/test_store_exchange.py \
@@ -68,8 +68,8 @@ test-partners: $(VENV)/.dev-stamp ## run the tests against the official clients 
 test-exchange: $(VENV)/.dev-stamp ## take turns on one store with Apache's broker (JDK with Maven)
 	@$(call pytest,-m partners tests/interop/test_store_exchange.py tests/interop/test_store_turns.py $(ARGS))
 
-test-sdk: $(VENV)/.dev-stamp ## run the SDK's tests against Apache's broker too (JDK with Maven)
-	@$(call pytest,-m partners tests/client $(ARGS))
+test-sdk: $(VENV)/.dev-stamp ## run the SDK's tests against Apache's broker too, and its churn test (JDK with Maven)
+	@$(call pytest,-m "partners or slow" tests/client $(ARGS))
 
 test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages)
 	@$(call pytest,-m partners tests/docker tests/broker/metrics $(ARGS))
