@@ -4,12 +4,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import pytest
-import structlog
 from click.testing import CliRunner, Result
 
 from client import Consumer, Message, Producer
@@ -18,13 +16,6 @@ from client.mqadmin.shell import parse_time, show_time
 from tests.client.servers import Servers
 
 RUNNER = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def _log_set_up() -> Iterator[None]:
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 def run(servers: Servers, *words: str) -> Result:

@@ -21,13 +21,6 @@ from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTim
 Main = Callable[[], Awaitable[None]]
 
 
-@pytest.fixture(autouse=True)
-def fresh_logger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A logger that an earlier test has used may be bound to that test's set-up, where nothing can be captured."""
-    for module in ("remoting.client", "remoting.client_connection"):
-        monkeypatch.setattr(f"{module}._log", structlog.get_logger("remoting"))
-
-
 @pytest.fixture(params=["trio", "asyncio"])
 def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
     """Runs a test on each backend, within 10 s."""

@@ -1,7 +1,6 @@
 """Log lines, JSON lines, rotation."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,6 @@ import structlog
 
 from remoting.config import LogConfig, LogFormat, LogLevel
 from remoting.log_setup import RotatingFile, configure, set_level
-
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def test_console_line(capsys: pytest.CaptureFixture[str]) -> None:
