@@ -34,6 +34,8 @@ SMALL: Final = {
 }
 """What makes a broker quick to start and small on disk; any of it can be changed."""
 
+_REGISTRATION_SECONDS: Final = 10.0
+
 
 def configuration(directory: Path, changes: Mapping[str, object] | None = None) -> Configuration:
     """A configuration for a broker in ``directory``: SMALL, then ``changes`` by RocketMQ's keys."""
@@ -58,6 +60,7 @@ async def running_broker(
 ) -> AsyncIterator[BrokerController]:
     """A broker that serves within the block and is stopped in order behind it.
 
+    Its name servers know it and its topics when the block begins, but for those that cannot be reached.
     ``changes`` are configuration keys as RocketMQ spells them. Without ``directory`` a temporary one is used.
     """
     with tempfile.TemporaryDirectory(prefix="trimq-") as temporary:
@@ -65,6 +68,7 @@ async def running_broker(
         controller = BrokerController(settings, clock=clock, disk=disk)
         async with trio.open_nursery() as nursery:
             await nursery.start(controller.run)
+            await controller.parts.registration.registered(_REGISTRATION_SECONDS)
             try:
                 yield controller
             finally:

@@ -102,7 +102,7 @@ class BrokerOuterAPI:
         self._topics = topics
         self._clock = clock
         self._servers = {address: _NameServer(address) for address in addresses}
-        self._changes = 0
+        self._changes = 1  # the start is one: everything is to be told
         self._told = trio.Event()
         self._scope: trio.CancelScope | None = None
         self.address = address

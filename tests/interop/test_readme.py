@@ -101,5 +101,5 @@ def test_make_run(tmp_path: Path) -> None:
         assert "127.0.0.1:10911" in banner
         assert "127.0.0.1:9876" in banner
         assert "ASYNC_FLUSH" in banner
-        assert probe.cluster("127.0.0.1:9876")["broker-a"]
+        wait_until(lambda: "broker-a" in probe.cluster("127.0.0.1:9876"), "the broker is registered")
         assert (tmp_path / "home" / "store" / "commitlog").is_dir()
