@@ -13,11 +13,11 @@ from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.disk import RealDisk
 from broker.store.dispatcher import StoreDispatcher
-from broker.store.index_batch import Batch, PlainBatch, make_batch
 from broker.store.index_file import IndexShape
 from broker.store.index_service import IndexService
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
+from protocol.index_batch import Batch, PlainBatch, make_batch
 
 NOW_MS = 1_700_000_000_000
 SIZE = 1200

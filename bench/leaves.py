@@ -8,12 +8,12 @@ from pathlib import Path
 
 from bench.requests import BODY, send
 from broker.processors.message_text import pairs
-from broker.store.index_batch import make_batch
 from protocol import record
 from protocol.batch import decode_batch, encode_batch
 from protocol.frame import decode
 from protocol.hashing import crc32, string_hash
 from protocol.headers.send import SendMessageRequestHeaderV2
+from protocol.index_batch import make_batch
 from protocol.queue_unit import UNIT
 
 REPEATS = 5

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from broker.store.disk import Disk, Mapping
-from broker.store.index_batch import INT_MAX, Batch, seconds_since
+from protocol.index_batch import INT_MAX, Batch, seconds_since
 from protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE, entry_at, file_size, slot_at
 
 _COPY_STEP: Final = 1 << 20

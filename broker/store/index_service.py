@@ -14,10 +14,10 @@ import structlog
 import trio
 
 from broker.store.disk import Disk, make_durable_directory
-from broker.store.index_batch import Batch, key_hash_of, make_batch
 from broker.store.index_file import Cold, IndexFile, IndexShape
 from broker.store.running_flags import Flag, RunningFlags
 from protocol.file_names import index_name, is_index_name
+from protocol.index_batch import Batch, key_hash_of, make_batch
 from protocol.index_layout import entry_at
 
 _log = structlog.get_logger(__name__)

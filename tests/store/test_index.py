@@ -9,12 +9,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.store.index_batch import Batch, PlainBatch, make_batch, seconds_since
-from broker.store.index_batch_numpy import NumpyBatch
 from broker.store.index_file import Cold, IndexShape
 from broker.store.index_service import IndexService
 from broker.store.running_flags import RunningFlags
 from protocol.hashing import key_hash, string_hash
+from protocol.index_batch import Batch, PlainBatch, make_batch, seconds_since
+from protocol.index_batch_numpy import NumpyBatch
 from protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
 from tests.store.simdisk import SimDisk
 
@@ -80,7 +80,7 @@ def test_numpy_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) ->
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **more: Any) -> Any:
-        if name == "broker.store.index_batch_numpy":
+        if name == "protocol.index_batch_numpy":
             raise ImportError
         return real(name, *args, **more)
 

@@ -98,7 +98,7 @@ class PlainBatch:
 def make_batch() -> Batch:
     """The numpy form where numpy is installed, else the plain one."""
     try:
-        from broker.store.index_batch_numpy import NumpyBatch  # noqa: PLC0415 - numpy is optional
+        from protocol.index_batch_numpy import NumpyBatch  # noqa: PLC0415 - numpy is optional
     except ImportError:
         return PlainBatch()
     return NumpyBatch()

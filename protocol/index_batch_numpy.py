@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from broker.store.index_batch import key_hash_of
+from protocol.index_batch import key_hash_of
 from protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
 
 _VECTOR_WIDTH: Final = 200
