@@ -18,6 +18,7 @@ from broker.store.index_service import IndexService
 from broker.store.mapped_file import MappedFile
 from broker.store.types import QueryMessageResult
 from protocol import record
+from protocol.hashing import crc32
 from protocol.message import decode_properties
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
@@ -53,13 +54,14 @@ class MessageFinder:
     def look(self, phy: int) -> Any | None:
         """The record that begins at a log offset: a view (valid until the next await) or a copy.
 
-        b"" where there is none; None where it has to come from the device.
+        b"" where there is none or it is damaged; None where it has to come from the device.
         """
-        return _at_once(self._record(phy))
+        data = _at_once(self._record(phy))
+        return None if data is None else _if_whole(data)
 
     async def look_cold(self, phy: int) -> Any:
         """The same, waiting for the device."""
-        return await self._drive(self._record(phy))
+        return _if_whole(await self._drive(self._record(phy)))
 
     def _record(self, phy: int) -> Reads:
         if phy < self._log.min_offset or phy >= self._log.max_offset:
@@ -253,7 +255,21 @@ def _has_key(data: Any, topic: str, key: str, begin: int, end: int) -> bool:
     if not begin <= head.store_timestamp <= end or bytes(data[head.topic_at : head.topic_end]) != topic.encode():
         return False
     text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
-    return has_key(decode_properties(text), key)
+    return has_key(decode_properties(text), key) and _is_whole(data, head)
+
+
+def _is_whole(data: Any, head: record.RecordHead) -> bool:
+    """True where the body is the one that was stored: an index entry may lead to a record that recovery passed over."""
+    body = data[head.body_at : head.body_end]
+    return not body or crc32(body) == head.body_crc
+
+
+def _if_whole(data: Any) -> Any:
+    """A record's bytes; b"" where they are damaged."""
+    try:
+        return data if data and _is_whole(data, record.decode_head(data)) else b""
+    except record.RecordError:
+        return b""
 
 
 def _release(found: list[tuple[int, Any, MappedFile | None]]) -> None:

@@ -334,7 +334,10 @@ class SimDisk:
 
     def list(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
-        return sorted(name[len(prefix) :] for name in self._names if posixpath.dirname(name) == path and name != "/")
+        at = len(prefix)
+        return sorted(
+            name[at:] for name in self._names if name.startswith(prefix) and name.find("/", at) < 0 and len(name) > at
+        )
 
     def stat(self, path: str) -> FileInfo | None:
         if path not in self._names:
@@ -356,6 +359,10 @@ class SimDisk:
         if self.used() + PAGE * len(wanted) > self.capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         inode.blocks |= wanted
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        self._call("allocate", f"{offset}+{length}")
+        self._allocate(self._open[fd], offset, offset + length)
 
     def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False) -> None:
         inode = self._open[fd]

@@ -40,6 +40,19 @@ async def test_a_hash_that_is_the_same_by_chance_is_no_match() -> None:
         assert [found.body for found in await by_key(store, "BB")] == [b"two"]
 
 
+async def test_a_damaged_record_is_found_neither_by_key_nor_by_its_offset() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        whole = await put(store, b"whole", keys="key")
+        damaged = await put(store, b"damaged", keys="key")
+        body_at = disk.content(f"/store/commitlog/{0:020d}").index(b"damaged")
+        disk.flip(f"/store/commitlog/{0:020d}", body_at)
+        assert [found.body for found in await by_key(store, "key")] == [b"whole"]
+        for result, found in ((whole, True), (damaged, False)):
+            assert bool(store.look_message(result.physical_offset)) is found
+            assert bool(await store.look_message_cold(result.physical_offset)) is found
+
+
 async def test_the_newest_are_taken_and_given_in_order() -> None:
     clock = ManualClock()
     async with opened(SimDisk(), settings(max_msgs_num_batch=5), clock) as store:
