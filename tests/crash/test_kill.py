@@ -1,0 +1,17 @@
+"""The real process, killed under load: a few seeded kills; fifty of them are ``python -m tests.crash.kill``."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.kill import run
+
+
+@pytest.mark.timeout(180)
+async def test_a_kill_takes_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    report = await run(tmp_path, kills=3, seed=1)
+    assert not report.faults, report
+    assert report.lost == 0, report
+    assert report.kills == 3
+    assert report.stored >= report.acknowledged > 200
+    assert report.queries > 50
