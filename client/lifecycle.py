@@ -7,7 +7,7 @@ from typing import Final, Self, TypeVarTuple
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
 from client.errors import ClosedError
 
@@ -39,7 +39,9 @@ class Lifecycle:
             await self._prepare()
             host = anyio.create_task_group()
             await host.__aenter__()
-            await host.start(self._serve)
+            ready = anyio.Event()
+            host.start_soon(self._serve, ready)  # not start(): cancelled, that would wait for a task that is shielded
+            await ready.wait()
         except BaseException:
             await self._finish(host)
             raise
@@ -62,12 +64,12 @@ class Lifecycle:
         finally:
             await self._finish(self._host)
 
-    async def _serve(self, *, task_status: TaskStatus[None]) -> None:
+    async def _serve(self, ready: anyio.Event) -> None:
         """The task that everything else in the background is a child of."""
         with anyio.CancelScope(shield=True):
             async with self._serving(), anyio.create_task_group() as group:
                 self._group = group
-                task_status.started()
+                ready.set()
                 await self._stop.wait()
                 self._group = None
                 group.cancel_scope.cancel()

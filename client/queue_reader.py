@@ -41,7 +41,7 @@ class QueueReader:
     """The messages of one queue, as far as they are pulled, handed out and finished.
 
     ``run`` pulls until it is cancelled; ``on_ready`` is called when there is something to take again. In ``orderly``
-    mode nothing can be taken while something that was taken is not finished.
+    mode nothing can be taken while something that was taken is not finished; ``on_idle`` is called when it is.
     """
 
     def __init__(  # noqa: PLR0913 - a reader's surroundings
@@ -68,6 +68,7 @@ class QueueReader:
         self.buffer: deque[ReceivedMessage] = deque()
         self.orderly = orderly
         self.busy: bool = False
+        self.on_idle: Callable[[], None] | None = None
         self.dropped: bool = False
         self.owner = owner
         self.max_seen: int | None = None
@@ -110,7 +111,7 @@ class QueueReader:
             self.window.finished(message.queue_offset)
             self._bytes -= message.size
         if self.busy:
-            self.busy = False
+            self._idle()
             if self.buffer:
                 self._on_ready(self)
         if self._full:
@@ -120,8 +121,14 @@ class QueueReader:
         """Messages that were taken are to be taken again, first of all."""
         if not self.dropped:
             self.buffer.extendleft(reversed(messages))
-            self.busy = False
+        self._idle()
+        if self.buffer:
             self._on_ready(self)
+
+    def _idle(self) -> None:
+        self.busy = False
+        if self.on_idle is not None:
+            self.on_idle()
 
     # -- control ---------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ SOON: Final = 1.0
 LOCK_RENEWAL: Final = 20.0
 LOCK_LIFETIME: Final = 30.0
 """Seconds after which a lock that could not be renewed is not trusted any more; brokers keep it for 60."""
+NEVER: Final = float("-inf")
 
 
 class _Members(Struct, rename="camel"):
@@ -37,7 +38,12 @@ class _LockedQueues(Struct):
 
 
 class Rebalancer:
-    """The queues of a consumer. ``open_reader`` makes a reader of one, ``close_reader`` commits and forgets it."""
+    """The queues of a consumer. ``open_reader`` makes a reader of one, ``close_reader`` commits and forgets it.
+
+    An orderly consumer locks its queues at their brokers. What it may have locked is unlocked when it is not wanted,
+    however far the opening had come: a lock that is left behind keeps everybody off its queue for a minute. A queue
+    whose message is still in the program's hands is given up when that is finished.
+    """
 
     def __init__(
         self,
@@ -59,8 +65,10 @@ class Rebalancer:
         self._orderly = orderly
         self._wanted = anyio.Event()
         self._lock = anyio.Lock()
-        self._locked_at: dict[MessageQueue, float] = {}
+        self._locked_at: dict[MessageQueue, float] = {}  # NEVER: perhaps locked, nobody has said so
+        self._leaving: dict[MessageQueue, QueueReader] = {}
         self._incomplete = False
+        self._scope: anyio.CancelScope | None = None
         self.readers: dict[MessageQueue, QueueReader] = {}
         self.closed: bool = False
 
@@ -84,17 +92,21 @@ class Rebalancer:
     async def rebalance(self) -> None:
         """Makes the readers those that the members' shares say; a topic that cannot be asked for stays as it is."""
         async with self._lock:
-            if self.closed:
-                return
-            self._incomplete = False
-            for topic in self._topics():
-                try:
-                    await self._rebalance_topic(topic)
-                except TopicNotFoundError:
-                    self._incomplete = True
-                except RocketMQError as error:
-                    self._incomplete = True
-                    _log.info("rebalance failed", group=self._group, topic=topic, reason=str(error))
+            if not self.closed:
+                with anyio.CancelScope() as self._scope:
+                    await self._rebalance()
+
+    async def _rebalance(self) -> None:
+        self._incomplete = False
+        await self._release()
+        for topic in self._topics():
+            try:
+                await self._rebalance_topic(topic)
+            except TopicNotFoundError:
+                self._incomplete = True
+            except RocketMQError as error:
+                self._incomplete = True
+                _log.info("rebalance failed", group=self._group, topic=topic, reason=str(error))
 
     async def _rebalance_topic(self, topic: str) -> None:
         route = await self._client.routes.get(topic)
@@ -105,14 +117,22 @@ class Rebalancer:
         wanted = set(queues)
         for queue, reader in list(self.readers.items()):
             if queue.topic == topic and (queue not in wanted or reader.dropped):
-                await self._stop(queue)
-        fresh = [queue for queue in queues if queue not in self.readers]
-        if self._orderly and fresh:
-            held = await self._lock_queues(fresh)
-            self._incomplete |= len(held) < len(fresh)
-            fresh = [queue for queue in fresh if queue in held]
+                self._stop(queue)
+        await self._release()
+        fresh = [queue for queue in queues if queue not in self.readers and queue not in self._leaving]
+        if self._orderly:
+            await self._unlock(
+                [queue for queue in self._locked_at if queue.topic == topic and self._is_spare(queue, wanted)]
+            )
+            if fresh:
+                held = await self._lock_queues(fresh)
+                self._incomplete |= len(held) < len(fresh)
+                fresh = [queue for queue in fresh if queue in held]
         for queue in fresh:
             self.readers[queue] = await self._open_reader(queue)
+
+    def _is_spare(self, queue: MessageQueue, wanted: set[MessageQueue]) -> bool:
+        return queue not in wanted and queue not in self.readers and queue not in self._leaving
 
     async def _members(self, route: TopicRoute) -> list[str]:
         error: RocketMQError | None = None
@@ -131,25 +151,40 @@ class Rebalancer:
             return sorted(decode_json(reply.body, _Members).consumer_id_list)
         raise error or TopicNotFoundError(f"the route of {route.topic} has no broker")
 
-    async def _stop(self, queue: MessageQueue) -> None:
+    def _stop(self, queue: MessageQueue) -> None:
+        """Its next owner may begin when the program has finished what it has of it in its hands."""
         reader = self.readers.pop(queue)
         reader.drop()
-        await self._close_reader(reader)
+        reader.on_idle = self.now
+        self._leaving[queue] = reader
+
+    async def _release(self) -> None:
+        """Gives up what was taken away, as far as the program has finished with it."""
+        idle = {queue: reader for queue, reader in self._leaving.items() if not reader.busy}
+        await self._give_up(idle)
+        for queue in idle:
+            del self._leaving[queue]
+
+    async def _give_up(self, readers: dict[MessageQueue, QueueReader]) -> None:
+        async with anyio.create_task_group() as group:
+            for reader in readers.values():
+                group.start_soon(self._close_reader, reader)
         if self._orderly:
-            await self._unlock([queue])
+            await self._unlock(list(readers))
 
     async def stop_all(self) -> None:
         """Gives up every queue."""
+        self.closed = True
+        if self._scope is not None:
+            self._scope.cancel()
+        for reader in self.readers.values():
+            reader.drop()
         async with self._lock:
-            self.closed = True
-            queues = list(self.readers)
-            for queue in queues:
-                self.readers[queue].drop()
-            async with anyio.create_task_group() as group:
-                for queue in queues:
-                    group.start_soon(self._close_reader, self.readers.pop(queue))
+            await self._give_up(self.readers | self._leaving)
+            self.readers.clear()
+            self._leaving.clear()
             if self._orderly:
-                await self._unlock(queues)
+                await self._unlock(list(self._locked_at))
 
     # -- locks of orderly consumers --------------------------------------------------------------------------------
 
@@ -165,7 +200,7 @@ class Rebalancer:
         for queue, reader in self.readers.items():
             if queue in held:
                 reader.resume()
-            elif time.monotonic() - self._locked_at.get(queue, 0.0) > LOCK_LIFETIME:
+            elif time.monotonic() - self._locked_at.get(queue, NEVER) > LOCK_LIFETIME:  # another has it, or nobody says
                 reader.pause()
 
     async def _lock_queues(self, queues: list[MessageQueue]) -> set[MessageQueue]:
@@ -173,15 +208,23 @@ class Rebalancer:
         held: set[MessageQueue] = set()
         for name, ours in _by_broker(queues).items():
             body = LockBatchBody(consumer_group=self._group, client_id=self._client.id, mq_set=ours)
+            for queue in ours:
+                self._locked_at.setdefault(queue, NEVER)
+            asked = time.monotonic()
             try:
                 route = await self._client.routes.get(ours[0].topic)
                 address = await self._client.master(route, name)
                 reply = await self._client.request(address, RequestCode.LOCK_BATCH_MQ, {}, encode_json(body))
-                held.update(decode_json(reply.body, _LockedQueues).lock_ok_mq_set)
             except RocketMQError as error:
                 _log.info("queues cannot be locked", group=self._group, broker=name, reason=str(error))
-        now = time.monotonic()
-        self._locked_at.update(dict.fromkeys(held, now))
+                continue
+            got = set(decode_json(reply.body, _LockedQueues).lock_ok_mq_set)
+            held |= got
+            for queue in ours:
+                if queue in got:
+                    self._locked_at[queue] = asked
+                else:
+                    del self._locked_at[queue]
         return held
 
     async def _unlock(self, queues: list[MessageQueue]) -> None:
@@ -191,6 +234,8 @@ class Rebalancer:
                 route = await self._client.routes.get(ours[0].topic)
                 address = await self._client.master(route, name)
                 await self._client.request(address, RequestCode.UNLOCK_BATCH_MQ, {}, encode_json(body))
+                for queue in ours:
+                    self._locked_at.pop(queue, None)
             except RocketMQError as error:
                 _log.info("queues cannot be unlocked", group=self._group, broker=name, reason=str(error))
 

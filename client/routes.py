@@ -106,9 +106,13 @@ class RouteCache:
         data = await self._fetch(topic)
         if data is not None:
             return self._keep(TopicRoute(topic, data))
+        known = self._routes.get(topic)
+        if known is not None:
+            # A name server that has just started knows no topic before the brokers have registered. For one that was
+            # deleted the brokers say so.
+            return known
         template = await self._fetch(AUTO_CREATE_TOPIC) if create else None
         if template is None:
-            self._routes.pop(topic, None)
             raise TopicNotFoundError(f"no name server has a route for the topic {topic}", code=17)
         # Not kept: the next send asks again and finds the topic that the first one has created.
         return TopicRoute(topic, template, at_most=DEFAULT_QUEUES)

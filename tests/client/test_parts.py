@@ -1,17 +1,30 @@
 """Parts of the SDK without a server: windows, gates, routes, faults, errors, decoding."""
 
 import random
+from collections.abc import Callable
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import MessageQueue, NotStoredError, PerhapsStoredError, ReceivedMessage, TopicNotFoundError, UsageError
+from client import (
+    Client,
+    Consumer,
+    MessageQueue,
+    NotStoredError,
+    PerhapsStoredError,
+    Producer,
+    PullConsumer,
+    ReceivedMessage,
+    TopicNotFoundError,
+    UsageError,
+)
 from client.decode import split_messages
 from client.errors import error_for
 from client.faults import FaultTable
 from client.gate import Gate
+from client.lifecycle import Lifecycle
 from client.name_servers import parse_addresses
 from client.offsets import OffsetWindow
 from client.routes import RouteCache
@@ -150,6 +163,8 @@ async def test_routes_are_asked_for_once_and_templates_are_not_kept() -> None:
     assert found.member("b", 1) == "b:2"
     assert found.member("b", 7) == "b:1"
     assert cache.address_of("a") == "a:1"
+    del known["T"]
+    assert await cache.refresh("T") is found  # a name server that has just started knows nobody
     assert set(cache.addresses(masters_only=True)) == {"a:1", "b:1"}
 
 
@@ -190,3 +205,23 @@ def test_replies_are_split_into_messages() -> None:
     for broken in (record()[:-1], record() + b"\0", b"\0" * 100, b"\0"):
         with pytest.raises(RecordError):
             split_messages(broken, "broker-a", ReceivedMessage)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Client("127.0.0.1:1"),
+        lambda: Producer("p", namesrv="127.0.0.1:1"),
+        lambda: PullConsumer("g", namesrv="127.0.0.1:1"),
+        lambda: Consumer("g", "T", namesrv="127.0.0.1:1"),
+    ],
+    ids=["client", "producer", "pull_consumer", "consumer"],
+)
+async def test_opening_in_a_cancelled_scope_ends(make: Callable[[], Lifecycle]) -> None:
+    """Its tasks are shielded: nothing but opening itself can end them."""
+    with anyio.fail_after(10, shield=True), anyio.CancelScope() as scope:
+        scope.cancel()
+        async with make():
+            pytest.fail("it has opened")
+    assert scope.cancelled_caught
