@@ -183,7 +183,7 @@ class CleanService:
 
     async def delete_topics(self, topics: Iterable[str]) -> None:
         """Delete topics with all their queues; their records stay in the log until they expire."""
-        await self._cleaner.drop_topics(topics)
+        await self._cleaner.drop_topics(topics, lambda: self._files.max_offset, self._wall_ms)
         await self._save_checkpoint()
 
     async def clean_unused_topics(self, known: Iterable[str], present: Iterable[str]) -> list[str]:

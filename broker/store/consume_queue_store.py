@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
 from broker.store.disk import Disk
+from broker.store.dropped_topics import DroppedTopics
 from broker.store.queue_files import DescriptorCache, LoadedQueue, load_queue, read_units
 from protocol.file_names import offset_name
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
@@ -36,6 +37,7 @@ class ConsumeQueueStore:
         self.file_size = shape.units_per_file * UNIT_SIZE
         self.queues: dict[str, dict[int, ConsumeQueue]] = {}
         self.descriptors = DescriptorCache(disk, max_open_files)
+        self.dropped = DroppedTopics(disk, root)
         self.dirty: list[ConsumeQueue] = []
         """Queues with units that are not in their files yet."""
         self.on_new_files: Callable[[], None] = lambda: None

@@ -1,6 +1,6 @@
 """Consume queues follow the log: units of messages that are gone are not offered any more, their files are deleted."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import trio
@@ -64,10 +64,14 @@ class QueueCleaner:
             await self._disk.run(delete_queue_files, self._disk, queue.directory, offsets)
         return len(starts)
 
-    async def drop_topics(self, topics: Iterable[str]) -> None:
+    async def drop_topics(self, topics: Iterable[str], log_end: Callable[[], int], wall_ms: Callable[[], int]) -> None:
         """Delete topics with all their queues. A topic of the same name may be made again at once."""
         for topic in topics:
-            await self._drop(self._queues.drop_topic(topic), f"{self._queues.directory}/{topic}")
+            queues = self._queues.drop_topic(topic)
+            position, now = log_end(), wall_ms()
+            async with self._flush_queues.lock:
+                await self._queues.dropped.note(topic, position, now)
+                await self._delete(queues, f"{self._queues.directory}/{topic}")
 
     async def drop_expired(self) -> int:
         """Delete the queues of ordinary topics that have no message left in the log; how many."""
@@ -75,15 +79,16 @@ class QueueCleaner:
         for queue in list(self._queues.all_queues()):
             if queue.next_offset and queue.min_offset >= queue.next_offset and not is_system_topic(queue.topic):
                 self._queues.drop_queue(queue)
-                await self._drop([queue], f"{self._queues.directory}/{queue.topic}")
+                async with self._flush_queues.lock:
+                    await self._delete([queue], f"{self._queues.directory}/{queue.topic}")
                 count += 1
         return count
 
-    async def _drop(self, queues: list[ConsumeQueue], topic_directory: str) -> None:
-        async with self._flush_queues.lock:
-            for queue in queues:
-                await self._disk.run(delete_queue_files, self._disk, queue.directory)
-            await self._disk.run(remove_directories, self._disk, [topic_directory])
+    async def _delete(self, queues: list[ConsumeQueue], topic_directory: str) -> None:
+        """Under the writer's lock: the files of a new queue of that name come after those of the old one have gone."""
+        for queue in queues:
+            await self._disk.run(delete_queue_files, self._disk, queue.directory)
+        await self._disk.run(remove_directories, self._disk, [topic_directory])
 
 
 def _batches(queues: Iterator[ConsumeQueue], size: int) -> Iterator[list[ConsumeQueue]]:

@@ -6,7 +6,7 @@ from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore, QueueState
 from broker.store.log_scan import LogRecord, NoRecordError, RecordReader
 from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.queue_files import delete_queue_files, erase_units
+from broker.store.queue_files import LoadedQueue, delete_queue_files, erase_units
 from broker.store.queue_snapshot import read_snapshot
 from protocol.checkpoint_layout import CheckpointMark
 from protocol.queue_unit import UNIT, UNIT_SIZE
@@ -51,7 +51,11 @@ class QueueRecovery:
                 return mark.position
             self._queues.forget_all()
         for queue, loaded in self._queues.load(self._files.files[-1].end):
-            if loaded.why:
+            if self._is_dropped(queue, loaded):
+                self._note(f"queue {queue.topic}/{queue.queue_id} is of a topic that was deleted")
+                self._wipe(queue)
+                self._queues.drop_queue(queue)
+            elif loaded.why:
                 self._note(f"queue {queue.topic}/{queue.queue_id} is built anew: {loaded.why}")
                 self._wipe(queue)
         self._seen = {}
@@ -79,8 +83,17 @@ class QueueRecovery:
         phy, size, _ = UNIT.unpack_from(units)
         return phy + size == state.max_phy and not any(units[UNIT_SIZE:])
 
+    def _is_dropped(self, queue: ConsumeQueue, loaded: LoadedQueue) -> bool:
+        """True where all units of a queue are older than the deletion of its topic."""
+        dropped = self._queues.dropped.topics.get(queue.topic)
+        return dropped is not None and loaded.last_phy < dropped.position
+
     def _take_files(self, mark: CheckpointMark) -> bool:
         """The units below the mark, if there are as many as there were when it was written."""
+        late = [topic for topic, dropped in self._queues.dropped.topics.items() if dropped.position >= mark.position]
+        if late:
+            self._note(f"topics were deleted after the checkpoint: {', '.join(late)}")
+            return False
         for queue, loaded in self._queues.load(mark.position):
             if loaded.why:
                 self._note(f"queue {queue.topic}/{queue.queue_id}: {loaded.why}")
@@ -98,6 +111,8 @@ class QueueRecovery:
 
     def put(self, found: LogRecord, tags_code: int) -> None:
         """A record that belongs into a queue; in the order of the log."""
+        if self._queues.dropped.has(found.topic, found.phy, found.store_timestamp):
+            return
         queue = self._queues.find_or_create(found.topic, found.queue_id)
         if self._seen is None:
             self.rebuilt += queue.put(found.phy, found.size, tags_code, found.queue_offset)

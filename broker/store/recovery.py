@@ -98,6 +98,7 @@ class StoreRecovery:
         report = self.report
         if self._index is not None and self._index.load():
             self._note("damaged index files were deleted")
+        self._queues.dropped.load()
         if self._files.files:
             mark = self._trusted_mark()
             report.trusted = mark is not None
@@ -110,6 +111,7 @@ class StoreRecovery:
             await self._scan(start, mark, queues_from, index_from)
         else:
             self._start_empty()
+        self._queues.dropped.settle(self._files.min_offset, report.position)
         report.queues = sum(map(len, self._queues.topics().values()))
         report.seconds = time.perf_counter() - started
         self._tell()

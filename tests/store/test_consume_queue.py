@@ -364,7 +364,7 @@ async def test_a_topic_goes_with_its_files_and_can_be_made_again_at_once() -> No
     cleaner = QueueCleaner(rig.store, rig.flush)
     async with trio.open_nursery() as nursery:
         async with rig.flush.lock:
-            nursery.start_soon(cleaner.drop_topics, [TOPIC])
+            nursery.start_soon(cleaner.drop_topics, [TOPIC], lambda: 0, lambda: 0)
             await trio.testing.wait_all_tasks_blocked()
             rig.put(2)
         nursery.start_soon(rig.flush.write)

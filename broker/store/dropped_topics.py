@@ -1,0 +1,73 @@
+"""Which topics were deleted while their records are still in the log.
+
+A topic's queues go at once, its records stay until their files expire. A start that builds queues from the log must not
+bring a deleted topic back, nor take the old messages of a topic that was made again for the new one's: this file tells
+it how far the log belongs to topics that are gone. It is this broker's own; RocketMQ does not look at it.
+"""
+
+from typing import Final
+
+import msgspec
+import structlog
+
+from broker.store.disk import Disk, read_whole, write_durably
+
+_NAME: Final = "topics.dropped"
+
+_log = structlog.get_logger(__name__)
+
+
+class Dropped(msgspec.Struct, array_like=True, frozen=True):
+    """A topic's records below ``position``, stored up to ``wall_ms``, are of a topic that was deleted then."""
+
+    position: int
+    wall_ms: int
+
+
+class DroppedTopics:
+    """The file ``topics.dropped`` in a store's directory."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self._path = f"{root}/{_NAME}"
+        self.topics: dict[str, Dropped] = {}
+
+    def load(self) -> None:
+        """Read the file; one that cannot be read counts as none. Blocks."""
+        self.topics = {}
+        data = read_whole(self._disk, self._path)
+        if data:
+            try:
+                self.topics = msgspec.json.decode(data, type=dict[str, Dropped])
+            except msgspec.DecodeError as error:
+                _log.warning("dropped_topics_unreadable", path=self._path, error=str(error))
+
+    def has(self, topic: str, phy: int, store_timestamp: int) -> bool:
+        """True where a record is of a topic that has been deleted since."""
+        dropped = self.topics.get(topic)
+        return dropped is not None and phy < dropped.position and store_timestamp <= dropped.wall_ms
+
+    async def note(self, topic: str, position: int, wall_ms: int) -> None:
+        """A topic is deleted now that the log ends at ``position``; durable on return.
+
+        Where it cannot be written the topic goes all the same: a full disk is no reason to keep what somebody deletes.
+        """
+        self.topics[topic] = Dropped(position, wall_ms)
+        try:
+            await self._disk.run(write_durably, self._disk, self._path, msgspec.json.encode(self.topics))
+        except OSError as error:
+            _log.warning("dropped_topic_not_noted", topic=topic, error=str(error))
+
+    def settle(self, log_min: int, log_end: int) -> None:
+        """Recovery has found the log to reach from ``log_min`` to ``log_end``. Blocks. Raises OSError.
+
+        What comes behind that end belongs to topics that are there, also where the log had been longer before.
+        """
+        settled = {
+            topic: Dropped(min(dropped.position, log_end), dropped.wall_ms)
+            for topic, dropped in self.topics.items()
+            if dropped.position > log_min and log_end > log_min
+        }
+        if settled != self.topics:
+            self.topics = settled
+            write_durably(self._disk, self._path, msgspec.json.encode(settled))

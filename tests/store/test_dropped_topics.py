@@ -1,0 +1,99 @@
+import errno
+
+import pytest
+
+from tests.store.simdisk import Loss, SimDisk
+from tests.store.stores import TOPIC, drain, fill, killed, opened, settings
+
+PATH = "/store/topics.dropped"
+OTHER = "Other"
+
+
+def forget_mark(disk: SimDisk) -> None:
+    """The next start reads the whole log."""
+    disk.delete("/store/checkpoint")
+
+
+async def offsets(disk: SimDisk, topic: str = TOPIC) -> list[int] | None:
+    """Queue offsets that a consumer gets; None where there is no such topic."""
+    async with opened(disk) as store:
+        return [one.queue_offset for one in await drain(store, topic)] if topic in store.topics() else None
+
+
+async def test_a_deleted_topic_does_not_come_back_from_the_log() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 5)
+        await fill(store, 3, topic=OTHER)
+        await store.delete_topic(TOPIC)
+    disk = disk.power_cut()
+    forget_mark(disk)
+    assert await offsets(disk.copy()) is None
+    assert await offsets(disk, OTHER) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("loss", [Loss.NOTHING, Loss.ALL])
+async def test_a_topic_that_was_made_again_has_its_own_messages_and_no_others(loss: Loss) -> None:
+    """Whether or not the deletion of the old queue's files has reached the device."""
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 5)
+    async with killed(disk, settings(sync=True), loss=loss) as store:
+        await store.delete_topic(TOPIC)
+        await fill(store, 2)
+    assert await offsets(disk.power_cut()) == [0, 1]
+
+
+async def test_a_log_that_lost_its_end_does_not_lose_what_comes_then() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 2)
+    async with killed(disk, loss=Loss.ALL) as store:
+        await fill(store, 8)
+        end = store.max_phy_offset
+        disk.fail("data_sync", errno.EIO, 2)  # the deletion is durable, what it deleted is not
+        await store.delete_topic(TOPIC)
+        assert not disk.pending_failures()
+    disk = disk.power_cut()
+    async with killed(disk) as store:
+        assert store.max_phy_offset < end
+        first = store.max_offset(TOPIC, 0)
+        await fill(store, 3, first=first)
+    disk = disk.power_cut()
+    forget_mark(disk)
+    async with opened(disk) as store:
+        assert [one.queue_offset for one in await drain(store)] == [first, first + 1, first + 2]
+
+
+async def test_an_emptied_store_forgets_it() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 5)
+        await store.delete_topic(TOPIC)
+    for name in disk.list("/store/commitlog"):
+        disk.delete(f"/store/commitlog/{name}")
+    async with killed(disk) as store:
+        await fill(store, 4)
+    disk = disk.power_cut()
+    forget_mark(disk)
+    assert await offsets(disk) == [0, 1, 2, 3]
+
+
+async def test_a_full_disk_does_not_keep_a_topic() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 5)
+        disk.fail("create", errno.ENOSPC)
+        await store.delete_topic(TOPIC)
+        assert TOPIC not in store.topics()
+
+
+async def test_a_file_that_cannot_be_read_counts_as_none() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 5)
+    fd = disk.create(PATH, 0)
+    disk.pwrite(fd, b"{", 0)
+    disk.close(fd)
+    forget_mark(disk)
+    assert await offsets(disk) == [0, 1, 2, 3, 4]
