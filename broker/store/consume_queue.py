@@ -36,6 +36,7 @@ class ConsumeQueue:
         "directory",
         "dirty",
         "first_offset",
+        "known_from",
         "made_offset",
         "max_phy",
         "min_offset",
@@ -76,6 +77,8 @@ class ConsumeQueue:
         self.dirty = False
         """In the list of queues that the writer looks at."""
         self.deleted = False
+        self.known_from = 0
+        """Units from here on were put by this process, not found in a file."""
         self.counted = 0
         """The store's: this queue's part of the sum of all next offsets."""
 
@@ -83,7 +86,7 @@ class ConsumeQueue:
         """Take the state of a queue whose units are all in its files."""
         self.first_offset = first_offset
         self.min_offset = min_offset
-        self.next_offset = self.tail_offset = self.written = next_offset
+        self.next_offset = self.tail_offset = self.written = self.known_from = next_offset
         self.max_phy = max_phy
         self.tail.clear()
         self.made_offset = -(-next_offset // self.units_per_file) * self.units_per_file
@@ -140,6 +143,7 @@ class ConsumeQueue:
         else:
             del self.tail[(self.next_offset - self.tail_offset) * UNIT_SIZE :]
         self.written = min(self.written, self.next_offset)
+        self.known_from = min(self.known_from, self.next_offset)
         self.made_offset = min(self.made_offset, -(-self.next_offset // self.units_per_file) * self.units_per_file)
 
     # -- reading

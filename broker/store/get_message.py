@@ -14,7 +14,7 @@ from broker.config import MessageStoreConfig
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.hot_records import hot_records
+from broker.store.hot_records import Found, hot_records, known_records, tagged, views_of
 from broker.store.mapped_file import MappedFile
 from broker.store.stats import StoreStats
 from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
@@ -71,7 +71,7 @@ class MessageGetter:
         self._memory = self._ram * config.access_message_in_memory_max_ratio // 100
         self._scan_units = config.max_filter_message_size // UNIT_SIZE
         self._memory_limits = (
-            config.max_transfer_bytes_on_message_in_memory,
+            min(config.max_transfer_bytes_on_message_in_memory, FILLER_SIZE - 1),
             config.max_transfer_count_on_message_in_memory,
         )
         self._disk_limits = (
@@ -91,8 +91,10 @@ class MessageGetter:
             return None
         if filter is None:
             hot = self._get_hot(queue, offset, units, max_count, max_bytes)
-            if hot is not None:
-                return hot
+        else:
+            hot = self._get_tagged(queue, offset, units, max_count, max_bytes, filter)
+        if hot is not None:
+            return hot
         steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
         try:
             next(steps)
@@ -106,20 +108,52 @@ class MessageGetter:
         self, queue: ConsumeQueue, offset: int, units: bytes, max_count: int, max_bytes: int
     ) -> GetMessageResult | None:
         """The answer where all records lie in the memory of one file; None leaves it to the general way."""
-        first = int.from_bytes(units[:8], "big")
-        file = self._log.files.find(first)
-        if file is None or first < self._log.max_offset - self._memory:
+        file = self._hot_file(units)
+        if file is None:
             return None
-        found = hot_records(file, units, *self._limits(max_bytes, max_count, on_disk=False))
+        look = known_records if offset >= queue.known_from else hot_records
+        found = look(file, units, *self._limits(max_bytes, max_count, on_disk=False))
         if found is None:
             return None
+        return self._found(queue, file, found, offset + found[1])
+
+    def _get_tagged(
+        self, queue: ConsumeQueue, offset: int, units: bytes, max_count: int, max_bytes: int, filter: MessageFilter
+    ) -> GetMessageResult | None:
+        """The same for a filter by tags alone, among units that this process has put itself."""
+        codes: frozenset[int] | None = getattr(filter, "codes", None)
+        if codes is None or offset < queue.known_from:
+            return None
+        file = self._hot_file(units)
+        if file is None:
+            return None
+        limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=False)
+        chosen = tagged(units, codes, limit_bytes, limit_count)
+        if chosen is None:
+            return None
+        places, sizes, scanned = chosen
+        if not places:
+            self._stats.missed_times_total += 1
+            low, high = queue.min_offset, queue.next_offset
+            return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, offset + scanned, low, high)
+        found = views_of(file, places, sizes, limit_bytes)
+        return None if found is None else self._found(queue, file, found, offset + scanned)
+
+    def _hot_file(self, units: bytes) -> MappedFile | None:
+        """The log file of the first unit, unless that counts as on disk."""
+        first = int.from_bytes(units[:8], "big")
+        log = self._log.files
+        file = log.find(first)
+        return None if file is None or first < log.max_offset - self._memory else file
+
+    def _found(self, queue: ConsumeQueue, file: MappedFile, found: Found, following: int) -> GetMessageResult:
         buffers, count, size = found
         file.hold()
         stats = self._stats
         stats.transferred_messages_total += count
         stats.found_times_total += 1
         low, high = queue.min_offset, queue.next_offset
-        return GetMessageResult(_FOUND, offset + count, low, high, buffers, count, size, False, file.release)
+        return GetMessageResult(_FOUND, following, low, high, buffers, count, size, False, file.release)
 
     async def get_cold(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
@@ -154,7 +188,9 @@ class MessageGetter:
 
     def _limits(self, max_bytes: int, max_count: int, *, on_disk: bool) -> tuple[int, int]:
         size, count = self._disk_limits if on_disk else self._memory_limits
-        return min(size, max(max_bytes, _MIN_BYTES)), min(count, max_count)
+        if max_bytes < size:
+            size = max(max_bytes, _MIN_BYTES)
+        return size, min(count, max_count)
 
     def _refuse(self, queue: ConsumeQueue | None, offset: int) -> GetMessageResult:
         """The answer where there is no unit at ``offset``."""

@@ -2,10 +2,18 @@
 
 A queue whose messages stand between those of others has one run of bytes for each message: what is done for each is
 what a pull costs. Anything unusual (a filler, another file, bytes that are no record) is left to get_message.py.
+
+Units that this process has put itself (``known_records``) tell the truth about records that it has written itself, so
+that nothing is looked up for each of them. Others came out of files: each place is looked at (``hot_records``).
 """
 
 import struct
-from typing import Final
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from operator import add, eq
+from typing import Any, Final
 
 from broker.store.mapped_file import MappedFile
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
@@ -17,11 +25,117 @@ _FRONT: Final = struct.Struct(">II20xQ").unpack_from
 
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
+_BLOCK: Final = 40 * UNIT_SIZE
+"""Units that a look for tags unpacks at once: with most of them wanted, one block is a whole pull."""
 
-def hot_records(
-    file: MappedFile, units: bytes, limit_bytes: int, limit_count: int
-) -> tuple[list[memoryview], int, int] | None:
-    """Views of the records of ``units``, side by side ones as one, their number and size; None for anything unusual.
+Found = tuple[list[memoryview], int, int]
+"""Views of records, side by side ones as one, their number and size."""
+
+
+@lru_cache(maxsize=256)
+def unpacker(count: int) -> Callable[[bytes], tuple[Any, ...]]:
+    """What unpacks ``count`` units into one flat tuple: place, size and tag code of each, one after the other."""
+    return struct.Struct(">" + "qiq" * count).unpack
+
+
+def known_records(file: MappedFile, units: bytes, limit_bytes: int, limit_count: int) -> Found | None:
+    """Views of the records of ``units``, which this process has put itself; None for anything unusual.
+
+    At least one record, then as many as fit the limits (``limit_bytes`` is below FILLER_SIZE). The caller holds
+    ``file`` for as long as the views are used.
+    """
+    count = len(units) // UNIT_SIZE
+    if count > limit_count:
+        count = limit_count
+        units = units[: count * UNIT_SIZE]
+    fields = unpacker(count)(units)
+    return views_of(file, fields[::3], fields[1::3], limit_bytes)
+
+
+def views_of(file: MappedFile, places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int) -> Found | None:
+    """Views of records at rising log offsets, as many as fit; None where they are not all in the file's memory."""
+    total = sum(sizes)
+    if total > limit_bytes:
+        count = _fitting(sizes, limit_bytes)
+        if not count:
+            return None
+        places = places[:count]
+        sizes = sizes[:count]
+        total = sum(sizes)
+    start = file.start
+    begin = places[0] - start
+    end = places[-1] + sizes[-1] - start
+    if begin < file.hot_from or end > file.wrote:
+        return None
+    view = file.view
+    if end - begin == total:
+        return [view[begin:end]], len(sizes), total
+    if True in map(eq, map(add, places, sizes), places[1:]):
+        return _merged(view, start, places, sizes), len(sizes), total
+    if start:
+        places = tuple([place - start for place in places])
+    return [view[at : at + size] for at, size in zip(places, sizes, strict=True)], len(sizes), total
+
+
+def tagged(
+    units: bytes, codes: frozenset[int], limit_bytes: int, limit_count: int
+) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Places and sizes of the first units whose tag code is one of ``codes``, and how many units were scanned.
+
+    None for anything unusual: a filler, codes that are no 32-bit hashes, or so many bytes that they end the row.
+    """
+    places: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    scanned = largest = 0
+    for at in range(0, len(units), _BLOCK):
+        block = units[at : at + _BLOCK]
+        fields = unpacker(len(block) // UNIT_SIZE)(block)
+        tags = fields[2::3]
+        room = limit_count - len(places)
+        if codes.issuperset(tags):
+            chosen: range | list[int] = range(len(tags))
+        elif min(tags) >= -0x80000000 and max(tags) <= 0x7FFFFFFF:
+            chosen = [number for number, tag in enumerate(tags) if tag in codes]
+        else:
+            return None
+        looked_at = len(tags) if len(chosen) < room else chosen[room - 1] + 1
+        block_sizes = fields[1 : 3 * looked_at : 3]
+        largest = max(largest, *block_sizes)
+        if len(chosen) == len(tags):
+            places += fields[: 3 * looked_at : 3]
+            sizes += block_sizes
+        elif chosen:
+            places += tuple([fields[3 * number] for number in chosen[:room]])
+            sizes += tuple([fields[3 * number + 1] for number in chosen[:room]])
+        scanned += looked_at
+        if len(places) >= limit_count:
+            break
+    return None if sum(sizes) + largest > limit_bytes else (places, sizes, scanned)
+
+
+def _fitting(sizes: tuple[int, ...], limit_bytes: int) -> int:
+    """How many fit, at least one; 0 where a filler ends the row."""
+    count = bisect_right(list(accumulate(sizes)), limit_bytes)
+    if sizes[count] == FILLER_SIZE:
+        return 0
+    return count or 1
+
+
+def _merged(view: memoryview, start: int, places: tuple[int, ...], sizes: tuple[int, ...]) -> list[memoryview]:
+    buffers: list[memoryview] = []
+    begin = end = places[0] - start
+    for place, size in zip(places, sizes, strict=True):
+        at = place - start
+        if at != end:
+            buffers.append(view[begin:end])
+            begin = at
+        end = at + size
+    buffers.append(view[begin:end])
+    return buffers
+
+
+def hot_records(file: MappedFile, units: bytes, limit_bytes: int, limit_count: int) -> Found | None:
+    """The same for units that came out of a file.
 
     At least one record, then as many as fit the limits. Both ends of each run are checked to be the records that their
     units tell of. The caller holds ``file`` for as long as the views are used.
