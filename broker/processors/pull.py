@@ -4,21 +4,31 @@ What is found goes out as views into the commit log's mapped files; a body is ne
 coroutine. Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultHandler.
 """
 
-import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.config import BrokerConfig
-from broker.filters.tag import SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
+from broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
 from broker.processors.common import invalid, let_go, no_such_group, no_such_topic
+from broker.processors.pull_reply import (
+    BROADCASTING_FORBIDDEN,
+    BROKER_FORBIDDEN,
+    GROUP_FORBIDDEN,
+    NOT_FOUND,
+    SUBSCRIPTION_FORBIDDEN,
+    TOPIC_FORBIDDEN,
+    PullForbiddenError,
+    code_of,
+    forbidden,
+    pull_head,
+)
 from broker.services.consumers import BROADCASTING
 from broker.services.long_polling import PullRequest
 from broker.store.types import GetMessageResult, GetMessageStatus
-from protocol.body import PERM_READ, SubscriptionData, SubscriptionGroupConfig, TopicConfig
-from protocol.codes import VERSION, RequestCode, ResponseCode
-from protocol.command import LANGUAGE, RemotingCommand
+from protocol.body import PERM_READ, SubscriptionData
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
 from protocol.errors import RemotingError
-from protocol.frame import encode_head
 from protocol.headers.pull import PullMessageRequestHeader
 from protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from remoting.connection import Connection
@@ -28,47 +38,14 @@ from remoting.out_buffer import SMALL
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
 
-BROKER_FORBIDDEN: Final = 1
-GROUP_FORBIDDEN: Final = 2
-TOPIC_FORBIDDEN: Final = 3
-BROADCASTING_FORBIDDEN: Final = 4
-SUBSCRIPTION_FORBIDDEN: Final = 5
-
 _FILTERS_KEPT: Final = 10_000
-_NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
-_MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _LONGEST_CACHED: Final = 256
+_COPIED: Final = 64 * 1024
+"""Up to this much goes out as one buffer: one copy costs less than views, their owner and a vector for the kernel."""
 _FEW: Final = 2
 _MAX_BYTES: Final = 128 * 1024 * 1024
-_pack_words: Final = struct.Struct(">II").pack
-_TEMPLATE: Final = (
-    '{"code":%d,"extFields":{"groupSysFlag":"%d","maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
-    f'"suggestWhichBrokerId":"0","topicSysFlag":"%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%d,'
-    f'"remark":"%s","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-).encode()
-_BY_STATUS: Final = {
-    GetMessageStatus.FOUND: ResponseCode.SUCCESS,
-    GetMessageStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetMessageStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
-    GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
-    GetMessageStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_NOT_FOUND,
-    GetMessageStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_NOT_FOUND,
-    GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
-    GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
-    GetMessageStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
-}
-_CODES: Final = tuple(int(_BY_STATUS[status]) for status in GetMessageStatus)
-_NAMES: Final = tuple(status.name.encode() for status in GetMessageStatus)
-_EMPTY_QUEUE: Final = (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE)
-
-
-class PullForbiddenError(RemotingError):
-    """NO_PERMISSION with RocketMQ's number of the reason in the reply's header."""
-
-    def __init__(self, forbidden_type: int, remark: str) -> None:
-        super().__init__(ResponseCode.NO_PERMISSION, remark)
-        self.forbidden_type = forbidden_type
+_LITE: Final = int(RequestCode.LITE_PULL_MESSAGE)
+_FOUND: Final = GetMessageStatus.FOUND
 
 
 def _parsed_filter(text: str | None) -> TagFilter | None:
@@ -82,12 +59,13 @@ class PullMessageProcessor:
     """Checks a pull, asks the store, answers or holds the request until something comes."""
 
     def __init__(self, parts: "BrokerParts") -> None:
-        self._configuration = parts.configuration
+        self._section = parts.configuration.section
         self._topics = parts.topics.table
         self._find_group = parts.groups.find
         self._groups = parts.groups
         self._group_info = parts.consumers.group
         self._offsets = parts.offsets
+        self._commit_pull = parts.offsets.commit_pull
         self._holds = parts.long_polling
         self._count = parts.stats.group_get
         self._store = parts.store
@@ -104,7 +82,7 @@ class PullMessageProcessor:
         try:
             outcome = self._pull(request.connection, command, request.header, first=False)
         except PullForbiddenError as error:
-            outcome = _forbidden(command, error)
+            outcome = forbidden(command, error)
         except RemotingError as error:
             outcome = command.reply(error.code, error.remark)
         request.connection.settle(command, outcome)
@@ -114,37 +92,41 @@ class PullMessageProcessor:
         try:
             return self._pull(connection, command, command.header(PullMessageRequestHeader), first=True)
         except PullForbiddenError as error:
-            return _forbidden(command, error)
+            return forbidden(command, error)
 
     def _pull(
         self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, *, first: bool
     ) -> Outcome:
-        group, topic = self._check(command, header)
-        accept = self._filter(header, group)
-        arguments = (
-            header.topic,
-            header.queue_id,
-            header.queue_offset,
-            header.max_msg_nums,
-            _max_bytes(header),
-            accept,
-        )
-        reset = self._offsets.take_reset(header.topic, header.consumer_group, header.queue_id)
-        result = self._reset(header, reset) if reset is not None else self._store.get_message(*arguments)
-        pull = _Pull(connection, command, header, topic.topic_sys_flag, group.group_sys_flag, accept, first)
+        flags = self._check(command, header)
+        topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
+        if header.sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
+            accept = None
+        else:
+            accept = self._filter(header)
+        if self._offsets.reset_offset_table:
+            reset = self._offsets.take_reset(topic, group, queue_id)
+            if reset is not None:
+                return self._answer(connection, command, header, flags, accept, self._reset(header, reset), first)
+        limit = header.max_msg_bytes
+        if not limit or not 0 < limit < _MAX_BYTES:
+            limit = _MAX_BYTES
+        result = self._store.get_message(topic, queue_id, header.queue_offset, header.max_msg_nums, limit, accept)
         if result is None:
-            return self._pull_cold(pull)
-        return self._answer(pull, result)
+            return self._pull_cold(connection, command, header, flags, accept, limit, first)
+        if result.status is not _FOUND:
+            return self._answer(connection, command, header, flags, accept, result, first)
+        if first and header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commit(connection, header)
+        return self._found(connection, command, header, flags, result)
 
     # checks, in RocketMQ's order
 
-    def _check(
-        self, command: RemotingCommand, header: PullMessageRequestHeader
-    ) -> tuple[SubscriptionGroupConfig, TopicConfig]:
-        config = self._configuration.section(BrokerConfig)
+    def _check(self, command: RemotingCommand, header: PullMessageRequestHeader) -> tuple[int, int]:
+        """Whether the group may pull there; the flags of topic and group for the reply."""
+        config = self._section(BrokerConfig)
         if not config.broker_permission & PERM_READ:
             raise PullForbiddenError(BROKER_FORBIDDEN, "this broker hands out no messages (brokerPermission)")
-        if command.code == RequestCode.LITE_PULL_MESSAGE and not config.lite_pull_message_enable:
+        if command.code == _LITE and not config.lite_pull_message_enable:
             raise PullForbiddenError(BROKER_FORBIDDEN, "this broker serves no lite pulls (litePullMessageEnable)")
         group = self._find_group(header.consumer_group)
         if group is None:
@@ -160,9 +142,9 @@ class PullMessageProcessor:
             raise PullForbiddenError(TOPIC_FORBIDDEN, f"the topic {header.topic} hands out no messages (perm)")
         if not 0 <= header.queue_id < topic.read_queue_nums:
             raise invalid(f"the topic {header.topic} has {topic.read_queue_nums} queues to read, no {header.queue_id}")
-        return group, topic
+        return topic.topic_sys_flag, group.group_sys_flag
 
-    def _filter(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> TagFilter | None:
+    def _filter(self, header: PullMessageRequestHeader) -> TagFilter | None:
         """What the pull lets through, by the subscription in the request or by that of the group's heartbeats."""
         if header.sys_flag & PULL_SUBSCRIPTION:
             if not is_tag_type(header.expression_type):
@@ -174,7 +156,7 @@ class PullMessageProcessor:
                 return _parsed_filter(text)
             except SubscriptionError as error:
                 raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
-        subscription = self._subscription(header, group)
+        subscription = self._subscription(header)
         key = (header.consumer_group, header.topic)
         known = self._filters.get(key)
         if known is not None and known[0] is subscription:
@@ -187,14 +169,15 @@ class PullMessageProcessor:
         self._filters[key] = (subscription, accept)
         return accept
 
-    def _subscription(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> SubscriptionData:
+    def _subscription(self, header: PullMessageRequestHeader) -> SubscriptionData:
         name, topic = header.consumer_group, header.topic
         info = self._group_info(name)
         if info is None:
             raise RemotingError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"no heartbeat of the consumer group {name} has come yet"
             )
-        if not group.consume_broadcast_enable and info.message_model == BROADCASTING:
+        group = self._find_group(name)
+        if info.message_model == BROADCASTING and (group is None or not group.consume_broadcast_enable):
             raise PullForbiddenError(BROADCASTING_FORBIDDEN, f"the group {name} may not broadcast")
         if not self._groups.may_read(name, topic):
             raise PullForbiddenError(SUBSCRIPTION_FORBIDDEN, f"the group {name} may not read the topic {topic}")
@@ -221,116 +204,87 @@ class PullMessageProcessor:
             self._store.max_offset(header.topic, header.queue_id),
         )
 
-    async def _pull_cold(self, pull: "_Pull") -> Any:
-        header = pull.header
+    async def _pull_cold(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        flags: tuple[int, int],
+        accept: TagFilter | None,
+        limit: int,
+        first: bool,
+    ) -> Any:
         result = await self._store.get_message_cold(
-            header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, _max_bytes(header), pull.accept
+            header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, limit, accept
         )
-        return self._answer(pull, result)
+        return self._answer(connection, command, header, flags, accept, result, first)
 
-    def _answer(self, pull: "_Pull", result: GetMessageResult) -> Outcome:
-        header = pull.header
+    def _answer(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        flags: tuple[int, int],
+        accept: TagFilter | None,
+        result: GetMessageResult,
+        first: bool,
+    ) -> Outcome:
+        """Answer with whatever the store has said, or hold the pull."""
         status = result.status
-        code = _CODES[status]
-        if status in _EMPTY_QUEUE and header.queue_offset != 0:
-            code = _MOVED
-        if pull.first:
-            if code == _NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._hold(pull):
-                self._commit(pull)
+        code = code_of(status, header.queue_offset)
+        if first:
+            held = (
+                code == NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._hold(connection, command, header, accept)
+            )
+            if header.sys_flag & PULL_COMMIT_OFFSET and status is not GetMessageStatus.OFFSET_RESET:
+                self._commit(connection, header)
+            if held:
                 return HELD
-            if status is not GetMessageStatus.OFFSET_RESET:
-                self._commit(pull)
-        self._offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_begin_offset)
-        if status is GetMessageStatus.FOUND:
-            return self._found(pull, result)
+        if status is _FOUND:
+            return self._found(connection, command, header, flags, result)
+        self._commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_begin_offset)
         result.release()
-        return _head(pull, code, result, 0)
+        return pull_head(command, code, result, flags, 0)
 
-    def _hold(self, pull: "_Pull") -> bool:
-        header = pull.header
-        let_go(pull.command)
-        request = PullRequest(
-            pull.connection,
-            pull.command,
-            header,
-            header.topic,
-            header.queue_id,
-            header.queue_offset,
-            pull.accept,
-        )
+    def _hold(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        accept: TagFilter | None,
+    ) -> bool:
+        let_go(command)
+        request = PullRequest(connection, command, header, header.topic, header.queue_id, header.queue_offset, accept)
         return self._holds.hold(request, header.suspend_timeout_millis)
 
-    def _commit(self, pull: "_Pull") -> None:
-        header = pull.header
-        if header.sys_flag & PULL_COMMIT_OFFSET:
-            self._offsets.commit(
-                pull.connection.peer_text, header.consumer_group, header.topic, header.queue_id, header.commit_offset
-            )
+    def _commit(self, connection: Connection, header: PullMessageRequestHeader) -> None:
+        self._offsets.commit(
+            connection.peer_text, header.consumer_group, header.topic, header.queue_id, header.commit_offset
+        )
 
-    def _found(self, pull: "_Pull", result: GetMessageResult) -> Outcome:
-        header = pull.header
-        if pull.command.flag & 2:
+    def _found(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        flags: tuple[int, int],
+        result: GetMessageResult,
+    ) -> Outcome:
+        group, topic = header.consumer_group, header.topic
+        self._commit_pull(group, topic, header.queue_id, result.next_begin_offset)
+        if command.flag & 2:
             result.release()
             return None
-        self._count(header.consumer_group, header.topic, result.count, result.size)
-        head = _head(pull, 0, result, result.size)
-        if len(result.buffers) > _FEW and result.size < len(result.buffers) * SMALL:
-            # one copy of many small records costs less than so many buffers do on their way to the socket
-            reply = b"".join([head, *result.buffers])
-            result.buffers.clear()
+        buffers, size = result.buffers, result.size
+        self._count(group, topic, result.count, size)
+        head = pull_head(command, 0, result, flags, size)
+        if size <= _COPIED or (len(buffers) > _FEW and size < len(buffers) * SMALL):
+            reply = b"".join([head, *buffers])
+            buffers.clear()
             result.release()
             return reply
-        pull.connection.write_owned([head, *result.buffers], result.release)
+        connection.write_owned([head, *buffers], result.release)
         return None
-
-
-class _Pull(NamedTuple):
-    """A pull that has passed the checks."""
-
-    connection: Connection
-    command: RemotingCommand
-    header: PullMessageRequestHeader
-    topic_sys_flag: int
-    group_sys_flag: int
-    accept: TagFilter | None
-    first: bool
-
-
-def _head(pull: _Pull, code: int, result: GetMessageResult, body_size: int) -> bytes:
-    """Length word and header of the reply; the body is sent behind it."""
-    command = pull.command
-    if command.encoding:
-        ext = {
-            "suggestWhichBrokerId": "0",
-            "nextBeginOffset": str(result.next_begin_offset),
-            "minOffset": str(result.min_offset),
-            "maxOffset": str(result.max_offset),
-            "topicSysFlag": str(pull.topic_sys_flag),
-            "groupSysFlag": str(pull.group_sys_flag),
-        }
-        return encode_head(command.reply(code, result.status.name, ext), body_size)
-    header = _TEMPLATE % (
-        code,
-        pull.group_sys_flag,
-        result.max_offset,
-        result.min_offset,
-        result.next_begin_offset,
-        pull.topic_sys_flag,
-        command.opaque,
-        _NAMES[result.status],
-    )
-    size = len(header)
-    return _pack_words(size + 4 + body_size, size) + header
-
-
-def _max_bytes(header: PullMessageRequestHeader) -> int:
-    """What the client takes at most; the store has limits of its own."""
-    wanted = header.max_msg_bytes
-    return wanted if wanted and 0 < wanted < _MAX_BYTES else _MAX_BYTES
-
-
-def _forbidden(command: RemotingCommand, error: PullForbiddenError) -> RemotingCommand:
-    return command.reply(error.code, error.remark, {"forbiddenType": str(error.forbidden_type)})
 
 
 def _no_such_filter(expression_type: str | None) -> RemotingError:
