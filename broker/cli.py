@@ -168,6 +168,12 @@ def durability(store: MessageStoreConfig) -> str:
     if store.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         return "means on the disk: the message survives a power cut (flushDiskType=SYNC_FLUSH)"
     seconds = store.flush_commit_log_thorough_interval / 1000
+    if store.transient_store_pool_enable:
+        return (
+            "means in the memory of this process: a crash of it can take what came in the last"
+            f" {store.commit_thorough_ms} ms, a power cut what came in the last {seconds:g} s"
+            " (flushDiskType=ASYNC_FLUSH, transientStorePoolEnable=true)"
+        )
     return (
         "means in the memory of the operating system: the message survives a crash of this process; a power cut can"
         f" take what came in the last {store.flush_interval_commit_log / 1000:g} to {seconds:g} s"

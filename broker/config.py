@@ -239,7 +239,6 @@ _UNSUPPORTED_VALUES = {
     # keys whose RocketMQ default is what happens here anyway: no warning for a file that spells the default out
     "storeType": "default",
     "enablePropertyFilter": "false",
-    "transientStorePoolEnable": "false",
     "duplicationEnable": "false",
     "aclEnable": "false",
     "enableDLegerCommitLog": "false",

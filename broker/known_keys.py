@@ -65,7 +65,7 @@ INERT: Final = _table(
     (
         "files are made ready ahead of the writer in another way",
         """
-        warmMapedFileEnable flushLeastPagesWhenWarmMapedFile writeWithoutMmap mappedFileSwapEnable
+        flushLeastPagesWhenWarmMapedFile writeWithoutMmap mappedFileSwapEnable
         commitLogForceSwapMapInterval commitLogSwapMapInterval commitLogSwapMapReserveFileNum
         logicQueueForceSwapMapInterval logicQueueSwapMapInterval cleanSwapedMapInterval
         logicQueueSwapMapReserveFileNum putConsumeQueueDataByFileChannel dataReadAheadEnable
@@ -215,13 +215,6 @@ UNSUPPORTED: Final = _table(
         metricsInDelta enableRemotingMetrics enableMessageStoreMetrics enablePopMetrics
         enableConnectionMetrics enableTransactionMetrics enableStatsMetrics enableRequestMetrics
         enableLagAndDlqMetrics estimateAccumulation
-        """,
-    ),
-    (
-        "the write buffer outside the page cache is not there",
-        """
-        transientStorePoolEnable transientStorePoolSize fastFailIfNoBufferInStorePool
-        commitIntervalCommitLog commitCommitLogLeastPages commitCommitLogThoroughInterval
         """,
     ),
     (

@@ -96,6 +96,33 @@ class MessageStoreConfig:
     flush_commit_log_thorough_interval: int = option(
         10000, "After this time flush whatever waits.", unit="ms", minimum=1
     )
+    transient_store_pool_enable: bool = option(
+        False,
+        "ASYNC_FLUSH: write messages to memory of the broker's own first. A send never waits for the page cache then, "
+        "but a crash of the broker loses what was acknowledged and not yet committed to the file. Of no effect with "
+        "SYNC_FLUSH.",
+    )
+    transient_store_pool_size: int = option(
+        5,
+        "Most commit log files that have such memory at once. It is taken as it is used, and locked as far as the "
+        "limit of locked memory (ulimit -l) allows.",
+        minimum=1,
+        maximum=1000,
+    )
+    fast_fail_if_no_buffer_in_store_pool: bool = option(
+        False, "Refuse messages when all of it is in use; otherwise the next file is written through the page cache."
+    )
+    commit_interval_commit_log: int = option(
+        200, "Time between two looks at what has not been committed.", unit="ms", minimum=1
+    )
+    commit_commit_log_least_pages: int = option(4, "Commit only when at least so many pages of 4 KiB wait.", minimum=0)
+    commit_commit_log_thorough_interval: int = option(
+        200, "After this time commit whatever waits.", unit="ms", minimum=1
+    )
+    warm_maped_file_enable: bool = option(
+        False,
+        "Make the whole of a commit log file ready for writing when it is made, not only what will be needed next.",
+    )
     flush_interval_consume_queue: int = option(
         1000, "Time between two flushes of the consume queues.", unit="ms", minimum=1
     )
@@ -223,7 +250,17 @@ class MessageStoreConfig:
                 "diskSpaceCleanForciblyRatio",
                 f"at most diskSpaceWarningLevelRatio ({self.disk_space_warning_level_ratio})",
             )
+        if self.fast_fail_if_no_buffer_in_store_pool and self.transient_store_pool_size < 2:
+            return (
+                "transientStorePoolSize",
+                "at least 2 with fastFailIfNoBufferInStorePool: two files are open at once",
+            )
         return None
+
+    @property
+    def commit_thorough_ms(self) -> int:
+        """How old what has not been committed gets: the transient store pool."""
+        return self.commit_interval_commit_log + self.commit_commit_log_thorough_interval
 
     @property
     def root(self) -> Path:

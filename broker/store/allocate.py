@@ -1,11 +1,12 @@
 """Space for the commit log, ahead of the writer: the next step of the current file, and the next file.
 
 A page is only stored into once it has its block; posix_fallocate and the first touch of the pages run in a thread here
-(RocketMQ's AllocateMappedFileService, which writes a zero to each page where warmMapedFileEnable asks for it).
+(RocketMQ's AllocateMappedFileService). With warmMapedFileEnable whole files are made ready, a step at a time.
 """
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
@@ -15,6 +16,7 @@ from broker.store.commit_log import CommitLog
 from broker.store.disk import Disk, DiskSpace
 from broker.store.mapped_file import MappedFile
 from broker.store.running_flags import Flag, RunningFlags
+from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RETRY_SECONDS: Final = 1.0
@@ -47,8 +49,15 @@ class AllocateMappedFileService:
         step: int,
         hot_bytes: int,
         durable: bool = False,
+        warm: bool = False,
+        pool: TransientStorePool | None = None,
+        fail_fast: bool = False,
     ) -> None:
-        """``hot_bytes``: how far back reads use the map. ``durable``: zeros onto the device ahead."""
+        """``hot_bytes``: how far back reads use the map. ``durable``: zeros onto the device ahead.
+
+        ``warm``: files are made ready from end to end. ``pool``: new files get a write buffer; where there is none left
+        they are written through their map, or with ``fail_fast`` not made.
+        """
         self._log = log
         self._files = log.files
         self._disk: Disk = log.files.disk
@@ -57,6 +66,12 @@ class AllocateMappedFileService:
         self._step = min(step, _FIRST_STEP)
         self._hot_bytes = hot_bytes
         self._durable = durable
+        self._warm = warm
+        self._pool = pool
+        self._fail_fast = fail_fast
+        self._making = False
+        if pool is not None:
+            pool.on_returned = lambda: self._wake.set()  # noqa: PLW0108 - another event each time
         self._wake = trio.Event()
         self._last_step_at = float("-inf")
         self._stopping = False
@@ -80,6 +95,13 @@ class AllocateMappedFileService:
         self._wants_next = file is None
         self.poke()
         return file
+
+    @property
+    def lacks_buffer(self) -> bool:
+        """True while the next file is not made because there is no write buffer for it."""
+        if not self._fail_fast or self._pool is None or self._pool.available:
+            return False
+        return self.next_file is None and not self._making
 
     # -- the task
 
@@ -146,11 +168,14 @@ class AllocateMappedFileService:
         ahead = file.reserved - file.wrote
         if self._wanted and ahead >= self._wanted:
             self._wanted = 0
-        if file.reserved < file.size and (ahead <= self._step // 2 or ahead < self._wanted):
+        if file.reserved < file.size and (ahead <= self._step // 2 or ahead < self._wanted or self._warm):
             end = max(file.reserved + self._step, file.wrote + self._wanted)
             return _Task(file, file.reserved, min(file.size, end))
         if self.next_file is None and (self._wants_next or file.size - file.wrote <= self._next_file_border()):
-            return _Task(None, file.end, self._step)
+            return None if self.lacks_buffer else _Task(None, file.end, self._step)
+        following = self.next_file
+        if self._warm and following is not None and following.reserved < following.size:
+            return _Task(following, following.reserved, min(following.size, following.reserved + self._step))
         return None
 
     def _next_file_border(self) -> int:
@@ -173,8 +198,7 @@ class AllocateMappedFileService:
         file = task.file
         if file is None:
             path = self._files.path_of(task.begin)
-            size = self._files.size
-            made = await self._disk.run(MappedFile.create, self._disk, path, task.begin, size, task.end)
+            made = await self._create(path, task)
             if self._stopping:
                 await self._disk.run(self._remove, made)
                 return
@@ -195,6 +219,23 @@ class AllocateMappedFileService:
         if self._flags.has(Flag.NO_SPACE):
             self._flags.clear(Flag.NO_SPACE)
             _log.info("space_is_back", directory=self._files.directory)
+
+    async def _create(self, path: str, task: _Task) -> MappedFile:
+        buffer = self._pool.borrow() if self._pool is not None else None
+        make = partial(PooledMappedFile, buffer) if buffer is not None else None
+        if self._pool is not None and buffer is None:
+            _log.warning("no_write_buffer", file=path, buffers=self._pool.size)
+        self._making = True
+        try:
+            return await self._disk.run(
+                MappedFile.create, self._disk, path, task.begin, self._files.size, task.end, make
+            )
+        except BaseException:
+            if self._pool is not None and buffer is not None:
+                self._pool.give_back(buffer)
+            raise
+        finally:
+            self._making = False
 
     def _ready(self, file: MappedFile, begin: int, end: int) -> None:
         file.reserve_range(begin, end, durable=self._durable)

@@ -340,7 +340,7 @@ class CommitLog:
         blank = following.start
         if file is not None and file.wrote < file.size:
             blank = file.start + file.wrote
-            record.BLANK.pack_into(file.view, file.wrote, file.size - file.wrote, record.MAGIC_BLANK)
+            record.BLANK.pack_into(file.buffer, file.wrote, file.size - file.wrote, record.MAGIC_BLANK)
             file.wrote = file.size
         self.files.append(following)
         self._file = following

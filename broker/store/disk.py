@@ -108,6 +108,10 @@ class Disk(Protocol):
         """
         ...
 
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        """Blocks for bytes that only ``pwrite`` will write; ENOSPC as for ``reserve``."""
+        ...
+
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write all of ``data`` at ``offset``; the file grows where needed."""
         ...
@@ -239,6 +243,10 @@ class RealDisk:
         at = 0
         while at < length:
             at += os.readv(self._zero, [view[at : at + _TOUCH_STEP]])
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        if length:
+            os.posix_fallocate(fd, offset, length)
 
     @staticmethod
     def _write_zeros(fd: int, offset: int, end: int) -> None:

@@ -106,7 +106,7 @@ class LogSync:
 
     async def _flush(self) -> bool:
         timestamp = self._log.last_store_timestamp
-        dirty = [(file, file.wrote) for file in self._log.files.files if file.flushed < file.wrote]
+        dirty = [(file, file.committed) for file in self._log.files.files if file.flushed < file.committed]
         for file, end in dirty:
             if file.destroyed:  # it expired while an older one was synced
                 continue

@@ -6,9 +6,11 @@ Positions are bytes from the file's beginning::
          durable    records  room for a record that leaves 8 bytes
 
 A page is only stored into below ``reserved``: there it has its block, and a full disk can no longer kill the process.
-Source: RocketMQ's DefaultMappedFile; never truncated and never written by write(2), unlike there.
+Source: RocketMQ's DefaultMappedFile; unlike there never truncated, and never written by write(2) but in
+transient_store_pool.py.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from broker.store.disk import Disk, Mapping
@@ -60,22 +62,31 @@ class MappedFile:
         self.destroyed = False
 
     @classmethod
-    def create(cls, disk: Disk, path: str, start: int, size: int, reserve: int) -> "MappedFile":
+    def create(
+        cls,
+        disk: Disk,
+        path: str,
+        start: int,
+        size: int,
+        reserve: int,
+        make: "Callable[[Disk, str, int, int, int], MappedFile] | None" = None,
+    ) -> "MappedFile":
         """A new file with its first ``reserve`` bytes ready; its name and length are durable when this returns.
 
-        Blocks: call it through ``disk.run``. OSError (ENOSPC above all) leaves nothing behind.
+        ``make`` makes another kind of file. Blocks: call it through ``disk.run``. OSError (ENOSPC above all) leaves
+        nothing behind.
         """
         fd = disk.create(path, size)
         try:
-            file = cls(disk, path, start, size, fd)
+            file = (make or cls)(disk, path, start, size, fd)
             try:
                 file.hot_from = 0
                 reserve = min(reserve, size)
-                disk.reserve(fd, 0, file.view[:reserve])
+                file.reserve_range(0, reserve)
                 disk.data_sync(fd)
                 disk.sync_directory(path.rpartition("/")[0])
             except BaseException:
-                file._unmap()
+                file.unmap()
                 raise
         except BaseException:
             disk.close(fd)
@@ -100,6 +111,11 @@ class MappedFile:
     def end(self) -> int:
         """Log offset behind the file's last byte."""
         return self.start + self.size
+
+    @property
+    def committed(self) -> int:
+        """Records below are in the file: all of them, where they are written into its map."""
+        return self.wrote
 
     @property
     def is_full(self) -> bool:
@@ -151,7 +167,7 @@ class MappedFile:
         """Count a reader off; the last one of a destroyed file unmaps it."""
         self._holders -= 1
         if self.destroyed and not self._holders:
-            self._unmap()
+            self.unmap()
             self._disk.close(self.fd)
 
     def destroy(self) -> None:
@@ -172,10 +188,11 @@ class MappedFile:
     def _retire(self) -> None:
         self.destroyed = True
         if not self._holders:
-            self._unmap()
+            self.unmap()
             self._disk.close(self.fd)
 
-    def _unmap(self) -> None:
+    def unmap(self) -> None:
+        """Give the memory back; nobody reads it."""
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
             mapping.close()

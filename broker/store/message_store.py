@@ -218,6 +218,8 @@ class MessageStore:
         )
         self._checkpoints = checkpoints
         self._reput = ReputMessageService(self.commit_log, self.dispatcher, self.stats, lambda: path.readable_offset)
+        if path.commit is not None:
+            path.commit.on_committed = self._reput.wake
         self._clean = CleanService(
             self.files,
             QueueCleaner(self.queues, self.flush_queues),
@@ -285,8 +287,9 @@ class MessageStore:
 
     @property
     def max_phy_offset(self) -> int:
-        """Where the log ends."""
-        return self.commit_log.max_offset
+        """Where the log ends; with the transient store pool, where what has been committed ends."""
+        commit = self.write_path.commit
+        return self.commit_log.max_offset if commit is None else commit.committed_offset
 
     @property
     def flushed_offset(self) -> int:

@@ -1,7 +1,8 @@
 """The way of a message into the log: append, dispatch, flush, and who waits for what.
 
 ASYNC_FLUSH: a record is dispatched in the turn that brought it, and its result is ready at once. SYNC_FLUSH: both
-happen once it is durable (flush.py). Whoever finds no room waits in the put-message lock (put_lock.py).
+happen once it is durable (flush.py). With the transient store pool the result is ready at once, and ReputMessageService
+dispatches what has been committed (commit.py). Whoever finds no room waits in the put-message lock (put_lock.py).
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,13 @@ import trio
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.allocate import AllocateMappedFileService
+from broker.store.commit import CommitRealTimeService
 from broker.store.commit_log import CommitLog
 from broker.store.flush import FlushRealTimeService, GroupCommitService, LogSync, SyncPlace
 from broker.store.put_lock import Put, PutMessageLock
 from broker.store.running_flags import Flag, RunningFlags
 from broker.store.stats import StoreStats
+from broker.store.transient_store_pool import make_pool
 from broker.store.types import (
     Dispatcher,
     MessageBatch,
@@ -50,8 +53,16 @@ class WritePath:
         self._dispatcher = dispatcher
         self._dispatch_record = dispatcher.dispatch
         self._delay_ms = delay_ms
+        pool = make_pool(config)
         self.room = AllocateMappedFileService(
-            log, flags, step=config.commit_log_reserve_step, hot_bytes=hot_bytes, durable=sync_flush
+            log,
+            flags,
+            step=config.commit_log_reserve_step,
+            hot_bytes=hot_bytes,
+            durable=sync_flush,
+            warm=config.warm_maped_file_enable,
+            pool=pool,
+            fail_fast=config.fast_fail_if_no_buffer_in_store_pool,
         )
         self.lock = PutMessageLock(
             self._append,
@@ -78,13 +89,30 @@ class WritePath:
                 timed=config.flush_commit_log_timed,
             )
             log.on_roll = dispatcher.rolled
+        self.commit: CommitRealTimeService | None = None
+        if pool is not None:
+            self.commit = CommitRealTimeService(
+                log,
+                flags,
+                pool,
+                interval=config.commit_interval_commit_log / 1000,
+                least_pages=config.commit_commit_log_least_pages,
+                thorough=config.commit_commit_log_thorough_interval / 1000,
+            )
+            log.on_roll = lambda _blank, _next: None
+        self._dispatches_at_once = self._group is None and self.commit is None
         self._ended: trio.Event | None = None
         log.start_appending(self.room)
 
     @property
     def readable_offset(self) -> int:
-        """Records below may be read and dispatched: all under ASYNC_FLUSH, the durable ones under SYNC_FLUSH."""
-        return self.sync.flushed_offset if self._group is not None else self.log.max_offset
+        """Records below may be read and dispatched: all under ASYNC_FLUSH, the durable ones under SYNC_FLUSH.
+
+        With the transient store pool those that are in their file.
+        """
+        if self._dispatches_at_once:
+            return self.log.max_offset
+        return self.commit.committed_offset if self.commit is not None else self.sync.flushed_offset
 
     # -- puts
 
@@ -97,7 +125,7 @@ class WritePath:
         result = self.log.append(message)
         if result is None:
             return self.lock.wait(message, on_done)
-        if self._group is not None or result.status:
+        if result.status or not self._dispatches_at_once:
             return self._finish(message, result, on_done)
         stats = self._stats
         stats.put_message_times_total += 1
@@ -131,7 +159,11 @@ class WritePath:
         return self._finish(batch, result, on_done)
 
     def _append(self, put: Put) -> PutMessageResult | None:
-        return self.log.append(put) if isinstance(put, MessageInner) else self.log.append_batch(put)
+        result = self.log.append(put) if isinstance(put, MessageInner) else self.log.append_batch(put)
+        if result is None and self.room.lacks_buffer and self._needs_file():
+            remark = "all buffers of the transient store pool are in use (fastFailIfNoBufferInStorePool)"
+            return PutMessageResult(PutMessageStatus.CREATE_MAPPED_FILE_FAILED, remark=remark)
+        return result
 
     def _finish(self, put: Put, result: PutMessageResult, on_done: PutCallback) -> PutMessageResult | None:
         """After the append: count, then dispatch or wait for the device."""
@@ -141,7 +173,10 @@ class WritePath:
         self._stats.put_message_size_total += result.size
         group = self._group
         if group is None:
-            self._dispatch(put, result)
+            if self.commit is not None:
+                self.commit.poke()
+            else:
+                self._dispatch(put, result)
             if self._real_time is not None:
                 self._real_time.poke()
             return result
@@ -204,6 +239,8 @@ class WritePath:
                     nursery.start_soon(self._group.run)
                 if self._real_time is not None:
                     nursery.start_soon(self._real_time.run)
+                if self.commit is not None:
+                    nursery.start_soon(self.commit.run)
         finally:
             self._ended.set()
 
@@ -215,8 +252,9 @@ class WritePath:
             self._group.stop()
         if self._real_time is not None:
             self._real_time.stop()
+        committed = self.commit is None or await self.commit.stop()
         await self.room.stop()
-        durable = await self.sync.flush()
+        durable = await self.sync.flush() and committed
         if self._ended is not None:
             await self._ended.wait()
         return durable

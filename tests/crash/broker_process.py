@@ -11,7 +11,7 @@ from tests.interop.harness.ports import broker_port
 from tests.interop.harness.processes import Process
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 SMALL = {
     "brokerName": "broker-a",
     "brokerIP1": "127.0.0.1",

@@ -19,11 +19,19 @@ import trio
 from msgspec import Struct, field, to_builtins
 
 from tests.crash.broker_process import BrokerProcess
-from tests.crash.ledger import Lane, Losses
+from tests.crash.ledger import ACKNOWLEDGED, SEEN, Lane, Losses
 from tests.crash.load import Load
 
 _FAULTS: Final = 40
-POOL: Final = {"transientStorePoolEnable": "true", "mappedFileSizeCommitLog": str(4 << 20)}
+POOL: Final = {
+    "transientStorePoolEnable": "true",
+    "mappedFileSizeCommitLog": str(256 << 10),  # the last file of a start has no buffer, the following ones have
+    "maxMessageSize": str(64 << 10),
+    "commitIntervalCommitLog": "500",
+    "commitCommitLogThoroughInterval": "500",
+    "commitCommitLogLeastPages": "1000",
+}
+"""Commits by time only, so that there is something to lose."""
 
 
 class Report(Struct):
@@ -57,7 +65,8 @@ async def run(
     random = Random(seed)
     began = time.monotonic()
     broker = BrokerProcess(directory, **(POOL if pool else {}))
-    load = Load(broker.address, [Lane(f"Kill{at % 2}", at // 2) for at in range(lanes)], seed=seed)
+    queues = [Lane(f"Kill{at % 2}", at // 2) for at in range(lanes)]
+    load = Load(broker.address, queues, seed=seed, asks_for=SEEN if pool else ACKNOWLEDGED)
     report = Report(seed)
     async with trio.open_nursery() as nursery:
         for life in range(kills):

@@ -34,8 +34,15 @@ class Load:
     """
 
     def __init__(
-        self, address: tuple[str, int], lanes: Sequence[Lane], *, seed: int, rate: float | None = None
+        self,
+        address: tuple[str, int],
+        lanes: Sequence[Lane],
+        *,
+        seed: int,
+        rate: float | None = None,
+        asks_for: int = ACKNOWLEDGED,
     ) -> None:
+        """``asks_for``: messages in this state have to be found by their keys while all this goes on."""
         self.address = address
         self.lanes = lanes
         self.random = Random(seed)
@@ -49,6 +56,7 @@ class Load:
         """Sends that the broker refused, by what it said."""
         self.unanswered = 0
         """Requests that a broker which lived did not answer in time."""
+        self._asks_for = asks_for
         self._pause = len(lanes) / rate if rate is not None else 0.0
         self._stopping = False
         self._changed = trio.Event()
@@ -104,7 +112,7 @@ class Load:
                 numbers = [lane.take()]
                 await self._send_one(client, lane, numbers[0])
             due = max(due + len(numbers) * self._pause, time.monotonic() - 5)
-            await trio.sleep(due - time.monotonic() if due > time.monotonic() else 0)
+            await trio.sleep(max(0.0, due - time.monotonic()))
 
     async def _send_one(self, client: WireClient, lane: Lane, number: int) -> None:
         properties = {"KEYS": lane.key(number), "TAGS": f"T{number % 3}"}
@@ -164,7 +172,7 @@ class Load:
         while not self._stopping:
             lane = self.random.choice(self.lanes)
             number = self.random.randrange(len(lane.state)) if lane.state else 0
-            if lane.state and lane.state[number] & ACKNOWLEDGED:
+            if lane.state and lane.state[number] & self._asks_for:
                 await self._ask_for(client, lane, number)
             await trio.sleep(max(self._pause, 0.02))
 

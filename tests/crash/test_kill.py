@@ -15,3 +15,15 @@ async def test_a_kill_takes_nothing_that_was_acknowledged(tmp_path: Path) -> Non
     assert report.kills == 3
     assert report.stored >= report.acknowledged > 200
     assert report.queries > 50
+
+
+@pytest.mark.timeout(180)
+async def test_the_transient_store_pool_loses_only_what_was_not_committed(tmp_path: Path) -> None:
+    """What a kill takes is the end of what was acknowledged, not older than the commit intervals, and unread."""
+    report = await run(tmp_path, kills=3, seed=2, pool=True)
+    assert not report.faults, report
+    assert report.stored > 200
+    assert report.lost > 0
+    assert report.stored + report.lost >= report.acknowledged
+    # two intervals of half a second, and what a busy machine adds
+    assert 0 < report.lost_seconds < 5, report

@@ -1,0 +1,131 @@
+"""From the write buffers into the files, with the transient store pool. Source: RocketMQ's CommitRealTimeService."""
+
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from broker.store.commit_log import CommitLog
+from broker.store.flush import PAGE
+from broker.store.running_flags import Flag, RunningFlags
+from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, lock_limit_text
+
+_log = structlog.get_logger(__name__)
+
+_PIECE = 4 << 20
+"""Bytes of one write: so much memory is given back at a time."""
+
+
+class CommitRealTimeService:
+    """Commits when ``least_pages`` wait, a file is full, or ``thorough`` seconds are over; looks every ``interval``.
+
+    ``committed_offset``: everything below may be read. A write that fails makes the store read-only; it is tried again,
+    because the records are still in memory, and what it saves can be read.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        flags: RunningFlags,
+        pool: TransientStorePool,
+        *,
+        interval: float,
+        least_pages: int,
+        thorough: float,
+    ) -> None:
+        self._log = log
+        self._flags = flags
+        self._pool = pool
+        self._interval = interval
+        self._least = least_pages * PAGE
+        self._thorough = thorough
+        self.committed_offset = log.max_offset
+        self.on_committed: Callable[[], None] = lambda: None
+        """Hears that more may be read."""
+        self._lock = trio.Lock()
+        self._wake = trio.Event()
+        self._stopping = False
+        self._refused_to_lock = False
+
+    def poke(self) -> None:
+        """A record has come in."""
+        file = self._log.files.last
+        if self._log.max_offset - self.committed_offset >= self._least or not isinstance(file, PooledMappedFile):
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Commit until ``stop``."""
+        last = trio.current_time()
+        while not self._stopping:
+            with trio.move_on_after(self._interval):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            now = trio.current_time()
+            if now - last >= self._thorough or self._enough():
+                last = now
+                await self.commit()
+
+    async def stop(self) -> bool:
+        """Commit all and end the task; False where the device refused."""
+        self._stopping = True
+        self._wake.set()
+        return await self.commit()
+
+    def _enough(self) -> bool:
+        waiting = self._log.max_offset - self.committed_offset
+        file = self._log.files.find(self.committed_offset)
+        return waiting > 0 and (waiting >= self._least or not isinstance(file, PooledMappedFile) or file.is_full)
+
+    async def commit(self) -> bool:
+        """Write into the files what is in the buffers now; False where that failed."""
+        async with self._lock:
+            for file in self._log.files.files[:]:
+                if isinstance(file, PooledMappedFile) and not await self._commit_file(file):
+                    return False
+                self._advance(file.start + file.committed)
+            return True
+
+    def _advance(self, offset: int) -> None:
+        if offset > self.committed_offset:
+            self.committed_offset = offset
+            self.on_committed()
+
+    async def _commit_file(self, file: PooledMappedFile) -> bool:
+        if file.committed == file.size:
+            return True
+        wrote = file.wrote
+        # a BLANK tells of room up to the file's end, which nothing has been written into and need not be
+        end = min(wrote, file.reserved)
+        disk = self._log.files.disk
+        file.hold()
+        try:
+            while file.committed < end:
+                piece = min(end, file.committed + _PIECE)
+                await disk.run(file.write_range, file.committed, piece)
+                file.committed = piece
+        except OSError as error:
+            self._fail(file, error)
+            return False
+        finally:
+            file.release()
+        file.committed = wrote
+        self._tell_of_locks(file)
+        if file.committed == file.size:
+            buffer = file.take_buffer()
+            if buffer is not None:
+                self._pool.give_back(buffer)
+        return True
+
+    def _fail(self, file: PooledMappedFile, error: OSError) -> None:
+        reason = (
+            f"writing {file.path} failed ({error.strerror or error}): what was acknowledged since then is in memory "
+            "only. The store is read-only; check the device and restart"
+        )
+        if not self._flags.is_broken:
+            _log.error("commit_log_commit_failed", file=file.path, error=str(error), committed=self.committed_offset)
+        self._flags.set(Flag.NOT_WRITEABLE, reason, forever=True)
+
+    def _tell_of_locks(self, file: PooledMappedFile) -> None:
+        if file.lock_refused and not self._refused_to_lock:
+            self._refused_to_lock = True
+            _log.warning("write_buffers_not_locked", reason=lock_limit_text(file.lock_refused))
