@@ -1,29 +1,58 @@
-"""Sends or reads with the SDK: run on the host and inside containers. sdk_job.py send|read NAMESRV TOPIC COUNT"""
+"""Sends or reads with the SDK: run on the host and inside containers. sdk_job.py send|read|flood NAMESRV TOPIC [COUNT]
+
+send: COUNT messages with the bodies 0, 1, ...; every third has the tag "third", the others "other".
+read: prints the bodies of all messages that are there, each once.
+flood: sends until its input is closed and prints the body of each message that was acknowledged.
+"""
 
 import sys
 import time
+from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.to_thread
 
 from client import Message, Producer, PullConsumer
+from client.errors import RocketMQError
+
+READ_SECONDS = 40
 
 
-async def send(namesrv: str, topic: str, count: int) -> None:
+async def send(namesrv: str, topic: str, count: str) -> None:
     async with Producer("docker-test", namesrv=namesrv) as producer:
-        for number in range(count):
-            await producer.send(Message(topic, b"%d" % number))
+        for number in range(int(count)):
+            await producer.send(Message(topic, b"%d" % number, tags="other" if number % 3 else "third"))
 
 
-async def read(namesrv: str, topic: str, count: int) -> None:
+async def read(namesrv: str, topic: str) -> None:
     found: set[bytes] = set()
-    ends = time.monotonic() + 40
-    async with PullConsumer(f"readers-{time.time_ns()}", namesrv=namesrv, start="first") as consumer:
-        await consumer.assign(await consumer.queues(topic))
-        while len(found) < count and time.monotonic() < ends:
-            found.update([message.body for message in await consumer.poll(timeout=1)])
-    print(len(found & {b"%d" % number for number in range(count)}))
+    with anyio.fail_after(READ_SECONDS):
+        async with PullConsumer(f"readers-{time.time_ns()}", namesrv=namesrv, start="first") as consumer:
+            queues = await consumer.queues(topic)
+            ends = {queue: await consumer.end_offset(queue) for queue in queues}
+            await consumer.assign(queues)
+            while any(consumer.position(queue) < end for queue, end in ends.items()):
+                found.update([message.body for message in await consumer.poll(timeout=1)])
+    print(b"\n".join(sorted(found)).decode())
+
+
+async def flood(namesrv: str, topic: str) -> None:
+    async def stop_at_end_of_input() -> None:
+        await anyio.to_thread.run_sync(sys.stdin.read)
+        group.cancel_scope.cancel()
+
+    async with Producer("docker-test", namesrv=namesrv) as producer, anyio.create_task_group() as group:
+        group.start_soon(stop_at_end_of_input)
+        number = 0
+        while True:
+            try:
+                await producer.send(Message(topic, b"%d" % number))
+                print(number, flush=True)
+            except RocketMQError:  # while the broker is away
+                await anyio.sleep(0.1)
+            number += 1
 
 
 if __name__ == "__main__":
-    job = {"send": send, "read": read}[sys.argv[1]]
-    anyio.run(job, sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    jobs: dict[str, Callable[..., Awaitable[None]]] = {"send": send, "read": read, "flood": flood}
+    anyio.run(jobs[sys.argv[1]], *sys.argv[2:])

@@ -1,0 +1,163 @@
+"""The commands docker and docker-compose for one daemon, and clients beside it: on this machine and in containers."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.interop.harness import partners
+from tests.interop.harness.drivers import JAVA_OPTIONS, JavaClient, bodies, message, unique
+from tests.interop.harness.processes import Process, ended_afterwards
+from tests.interop.harness.servers import Cluster
+
+ROOT = Path(__file__).parents[2]
+JOB = Path(__file__).with_name("sdk_job.py")
+ADDRESS = "127.7.0.1"  # of this machine like 127.0.0.1, but nobody else's ports are there
+START_SECONDS = 60
+
+REMARKS = pytest.StashKey[list[str]]()
+"""Figures that a run tells at its end."""
+
+
+class Docker:
+    """Runs a command with the daemon's address and the variables of docker-compose.yml; a failure tells its output."""
+
+    def __init__(self, host: str) -> None:
+        self.environment = os.environ | {
+            "DOCKER_HOST": host,
+            "TRIMQ_ADDRESS": ADDRESS,
+            "TRIMQ_METRICS_ADDRESS": ADDRESS,
+            "COMPOSE_PROJECT_NAME": "trimqtest",
+            "DOCKER_BUILDKIT": "0",
+        }
+
+    def run(self, *command: str, timeout: float = 120, **environment: str) -> str:
+        run = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.environment | environment,
+            cwd=ROOT,
+            timeout=timeout,
+        )
+        assert run.returncode == 0, f"{' '.join(command)}\n{run.stdout[-4000:]}\n{run.stderr[-4000:]}"
+        return run.stdout.strip()
+
+    def compose(self, profile: str, *arguments: str, timeout: float = 120) -> str:
+        command = ("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)
+        return self.run(*command, timeout=timeout)
+
+    @contextmanager
+    def up(self, profile: str, *healthy: str) -> Iterator[float]:
+        """The profile's containers, and how many seconds they took to be healthy; nothing is left afterwards."""
+        began = time.monotonic()
+        try:
+            self.compose(profile, "up", "-d")
+            self.wait_healthy(*healthy)
+            yield time.monotonic() - began
+        finally:
+            print(self.compose(profile, "logs", "--tail=60"))
+            self.compose(profile, "down", "-v")
+
+    def container(self, service: str) -> str:
+        return self.run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.service={service}")
+
+    def inspect(self, what: str) -> Any:
+        (found,) = json.loads(self.run("docker", "inspect", what))
+        return found
+
+    def state(self, service: str) -> Any:
+        return self.inspect(self.container(service))["State"]
+
+    def events(self, since: float) -> list[str]:
+        """What happened to services since a time, in order: "SERVICE EVENT"."""
+        form = '{{index .Actor.Attributes "com.docker.compose.service"}} {{.Action}}'
+        return self.run(
+            *("docker", "events", "--since", f"{since:.3f}", "--until", f"{time.time():.3f}"),
+            *("--filter", "type=container", "--format", form),
+        ).splitlines()
+
+    def wait_healthy(self, *services: str) -> None:
+        ends = time.monotonic() + START_SECONDS
+        while True:
+            states = {name: self.state(name) for name in services}
+            if all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states.values()):
+                return
+            assert time.monotonic() < ends, json.dumps(states, indent=1)
+            time.sleep(0.2)
+
+    def job_in(self, network: str, *arguments: object) -> str:
+        """The SDK in a container of its own."""
+        return self.run(
+            *("docker", "run", "--rm", "--network", network, "-v", f"{JOB}:/job.py:ro", "--no-healthcheck"),
+            *("trimq", "python3", "/job.py", *map(str, arguments)),
+        )
+
+    @contextmanager
+    def java_in(self, network: str, directory: Path) -> Iterator[JavaClient]:
+        """The Java client in a container of its own, on the Java runtime of the pipeline's image."""
+        classes, _, jars = partners.java_driver("5.5.0").partition(":")
+        argv = [
+            *("docker", "run", "--rm", "-i", "--network", network, "--entrypoint", "java"),
+            *("-v", f"{classes}:/driver/classes:ro", "-v", f"{jars.removesuffix('/*')}:/driver/lib:ro"),
+            *("trimq-pipeline", *JAVA_OPTIONS, "-cp", "/driver/classes:/driver/lib/*", "partners.Driver"),
+        ]
+        process = Process("java-in-container", argv, directory, {"DOCKER_HOST": self.environment["DOCKER_HOST"]})
+        with ended_afterwards(process):
+            client = JavaClient(process)
+            yield client
+            client.finish()
+
+
+def job_command(*arguments: object) -> list[str]:
+    return [sys.executable, str(JOB), *map(str, arguments)]
+
+
+def job_environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def job(*arguments: object) -> str:
+    """The SDK on this machine."""
+    run = subprocess.run(
+        job_command(*arguments), capture_output=True, text=True, check=False, env=job_environment(), timeout=90
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@contextmanager
+def flood(namesrv: str, topic: str) -> Iterator[subprocess.Popen[str]]:
+    """Sends from this machine without end; each line of its output is the body of a message that was acknowledged."""
+    process = subprocess.Popen(
+        job_command("flood", namesrv, topic),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=job_environment(),
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def java_round_trip(java: JavaClient, namesrv: str, topic: str, count: int) -> None:
+    """What it sends it receives, each message once."""
+    cluster = cast("Cluster", SimpleNamespace(namesrv=namesrv))
+    wanted = {f"java{number}" for number in range(count)}
+    with java.producer(cluster) as producer:
+        producer.send(topic, [message(body) for body in sorted(wanted)])
+    with java.consumer(cluster, unique("docker"), {topic: "*"}) as consumer:
+        assert set(bodies(consumer.received(count))) == wanted
