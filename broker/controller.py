@@ -42,6 +42,7 @@ from broker.services.state_file import StateFileError
 from broker.services.stats import BrokerStats
 from broker.services.topics import TopicConfigManager
 from broker.store.disk import Disk, RealDisk
+from broker.store.mapped_file import MappedFile, is_release_of
 from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
 from protocol.body import TopicConfig
 from protocol.codes import RequestCode
@@ -308,6 +309,7 @@ class BrokerController:
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
         self.reactor.at_round_end.append(holds.serve_woken)
+        parts.store.on_overdue = self._close_readers
         parts.store.message_arriving.extend((holds.notify_arriving, parts.schedule.message_arriving))
         self.configuration.listeners.append(lambda _: parts.store.set_config(self._section(MessageStoreConfig)))
         parts.topics.listeners.append(
@@ -341,6 +343,13 @@ class BrokerController:
         while True:
             await self.clock.sleep(_HOUSEKEEPING_SECONDS)
             parts.locks.remove_expired()
+
+    def _close_readers(self, file: MappedFile) -> None:
+        """A file that is gone is kept in memory by clients that do not take what was sent: they have had their time."""
+        for connection in list(self.reactor.connections.values()):
+            if any(is_release_of(release, file) for release in connection.out.releases()):
+                seconds = self._section(MessageStoreConfig).destroy_maped_file_interval_forcibly / 1000
+                connection.close(f"it has been reading a file that was deleted more than {seconds:g} s ago")
 
     # stop, in this order
 

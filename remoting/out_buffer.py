@@ -42,6 +42,10 @@ class OutBuffer:
         """
         self._releases.append((self.queued, release))
 
+    def releases(self) -> list[Callable[[], None]]:
+        """Those that have not been called yet."""
+        return [release for _, release in self._releases]
+
     def flush(self, sock: socket.socket) -> bool:
         """Send as much as the socket takes; True when nothing is left. Raises OSError where the connection is gone."""
         chunks = self.chunks

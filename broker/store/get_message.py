@@ -15,7 +15,7 @@ from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.hot_records import Found, hot_records, known_records, tagged, views_of
-from broker.store.mapped_file import MappedFile
+from broker.store.mapped_file import Hold, MappedFile
 from broker.store.stats import StoreStats
 from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from protocol.message import decode_properties
@@ -61,6 +61,7 @@ class MessageGetter:
         self, log: CommitLog, queues: ConsumeQueueStore, stats: StoreStats, config: MessageStoreConfig, memory: int
     ) -> None:
         self._log = log
+        self._warm = log.files.warm
         self._queues = queues
         self._stats = stats
         self._ram = memory
@@ -112,7 +113,7 @@ class MessageGetter:
         if file is None:
             return None
         look = known_records if offset >= queue.known_from else hot_records
-        found = look(file, units, *self._limits(max_bytes, max_count, on_disk=False))
+        found = look(file, self._warm, units, *self._limits(max_bytes, max_count, on_disk=False))
         if found is None:
             return None
         return self._found(queue, file, found, offset + found[1])
@@ -136,7 +137,7 @@ class MessageGetter:
             self._stats.missed_times_total += 1
             low, high = queue.min_offset, queue.next_offset
             return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, offset + scanned, low, high)
-        found = views_of(file, places, sizes, limit_bytes)
+        found = views_of(file, self._warm, places, sizes, limit_bytes)
         return None if found is None else self._found(queue, file, found, offset + scanned)
 
     def _hot_file(self, units: bytes) -> MappedFile | None:
@@ -314,13 +315,13 @@ class MessageGetter:
             complete = True
         finally:
             if not complete:
-                _release_all(held)
+                Hold(held)()
         if not result.buffers:
             result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
         if len(held) == 1:
             result.release = held[0].release
         elif held:
-            result.release = lambda: _release_all(held)
+            result.release = Hold(held)
 
     def _salvage(
         self, result: GetMessageResult, begin: int, last: int, units: bytes, filter: MessageFilter | None
@@ -341,11 +342,6 @@ class MessageGetter:
             else:
                 result.count -= 1
                 result.size -= size
-
-
-def _release_all(files: list[MappedFile]) -> None:
-    for file in files:
-        file.release()
 
 
 def _is_run(file: MappedFile, begin: int, last: int, end: int) -> bool:

@@ -196,3 +196,22 @@ class MappedFile:
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
             mapping.close()
+
+
+class Hold:
+    """The files that the views of an answer belong to; calling it gives them back."""
+
+    __slots__ = ("files",)
+
+    def __init__(self, files: list[MappedFile]) -> None:
+        self.files = files
+
+    def __call__(self) -> None:
+        """Once."""
+        for file in self.files:
+            file.release()
+
+
+def is_release_of(release: Callable[[], None], file: MappedFile) -> bool:
+    """Whether an answer's ``release`` will give ``file`` back: who has not called it yet has views of the file."""
+    return file in release.files if isinstance(release, Hold) else getattr(release, "__self__", None) is file

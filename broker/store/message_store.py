@@ -24,6 +24,7 @@ from broker.store.flush import SyncPlace
 from broker.store.get_message import MessageGetter
 from broker.store.index_file import IndexShape
 from broker.store.index_service import IndexService
+from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 from broker.store.memory import hot_bytes, memory_limit
 from broker.store.query import BoundaryType, MessageFinder, store_timestamp_of
@@ -95,6 +96,8 @@ class MessageStore:
         """What the start found and did."""
         self.recovering: RecoveryReport | None = None
         """How far the recovery is, while it runs."""
+        self.on_overdue: Callable[[MappedFile], None] = lambda _file: None
+        """Hears of a deleted file that somebody has been reading for too long (destroyMapedFileIntervalForcibly)."""
         self._sync_place = sync_place
         self._abort = AbortFile(self.disk, self.root)
         self._fault = FaultNote(self.disk, self.root)
@@ -230,6 +233,7 @@ class MessageStore:
             checkpoints.save,
             self.clock.wall_ms,
         )
+        self._clean.on_overdue = lambda file: self.on_overdue(file)  # noqa: PLW0108 - set by the owner at any time
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)
         nursery.start_soon(self._reput.run)

@@ -15,7 +15,7 @@ from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.dispatcher import has_key
 from broker.store.index_file import Cold
 from broker.store.index_service import IndexService
-from broker.store.mapped_file import MappedFile
+from broker.store.mapped_file import Hold, MappedFile
 from broker.store.types import QueryMessageResult
 from protocol import record
 from protocol.hashing import crc32
@@ -45,6 +45,7 @@ class MessageFinder:
         self, log: CommitLog, queues: ConsumeQueueStore, index: IndexService | None, *, max_query: int = 64
     ) -> None:
         self._log = log
+        self._warm = log.files.warm
         self._queues = queues
         self._index = index
         self.max_query = max_query
@@ -89,10 +90,13 @@ class MessageFinder:
         if file is None:
             return None
         at = phy - file.start
-        if at < file.hot_from or at + record.OVERHEAD_V1 > file.wrote:
+        end = at + record.OVERHEAD_V1
+        if end > file.wrote or (at < file.hot_from and not self._warm.covers(file, at, end)):
             return None
         size, magic, place = _FRONT(file.view, at)
         if place != phy or magic not in _MAGICS or not record.OVERHEAD_V1 <= size <= file.wrote - at:
+            return None
+        if at < file.hot_from and not self._warm.covers(file, at, at + size):
             return None
         return file.view[at : at + size]
 
@@ -148,9 +152,8 @@ class MessageFinder:
         found.sort(key=lambda entry: entry[0])
         timestamp, last_phy = self._index.last_update if self._index is not None else (0, 0)
         buffers = [data for _, data, _ in found]
-        return QueryMessageResult(
-            buffers, len(buffers), sum(map(len, buffers)), timestamp, last_phy, lambda: _release(found)
-        )
+        hold = Hold([file for _, _, file in found if file is not None])
+        return QueryMessageResult(buffers, len(buffers), sum(map(len, buffers)), timestamp, last_phy, hold)
 
     # -- by time
 
