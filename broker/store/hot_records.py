@@ -1,4 +1,4 @@
-"""The usual pull in one loop: every message of the queue is wanted, and all of them lie in one file's memory.
+"""The usual pull in short: every message of the queue is wanted, and all of them lie in one file's memory.
 
 A queue whose messages stand between those of others has one run of bytes for each message: what is done for each is
 what a pull costs. Anything unusual (a filler, another file, bytes that are no record) is left to get_message.py.
@@ -16,6 +16,7 @@ from operator import add, eq
 from typing import Any, Final
 
 from broker.store.mapped_file import MappedFile
+from broker.store.warm_ranges import WarmRanges
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from protocol.record import MAGIC_V1, MAGIC_V2
 
@@ -38,7 +39,7 @@ def unpacker(count: int) -> Callable[[bytes], tuple[Any, ...]]:
     return struct.Struct(">" + "qiq" * count).unpack
 
 
-def known_records(file: MappedFile, units: bytes, limit_bytes: int, limit_count: int) -> Found | None:
+def known_records(file: MappedFile, warm: WarmRanges, units: bytes, limit_bytes: int, limit_count: int) -> Found | None:
     """Views of the records of ``units``, which this process has put itself; None for anything unusual.
 
     At least one record, then as many as fit the limits (``limit_bytes`` is below FILLER_SIZE). The caller holds
@@ -49,10 +50,12 @@ def known_records(file: MappedFile, units: bytes, limit_bytes: int, limit_count:
         count = limit_count
         units = units[: count * UNIT_SIZE]
     fields = unpacker(count)(units)
-    return views_of(file, fields[::3], fields[1::3], limit_bytes)
+    return views_of(file, warm, fields[::3], fields[1::3], limit_bytes)
 
 
-def views_of(file: MappedFile, places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int) -> Found | None:
+def views_of(
+    file: MappedFile, warm: WarmRanges, places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int
+) -> Found | None:
     """Views of records at rising log offsets, as many as fit; None where they are not all in the file's memory."""
     total = sum(sizes)
     if total > limit_bytes:
@@ -65,7 +68,7 @@ def views_of(file: MappedFile, places: tuple[int, ...], sizes: tuple[int, ...], 
     start = file.start
     begin = places[0] - start
     end = places[-1] + sizes[-1] - start
-    if begin < file.hot_from or end > file.wrote:
+    if begin < 0 or end > file.wrote or (begin < file.hot_from and not warm.covers_all(file, places, sizes)):
         return None
     view = file.view
     if end - begin == total:
@@ -134,7 +137,7 @@ def _merged(view: memoryview, start: int, places: tuple[int, ...], sizes: tuple[
     return buffers
 
 
-def hot_records(file: MappedFile, units: bytes, limit_bytes: int, limit_count: int) -> Found | None:
+def hot_records(file: MappedFile, warm: WarmRanges, units: bytes, limit_bytes: int, limit_count: int) -> Found | None:
     """The same for units that came out of a file.
 
     At least one record, then as many as fit the limits. Both ends of each run are checked to be the records that their
@@ -152,9 +155,9 @@ def hot_records(file: MappedFile, units: bytes, limit_bytes: int, limit_count: i
                 return None
             break
         at = phy - start
+        if at < 0 or at + size > highest or (at < lowest and not warm.covers(file, at, at + size)):
+            return None
         if at != end:
-            if at < lowest or at + size > highest:
-                return None
             stored, magic, place = _FRONT(view, at)
             if stored != size or place != phy or magic not in _MAGICS:
                 return None
@@ -168,7 +171,7 @@ def hot_records(file: MappedFile, units: bytes, limit_bytes: int, limit_count: i
         end += size
         total += size
         count += 1
-    if not count or end > highest or (last != begin and not _is_record(view, last, start + last, last_size)):
+    if not count or (last != begin and not _is_record(view, last, start + last, last_size)):
         return None
     buffers.append(view[begin:end])
     return buffers, count, total

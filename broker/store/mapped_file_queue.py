@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from broker.store.disk import Disk
 from broker.store.mapped_file import MappedFile
+from broker.store.warm_ranges import WarmRanges
 from protocol.file_names import offset_name, parse_offset_name
 
 
@@ -60,6 +61,7 @@ class MappedFileQueue:
         self.directory = directory
         self.size = size
         self.files: list[MappedFile] = []
+        self.warm = WarmRanges(disk)
 
     def load(self) -> None:
         """Map what is there. Raises StoreLoadError or OSError, with nothing left open."""
