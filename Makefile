@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOMS := protocol remoting namesrv client broker pipeline
-SOURCES := $(ROOMS) pyspark_rocketmq.py bench tests
+SOURCES := $(ROOMS) pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-partners test-exchange test-sdk test-operations check check-format check-lint check-types check-layers check-generated \

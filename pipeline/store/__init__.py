@@ -1,0 +1,1 @@
+"""Store directories as Spark tables: ``spark.read.format("rocketmq-store").load(path)``."""

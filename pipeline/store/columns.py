@@ -1,0 +1,145 @@
+"""Rows of the table out of records: the columns of pipeline.schema, only those that are asked for."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from client.compression import decompress
+from pipeline.schema import ARROW_SCHEMA
+from pipeline.store.gather import as_text, gather
+from pipeline.store.heads import Array, Heads
+from pipeline.store.properties import Properties, split_properties
+from protocol import sysflag
+from protocol.message_id import encode_offset_id
+from protocol.record import unpack_host
+
+_FAR: Final = 9_200_000_000_000_000
+"""No time in ms beyond this fits a timestamp in microseconds; a producer may have written any number."""
+
+
+class Rows:
+    """Some records of one window; each column is made when it is asked for."""
+
+    def __init__(self, view: memoryview, heads: Heads, broker_name: str | None) -> None:
+        self.view = view
+        self.heads = heads
+        self._broker_name = broker_name
+        self._properties: Properties | None = None
+
+    @property
+    def properties(self) -> Properties:
+        """The records' properties, taken apart once."""
+        if self._properties is None:
+            self._properties = split_properties(self.range(self.heads.properties_at, self.heads.properties_end))
+        return self._properties
+
+    def range(self, begins: Array, ends: Array) -> pa.BinaryArray:
+        """Bytes of each record."""
+        return gather(self.view, begins, ends)
+
+    def topics(self) -> pa.StringArray:
+        """Topic of each record."""
+        return as_text(self.range(self.heads.topic_at, self.heads.topic_end))
+
+    def hosts(self, begins: Array, ends: Array) -> pa.StringArray:
+        """``address:port`` of each record, an IPv6 address in brackets."""
+        packed = self.range(begins, ends).dictionary_encode()
+        return pa.array([host_text(host) for host in packed.dictionary.to_pylist()], pa.string()).take(packed.indices)
+
+    def message_ids(self) -> pa.StringArray:
+        """The id by which a broker finds the record: its address, port and log offset in hexadecimal digits."""
+        heads = self.heads
+        count = len(heads)
+        if (heads.store_end - heads.store_at == 8).all():
+            window = np.frombuffer(self.view, dtype=np.uint8)
+            ids = np.empty((count, 16), dtype=np.uint8)
+            rows = np.lib.stride_tricks.as_strided(window, (len(window) - 7, 8), (1, 1), writeable=False)
+            ids[:, :8] = rows[heads.store_at]
+            ids[:, 8:] = heads.phy.astype(">i8").view(np.uint8).reshape(count, 8)
+            text = ids.tobytes().hex().upper().encode()
+            offsets = np.arange(0, 32 * count + 1, 32, dtype=np.int32)
+            return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+        places = zip(heads.store_at.tolist(), heads.store_end.tolist(), heads.phy.tolist(), strict=True)
+        return pa.array([encode_offset_id(bytes(self.view[at:end]), phy) for at, end, phy in places], pa.string())
+
+    def bodies(self) -> tuple[pa.BinaryArray, list[tuple[int, str]]]:
+        """Decompressed bodies, and which records' could not be decompressed, and why; those stay as they are."""
+        heads = self.heads
+        stored = self.range(heads.body_at, heads.body_end)
+        packed = (heads.sys_flag & sysflag.COMPRESSED) != 0
+        if not packed.any():
+            return stored, []
+        bad = []
+        bodies = []
+        for number in np.flatnonzero(packed).tolist():
+            body = bytes(self.view[int(heads.body_at[number]) : int(heads.body_end[number])])
+            try:
+                body = decompress(body, int(heads.sys_flag[number]))
+            except Exception as error:  # noqa: BLE001 - each library has its own kind; one bad body is one damaged row
+                bad.append((number, f"the body cannot be decompressed: {error}"))
+            bodies.append(body)
+        return pa.compute.replace_with_mask(stored, pa.array(packed), pa.array(bodies, pa.binary())), bad
+
+    def column(self, name: str) -> Any:
+        """One column as an Arrow array."""
+        heads = self.heads
+        if name == "brokerName":
+            value = pa.scalar(self._broker_name, pa.string())
+            return pa.repeat(value, len(heads)) if self._broker_name is not None else pa.nulls(len(heads), pa.string())
+        return _COLUMNS[name](self, heads)
+
+    def batch(self, names: Sequence[str]) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+        """The columns of these names, and the records left out because their body cannot be decompressed."""
+        bad: list[tuple[int, str]] = []
+        arrays = []
+        for name in names:
+            if name == "body":
+                array, bad = self.bodies()
+            else:
+                array = self.column(name)
+            arrays.append(array)
+        schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        if bad:
+            good = np.ones(len(self.heads), dtype=bool)
+            good[[number for number, _ in bad]] = False
+            batch = batch.filter(pa.array(good))
+        return batch, bad
+
+
+def host_text(host: bytes) -> str:
+    """``10.0.0.1:10911`` or ``[fe80::1]:10911`` out of a packed host."""
+    address, port = unpack_host(host)
+    return f"[{address}]:{port}" if len(host) == 20 else f"{address}:{port}"
+
+
+def _number(values: Array, kind: Any) -> Any:
+    return pa.array(values, kind)
+
+
+def _time(values: Array) -> Any:
+    micros = np.clip(values, -_FAR, _FAR) * 1000
+    return pa.array(micros).cast(pa.timestamp("us", tz="UTC"))
+
+
+_COLUMNS: Final[dict[str, Callable[[Rows, Heads], Any]]] = {
+    "topic": lambda rows, _: rows.topics(),
+    "queueId": lambda _, heads: _number(heads.queue_id, pa.int32()),
+    "queueOffset": lambda _, heads: _number(heads.queue_offset, pa.int64()),
+    "tags": lambda rows, _: rows.properties.column(b"TAGS"),
+    "keys": lambda rows, _: rows.properties.word_lists(b"KEYS"),
+    "msgId": lambda rows, _: rows.message_ids(),
+    "uniqId": lambda rows, _: rows.properties.column(b"UNIQ_KEY"),
+    "bornTimestamp": lambda _, heads: _time(heads.born_timestamp),
+    "storeTimestamp": lambda _, heads: _time(heads.store_timestamp),
+    "bornHost": lambda rows, heads: rows.hosts(heads.born_at, heads.store_at - 8),
+    "storeHost": lambda rows, heads: rows.hosts(heads.store_at, heads.store_end),
+    "commitLogOffset": lambda _, heads: _number(heads.phy, pa.int64()),
+    "reconsumeTimes": lambda _, heads: _number(heads.reconsume_times, pa.int32()),
+    "flag": lambda _, heads: _number(heads.flag, pa.int32()),
+    "sysFlag": lambda _, heads: _number(heads.sys_flag, pa.int32()),
+    "properties": lambda rows, _: rows.properties.maps(),
+}

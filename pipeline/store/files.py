@@ -1,0 +1,225 @@
+"""What a store directory consists of, on a local disk or behind any fsspec path, and ranges of its files.
+
+A local file is mapped: a range of it costs nothing until its bytes are looked at. A remote one is read by ranges.
+Nothing is locked and nothing written; the store may belong to a running broker.
+"""
+
+import errno
+import mmap
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Protocol
+
+from protocol.file_names import is_index_name, parse_offset_name
+from protocol.queue_unit import UNIT_SIZE
+
+_LOCAL: Final = ("file", "local")
+
+
+class StorePathError(ValueError):
+    """The path is not that of a store; the text says what was looked for."""
+
+
+class DataFile(NamedTuple):
+    """A file of the log or of a queue: ``start`` is the byte offset (of the log, of the queue) at which it begins."""
+
+    path: str
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last byte."""
+        return self.start + self.size
+
+
+class ByteSource(Protocol):
+    """Bytes of one file. A view that ``read`` has given stays valid after ``close``."""
+
+    size: int
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """The bytes in [begin, end), fewer where the file ends before."""
+        ...
+
+    def next_data(self, at: int) -> int:
+        """The next place from ``at`` on that was written, as far as the file system knows; the size for none."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is open."""
+        ...
+
+
+class LocalSource:
+    """A mapped file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            self.size = os.fstat(fd).st_size
+            self._view = memoryview(mmap.mmap(fd, self.size, prot=mmap.PROT_READ)) if self.size else memoryview(b"")
+        finally:
+            os.close(fd)
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """See ByteSource."""
+        return self._view[begin:end]
+
+    def next_data(self, at: int) -> int:
+        """See ByteSource."""
+        fd = os.open(self._path, os.O_RDONLY)
+        try:
+            return os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            return self.size if error.errno == errno.ENXIO else at
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Views of it may be in use still: the map goes with the last of them."""
+        self._view = memoryview(b"")
+
+
+class RemoteSource:
+    """A file behind fsspec, read by ranges."""
+
+    def __init__(self, fs: Any, path: str, size: int) -> None:
+        self._fs = fs
+        self._path = path
+        self.size = size
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """See ByteSource."""
+        end = min(end, self.size)
+        return memoryview(self._fs.cat_file(self._path, start=begin, end=end) if begin < end else b"")
+
+    def next_data(self, at: int) -> int:
+        """Nobody knows."""
+        return at
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class StoreFiles:
+    """One store: ``path`` is its root (which has ``commitlog``) or a directory of log files.
+
+    ``storage_options`` are the file system's own settings, as fsspec takes them.
+    """
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        from fsspec.core import url_to_fs  # noqa: PLC0415 - takes longer than all else, and plans do not need it
+
+        self.path = path
+        self._storage_options = dict(storage_options or {})
+        self.fs, self.root = url_to_fs(path, **self._storage_options)
+        self.root = self.root.rstrip("/") or "/"
+        protocol = self.fs.protocol
+        self.is_local = bool(set((protocol,) if isinstance(protocol, str) else protocol) & set(_LOCAL))
+
+    def __reduce__(self) -> tuple[type["StoreFiles"], tuple[str, dict[str, Any]]]:
+        """Travels to an executor as its path and settings."""
+        return StoreFiles, (self.path, self._storage_options)
+
+    def join(self, *names: str) -> str:
+        """A path below the root."""
+        return posixpath.join(self.root, *names)
+
+    def exists(self, *names: str) -> bool:
+        """True where there is such a file or directory below the root."""
+        return bool(self.fs.exists(self.join(*names)))
+
+    def entries(self, path: str) -> list[tuple[str, int, bool]]:
+        """Name, size and whether it is a directory of each thing in a directory; nothing where there is none."""
+        if self.is_local:
+            try:
+                with os.scandir(path) as entries:
+                    return sorted((entry.name, entry.stat().st_size, entry.is_dir()) for entry in entries)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        try:
+            found = self.fs.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(
+            (posixpath.basename(item["name"].rstrip("/")), int(item["size"] or 0), item["type"] == "directory")
+            for item in found
+        )
+
+    def _data_files(self, directory: str) -> list[DataFile]:
+        files = []
+        for name, size, is_directory in self.entries(directory):
+            start = parse_offset_name(name)
+            if start is not None and not is_directory:
+                files.append(DataFile(posixpath.join(directory, name), start, size))
+        return sorted(files, key=lambda file: file.start)
+
+    def log_files(self) -> list[DataFile]:
+        """The commit log in its order, files of no bytes left out. Raises StorePathError where there is no log."""
+        directory = self.join("commitlog")
+        files = self._data_files(directory)
+        if not files:
+            files = self._data_files(self.root)
+            if not files and not self.exists("commitlog"):
+                raise StorePathError(
+                    f"{self.path} is no store: neither {directory} nor log files (20 digits) are there"
+                )
+        return [file for file in files if file.size]
+
+    def topics(self) -> list[str]:
+        """Names of the topics that have queues."""
+        return [name for name, _, is_directory in self.entries(self.join("consumequeue")) if is_directory]
+
+    def queue_ids(self, topic: str) -> Sequence[int]:
+        """Ids of a topic's queues."""
+        found = self.entries(self.join("consumequeue", topic))
+        return sorted(int(name) for name, _, is_dir in found if is_dir and name.isascii() and name.isdigit())
+
+    def queue_files(self, topic: str, queue_id: int) -> list[DataFile]:
+        """The files of a queue."""
+        return self._data_files(self.join("consumequeue", topic, str(queue_id)))
+
+    def index_files(self) -> list[DataFile]:
+        """The index files, oldest first; ``start`` is the name as a number."""
+        directory = self.join("index")
+        return [
+            DataFile(posixpath.join(directory, name), int(name), size)
+            for name, size, is_directory in sorted(self.entries(directory), key=lambda item: (len(item[0]), item[0]))
+            if not is_directory and is_index_name(name)
+        ]
+
+    @property
+    def stopped_in_order(self) -> bool:
+        """False while a broker runs on it, and after a kill: queues may lag behind the log then."""
+        return not self.exists("abort")
+
+    def source(self, file: DataFile) -> ByteSource:
+        """The bytes of a file."""
+        if self.is_local:
+            return LocalSource(file.path)
+        return RemoteSource(self.fs, file.path, file.size)
+
+    @contextmanager
+    def opened(self, file: DataFile) -> Iterator[ByteSource]:
+        """The same for the time of a ``with`` block."""
+        source = self.source(file)
+        try:
+            yield source
+        finally:
+            source.close()
+
+    def units(self, files: Sequence[DataFile], begin: int, end: int) -> bytes:
+        """The units of a queue in [begin, end), zeros where no file has them."""
+        out = bytearray((end - begin) * UNIT_SIZE)
+        first, last = begin * UNIT_SIZE, end * UNIT_SIZE
+        for file in files:
+            low, high = max(first, file.start), min(last, file.end)
+            if low < high:
+                with self.opened(file) as source:
+                    data = source.read(low - file.start, high - file.start)
+                    out[low - first : low - first + len(data)] = data
+        return bytes(out)

@@ -1,0 +1,181 @@
+"""The options of ``rocketmq-store``; a wrong one is an error at planning time that says what was expected."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from msgspec import Struct
+
+from pipeline.options import OptionError, Options
+from pipeline.schema import COLUMNS
+
+DEFAULT_SPLIT: Final = 64 << 20
+FAR: Final = (1 << 63) - 1
+OPTIONS: Final = (
+    "path",
+    "topics",
+    "topicsPattern",
+    "queues",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsets",
+    "endingOffsets",
+    "startingPosition",
+    "endingPosition",
+    "splitSize",
+    "checkCrc",
+    "brokerName",
+    "consumeQueues",
+    "includeProperties",
+    "damage",
+    "pushFilters",
+    "storageOptions",
+)
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+_SIZE: Final = re.compile(r"(\d+)\s*([a-z]*)", re.ASCII)
+_OFFSETS: Final = '{"Topic": {"0": 17}}: queue offsets by topic and queue id'
+
+
+class StoreOptions(Struct, frozen=True):
+    """What to read. Times are ms of store time, ends are exclusive but ``ending_time``, which is inclusive.
+
+    ``columns``: names, in order. ``queues``: (topic or None for any, queue id). ``offsets``: (topic, queue id) to
+    [begin, end) of queue offsets. ``consume_queues``: "auto", "always" or "never" read through them.
+    """
+
+    path: str
+    columns: tuple[str, ...] = COLUMNS
+    topics: frozenset[str] = frozenset()
+    topics_pattern: str = ""
+    queue_ids: frozenset[int] = frozenset()
+    starting_time: int = 0
+    ending_time: int = FAR
+    starting_offsets: Mapping[tuple[str, int], int] = {}
+    ending_offsets: Mapping[tuple[str, int], int] = {}
+    starting_position: int = 0
+    ending_position: int = FAR
+    split_size: int = DEFAULT_SPLIT
+    check_crc: bool = True
+    broker_name: str | None = None
+    consume_queues: str = "auto"
+    damage: bool = False
+    push_filters: bool = False
+    storage_options: Mapping[str, Any] = {}
+
+    @property
+    def names_topics(self) -> bool:
+        """Only some topics are wanted."""
+        return bool(self.topics or self.topics_pattern)
+
+    def wants_topic(self, topic: str) -> bool:
+        """True where rows of a topic are wanted."""
+        if not self.names_topics:
+            return True
+        return topic in self.topics or bool(self.topics_pattern and re.fullmatch(self.topics_pattern, topic))
+
+
+def parse(given: Mapping[str, str]) -> StoreOptions:
+    """The options as Spark hands them over: text, names in any case. Raises OptionError.
+
+    >>> parse({"path": "/store", "topics": "A,B", "splitSize": "8m"}).split_size
+    8388608
+    """
+    options = Options(given)
+    options.check_names(OPTIONS, "rocketmq-store")
+    options.at_most_one("topics", "topicsPattern")
+    columns = COLUMNS if options.flag("includeProperties", default=True) else COLUMNS[:-1]
+    return StoreOptions(
+        path=options.required("path", "the store's directory: load(path) or option('path', ...)"),
+        columns=columns,
+        topics=frozenset(options.words("topics")),
+        topics_pattern=_pattern(options),
+        queue_ids=_queue_ids(options),
+        starting_time=_time(options, "startingTimestamp", 0),
+        ending_time=_time(options, "endingTimestamp", FAR),
+        starting_offsets=_offsets(options, "startingOffsets"),
+        ending_offsets=_offsets(options, "endingOffsets"),
+        starting_position=options.integer("startingPosition", 0) or 0,
+        ending_position=_or_far(options.integer("endingPosition")),
+        split_size=_size(options, "splitSize", DEFAULT_SPLIT),
+        check_crc=options.flag("checkCrc", default=True),
+        broker_name=options.text("brokerName"),
+        consume_queues=options.choice("consumeQueues", ("auto", "always", "never"), "auto"),
+        damage=options.flag("damage", default=False),
+        push_filters=options.flag("pushFilters", default=False),
+        storage_options=_storage_options(options),
+    )
+
+
+def _or_far(value: int | None) -> int:
+    return FAR if value is None else value
+
+
+def _size(options: Options, name: str, default: int) -> int:
+    value = options.text(name, str(default)) or ""
+    match = _SIZE.fullmatch(value.lower())
+    if match is None or match[2] not in _UNITS:
+        raise OptionError(name, value, "bytes, or a number with k, m or g")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _pattern(options: Options) -> str:
+    value = options.text("topicsPattern", "") or ""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise OptionError("topicsPattern", value, f"a regular expression ({error})") from error
+    return value
+
+
+def _queue_ids(options: Options) -> frozenset[int]:
+    names = options.words("queues")
+    if not all(name.isascii() and name.isdigit() for name in names):
+        raise OptionError("queues", options.text("queues"), "queue ids: 0,1,2")
+    return frozenset(map(int, names))
+
+
+def time_of(name: str, value: str) -> int:
+    """A time as ms. Raises OptionError.
+
+    >>> time_of("startingTimestamp", "2026-01-31T12:00:00")
+    1769860800000
+    """
+    if value.isascii() and value.isdigit():
+        return int(value)
+    try:
+        given = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise OptionError(name, value, "ms since 1970, or 2026-01-31T12:00:00 (UTC)") from error
+    return int((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _time(options: Options, name: str, default: int) -> int:
+    value = options.text(name)
+    return default if value is None else time_of(name, value)
+
+
+def _storage_options(options: Options) -> dict[str, Any]:
+    expected = "a JSON object: the file system's settings as fsspec takes them"
+    found = options.json("storageOptions", expected)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise OptionError("storageOptions", options.text("storageOptions"), expected)
+    return found
+
+
+def _offsets(options: Options, name: str) -> dict[tuple[str, int], int]:
+    given = options.json(name, _OFFSETS)
+    found = {}
+    wrong = OptionError(name, options.text(name), _OFFSETS)
+    if given is not None and not isinstance(given, dict):
+        raise wrong
+    for topic, queues in (given or {}).items():
+        if not isinstance(queues, dict):
+            raise wrong
+        for queue_id, offset in queues.items():
+            if not queue_id.isdigit() or isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+                raise wrong
+            found[topic, int(queue_id)] = offset
+    return found

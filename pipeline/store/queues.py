@@ -1,0 +1,190 @@
+"""Reading through consume queues: only the records of the wanted queues, offsets and times are touched."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pipeline.store.files import ByteSource, DataFile, StoreFiles
+from pipeline.store.heads import Array, check_bodies, read_heads
+from pipeline.store.options import StoreOptions
+from pipeline.store.walk import Chunk, Damage
+from protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
+from protocol.record import store_time_at
+
+UNIT_TYPE: Final = np.dtype([("phy", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_UNITS_AT_ONCE: Final = 16_384
+_BYTES_AT_ONCE: Final = 4 << 20
+_NEAR: Final = 64 << 10
+"""Remote records that are closer than this are read with what lies between them."""
+_SYS_FLAG_END: Final = 40
+
+
+class QueueStretch(NamedTuple):
+    """Units [begin, end) of one queue, ``bytes_total`` of the log together."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    files: tuple[DataFile, ...]
+    log: tuple[DataFile, ...]
+
+
+def plan_queues(files: StoreFiles, log: Sequence[DataFile], options: StoreOptions) -> Iterator[QueueStretch]:
+    """Stretches of the queues that the options ask for, each of about ``split_size`` bytes of records."""
+    if not log:
+        return
+    for topic in files.topics():
+        if not options.wants_topic(topic):
+            continue
+        for queue_id in files.queue_ids(topic):
+            if not options.queue_ids or queue_id in options.queue_ids:
+                yield from _plan_queue(files, tuple(log), topic, queue_id, options)
+
+
+def _plan_queue(
+    files: StoreFiles, log: tuple[DataFile, ...], topic: str, queue_id: int, options: StoreOptions
+) -> Iterator[QueueStretch]:
+    queue = tuple(files.queue_files(topic, queue_id))
+    if not queue:
+        return
+    reader = _UnitReader(files, queue)
+    begin, end = queue[0].start // UNIT_SIZE, queue[-1].end // UNIT_SIZE
+    end = _first(begin, end, lambda at: reader.unit(at)[1] <= 0)
+    begin = _first(begin, end, lambda at: reader.unit(at)[0] >= log[0].start and reader.unit(at)[1] != FILLER_SIZE)
+    times = _Times(files, log)
+    if options.starting_time > 0:
+        begin = _first(begin, end, lambda at: times.of(*reader.unit(at)) >= options.starting_time)
+    if options.ending_time < 1 << 62:
+        end = _first(begin, end, lambda at: times.of(*reader.unit(at)) > options.ending_time)
+    begin = max(begin, options.starting_offsets.get((topic, queue_id), begin))
+    end = min(end, options.ending_offsets.get((topic, queue_id), end))
+    if begin >= end:
+        return
+    size = max(1, reader.unit(begin)[1])
+    step = max(1, options.split_size // size) if options.split_size else end - begin
+    for at in range(begin, end, step):
+        yield QueueStretch(topic, queue_id, at, min(at + step, end), queue, log)
+
+
+def _first(low: int, high: int, holds: "Callable[[int], bool]") -> int:
+    """The first of [low, high) for which it holds, given that it holds for all behind; ``high`` for none."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+class _UnitReader:
+    """Units of a queue one by one."""
+
+    def __init__(self, files: StoreFiles, queue: Sequence[DataFile]) -> None:
+        self._queue = queue
+        self._sources = {file.start: files.source(file) for file in queue}
+
+    def unit(self, offset: int) -> tuple[int, int]:
+        """Log offset and size; zeros where there is none."""
+        at = offset * UNIT_SIZE
+        for file in self._queue:
+            if file.start <= at < file.end:
+                data = self._sources[file.start].read(at - file.start, at - file.start + UNIT_SIZE)
+                return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:12], "big", signed=True)
+        return 0, 0
+
+
+class _Times:
+    """Store times of records by their place in the log."""
+
+    def __init__(self, files: StoreFiles, log: Sequence[DataFile]) -> None:
+        self._files = files
+        self._log = log
+        self._sources: dict[int, ByteSource] = {}
+
+    def of(self, phy: int, size: int) -> int:
+        """The store time of the record at ``phy``; 0 where it is gone or stands for none."""
+        file = _file_of(self._log, phy)
+        if file is None or size == FILLER_SIZE:
+            return 0
+        source = self._sources.get(file.start)
+        if source is None:
+            source = self._sources[file.start] = self._files.source(file)
+        at = phy - file.start
+        front = source.read(at, at + 76)
+        if len(front) < 76:
+            return 0
+        place = store_time_at(int.from_bytes(front[36:_SYS_FLAG_END], "big"))
+        return int.from_bytes(front[place : place + 8], "big", signed=True)
+
+
+def _file_of(log: Sequence[DataFile], phy: int) -> DataFile | None:
+    return next((file for file in log if file.start <= phy < file.end), None)
+
+
+class QueueWalk:
+    """Goes through a stretch of a queue: windows of its records, and the units that lead to none."""
+
+    def __init__(self, files: StoreFiles, stretch: QueueStretch, *, check_crc: bool = True) -> None:
+        self._files = files
+        self._stretch = stretch
+        self._check_crc = check_crc
+
+    def __iter__(self) -> Iterator[Chunk | Damage]:
+        """The stretch in its order."""
+        stretch = self._stretch
+        for at in range(stretch.begin, stretch.end, _UNITS_AT_ONCE):
+            stop = min(at + _UNITS_AT_ONCE, stretch.end)
+            units = np.frombuffer(self._files.units(stretch.files, at, stop), UNIT_TYPE)
+            phy, size = units["phy"].astype(np.int64), units["size"].astype(np.int64)
+            real = (size > 0) & (size != FILLER_SIZE) & (phy >= stretch.log[0].start)
+            yield from self._read(phy[real], size[real], np.arange(at, stop)[real])
+
+    def _read(self, phy: Array, size: Array, offset: Array) -> Iterator[Chunk | Damage]:
+        starts = np.array([file.start for file in self._stretch.log])
+        number = np.searchsorted(starts, phy, side="right") - 1
+        weight = np.cumsum(size) // _BYTES_AT_ONCE
+        backwards = np.append(False, phy[1:] < phy[:-1] + size[:-1])
+        cuts = np.flatnonzero(np.append(True, (number[1:] != number[:-1]) | (weight[1:] != weight[:-1])) | backwards)
+        for begin, end in zip(cuts.tolist(), [*cuts[1:].tolist(), len(phy)], strict=True):
+            if begin < end:
+                file = self._stretch.log[int(number[begin])]
+                yield from self._read_file(file, phy[begin:end], size[begin:end], offset[begin:end])
+
+    def _read_file(self, file: DataFile, phy: Array, size: Array, offset: Array) -> Iterator[Chunk | Damage]:
+        with self._files.opened(file) as source:
+            view, at = self._window(source, phy - file.start, size)
+        heads = read_heads(np.frombuffer(view, np.uint8), at, phy)
+        good = heads.ok & (heads.size == size)
+        kept = np.flatnonzero(good)
+        sound = heads.take(kept)
+        mine = (sound.queue_id == self._stretch.queue_id) & (sound.queue_offset == offset[kept])
+        if self._check_crc:
+            mine &= check_bodies(view, sound)
+        good[kept[~mine]] = False
+        if good.all():
+            yield Chunk(view, heads)
+            return
+        if good.any():
+            yield Chunk(view, heads.take(np.flatnonzero(good)))
+        name = f"{self._stretch.topic}/{self._stretch.queue_id}"
+        for bad in np.flatnonzero(~good).tolist():
+            why = f"queue {name} at {offset[bad]} leads to no sound record of it"
+            yield Damage(file.path, int(phy[bad]), int(size[bad]), why)
+
+    def _window(self, source: ByteSource, at: Array, size: Array) -> tuple[memoryview, Array]:
+        """Bytes that have all the records, and where those are in them."""
+        end = at + size
+        first = int(at[0])
+        if self._files.is_local or int(end[-1]) - first < 2 * int(size.sum()):
+            return source.read(first, int(end[-1])), at - first
+        cuts = np.flatnonzero(np.append(True, at[1:] - end[:-1] > _NEAR))
+        pieces, moved, length = [], at.copy(), 0
+        for begin, stop in zip(cuts.tolist(), [*cuts[1:].tolist(), len(at)], strict=True):
+            data = source.read(int(at[begin]), int(end[stop - 1]))
+            pieces.append(data)
+            moved[begin:stop] += length - int(at[begin])
+            length += len(data)
+        return memoryview(b"".join(pieces)), moved

@@ -1,0 +1,120 @@
+"""The data source ``rocketmq-store``: a store directory, or its commit log, as a table.
+
+    spark.read.format("rocketmq-store").load("/var/lib/rocketmq/store")
+
+A schema of some of the columns, ``spark.read.schema("topic string, storeTimestamp timestamp")``, makes only those:
+PySpark does not tell a source which columns a query needs. ``damage=true`` gives the side table of damaged places.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from pipeline.options import OptionError
+from pipeline.schema import COLUMNS, spark_schema
+from pipeline.store.filters import narrow
+from pipeline.store.options import StoreOptions, parse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pipeline.store.queues import QueueStretch
+    from pipeline.store.walk import Damage, Stretch
+
+NAME: Final = "rocketmq-store"
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class StorePart(InputPartition):
+    """What one task reads; ``damages`` were found while planning."""
+
+    part: "Stretch | QueueStretch | None"
+    damages: "tuple[Damage, ...]" = ()
+
+
+class StoreReader(DataSourceReader):
+    """Plans on the driver, reads in tasks."""
+
+    def __init__(self, options: StoreOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> Sequence[StorePart]:
+        """The parts that can be read at the same time. Raises StorePathError."""
+        from pipeline.store.files import StoreFiles  # noqa: PLC0415 - a schema is asked for without any of this
+        from pipeline.store.plan import plan  # noqa: PLC0415 - as above
+
+        found = plan(StoreFiles(self.options.path, self.options.storage_options), self.options)
+        parts = [StorePart(part) for part in found.parts]
+        if found.damages:
+            parts.append(StorePart(None, tuple(found.damages)))
+        # Spark takes no partitions at all for one that is None
+        return parts or [StorePart(None)]
+
+    def read(self, partition: StorePart) -> "Iterator[pa.RecordBatch]":
+        """The rows of a part, as Arrow batches."""
+        from pipeline.store import table  # noqa: PLC0415 - as above
+        from pipeline.store.files import StoreFiles  # noqa: PLC0415 - as above
+
+        options, part = self.options, partition.part
+        files = StoreFiles(options.path, options.storage_options)
+        if options.damage:
+            found = list(partition.damages)
+            if part is not None:
+                found += table.damages(files, part, options)
+            yield table.damage_batch(found)
+            return
+        for damage in partition.damages:
+            _log.warning("%s: %d bytes from log offset %d: %s", damage.file, damage.length, damage.phy, damage.why)
+        if part is not None:
+            yield from table.batches(files, part, options)
+
+
+class FilteringStoreReader(StoreReader):
+    """The same, taking a query's own conditions on topic, queue, time and place into account.
+
+    A class of its own: Spark refuses a reader that can be given filters unless
+    ``spark.sql.python.filterPushdown.enabled`` is true, which it is not by default.
+    """
+
+    def pushFilters(self, filters: "list[Any]") -> "Iterator[Any]":  # noqa: N802 - PySpark's name
+        """Narrow the plan; Spark checks all conditions itself again, so all are given back."""
+        self.options = narrow(self.options, filters)
+        yield from filters
+
+
+class RocketMQStoreDataSource(DataSource):
+    """The source; options in docs/pipeline-jobs.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        """``rocketmq-store``."""
+        return NAME
+
+    def schema(self) -> str:
+        """The columns of pipeline.schema, or those of the side table."""
+        from pipeline.store.table import DAMAGE_SPARK_SCHEMA  # noqa: PLC0415 - as above
+
+        options = parse(self.options)
+        return DAMAGE_SPARK_SCHEMA if options.damage else spark_schema(properties=options.columns == COLUMNS)
+
+    def reader(self, schema: "StructType") -> StoreReader:
+        """A reader for all columns, or for those of a schema that was given. Raises OptionError."""
+        options = parse(self.options)
+        names = tuple(schema.fieldNames())
+        if not options.damage:
+            unknown = [name for name in names if name not in COLUMNS]
+            if unknown:
+                raise OptionError("schema", ", ".join(unknown), f"columns of {NAME}: {', '.join(COLUMNS)}")
+            options = msgspec.structs.replace(options, columns=names)
+        return FilteringStoreReader(options) if options.push_filters else StoreReader(options)
+
+
+def register(spark: Any) -> None:
+    """Make ``rocketmq-store`` known to a session that does not find it by itself."""
+    spark.dataSource.register(RocketMQStoreDataSource)

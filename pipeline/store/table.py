@@ -1,0 +1,107 @@
+"""The rows of one part of a store, as Arrow batches; and its damaged places as a table of their own."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.store.columns import Rows
+from pipeline.store.files import StoreFiles
+from pipeline.store.heads import Array, Heads
+from pipeline.store.options import FAR, StoreOptions
+from pipeline.store.queues import QueueStretch, QueueWalk
+from pipeline.store.walk import Chunk, Damage, LogWalk, Stretch
+
+DAMAGE_SPARK_SCHEMA: Final = (
+    "file string not null, commitLogOffset bigint not null, length bigint not null, why string not null"
+)
+"""The side table: where in the log bytes are no record though records follow, how many, and what is wrong."""
+
+DAMAGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("commitLogOffset", pa.int64(), nullable=False),
+        pa.field("length", pa.int64(), nullable=False),
+        pa.field("why", pa.string(), nullable=False),
+    ]
+)
+
+
+def walk(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[Chunk | Damage]:
+    """The records of a part that the options want, and what is damaged in it."""
+    if isinstance(part, QueueStretch):
+        found: Iterable[Chunk | Damage] = QueueWalk(files, part, check_crc=options.check_crc)
+        for item in found:
+            yield _wanted(item, options, all_topics=True) if isinstance(item, Chunk) else item
+        return
+    source = files.source(part.file)
+    try:
+        for item in LogWalk(source, part, check_crc=options.check_crc):
+            yield _wanted(item, options, all_topics=not options.names_topics) if isinstance(item, Chunk) else item
+    finally:
+        source.close()
+
+
+def _wanted(chunk: Chunk, options: StoreOptions, *, all_topics: bool) -> Chunk:
+    """The records of a window that the options want."""
+    heads = chunk.heads
+    wanted = np.ones(len(heads), dtype=bool)
+    if options.starting_time > 0:
+        wanted &= heads.store_timestamp >= options.starting_time
+    if options.ending_time < FAR:
+        wanted &= heads.store_timestamp <= options.ending_time
+    if options.starting_position:
+        wanted &= heads.phy >= options.starting_position
+    if options.ending_position < FAR:
+        wanted &= heads.phy < options.ending_position
+    if options.queue_ids:
+        wanted &= np.isin(heads.queue_id, list(options.queue_ids))
+    if not wanted.all():
+        heads = heads.take(np.flatnonzero(wanted))
+    if len(heads) and not (all_topics and not options.starting_offsets and not options.ending_offsets):
+        heads = heads.take(np.flatnonzero(_of_topics(chunk.view, heads, options)))
+    return Chunk(chunk.view, heads)
+
+
+def _of_topics(view: memoryview, heads: Heads, options: StoreOptions) -> Array:
+    """True for records of wanted topics and queue offsets."""
+    topics = Rows(view, heads, None).topics().dictionary_encode()
+    names = topics.dictionary.to_pylist()
+    number = topics.indices.to_numpy(zero_copy_only=False)
+    wanted: Array = np.array([options.wants_topic(name) for name in names], dtype=bool)[number]
+    for limits, first in ((options.starting_offsets, True), (options.ending_offsets, False)):
+        for (topic, queue_id), offset in limits.items():
+            if topic in names:
+                mine = (number == names.index(topic)) & (heads.queue_id == queue_id)
+                wanted &= ~mine | ((heads.queue_offset >= offset) if first else (heads.queue_offset < offset))
+    return wanted
+
+
+def batches(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[pa.RecordBatch]:
+    """The rows of a part."""
+    for item in walk(files, part, options):
+        if isinstance(item, Chunk) and len(item.heads):
+            batch, _ = Rows(item.view, item.heads, options.broker_name).batch(options.columns)
+            if batch.num_rows:
+                yield batch
+
+
+def damages(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[Damage]:
+    """The damaged places of a part; bodies that cannot be decompressed are among them."""
+    path = part.file.path if isinstance(part, Stretch) else ""
+    for item in walk(files, part, options):
+        if isinstance(item, Damage):
+            yield item
+            continue
+        _, bad = Rows(item.view, item.heads, None).bodies()
+        for number, why in bad:
+            yield Damage(path, int(item.heads.phy[number]), int(item.heads.size[number]), why)
+
+
+def damage_batch(found: Iterable[Damage]) -> pa.RecordBatch:
+    """Damaged places as rows."""
+    rows = list(found)
+    columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, DAMAGE_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=DAMAGE_SCHEMA)

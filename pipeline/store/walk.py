@@ -1,0 +1,191 @@
+"""Goes through a stretch of one log file: windows of whole records, and the damaged places between them."""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pipeline.store.files import ByteSource, DataFile
+from pipeline.store.heads import Array, Heads, check_bodies, has_hole, read_heads
+from pipeline.store.scan import Found, chain, find_record, record_at, time_comes_back
+from protocol import record
+
+WINDOW: Final = 4 << 20
+"""Bytes of the log that are decoded at once."""
+
+
+class Stretch(NamedTuple):
+    """A part of a log file: the records that begin in [begin, stop) of it.
+
+    ``begin`` and ``stop`` are where records begin, or the file does or ends. ``floor`` is the newest store time in
+    front of it, which only counts in the file that is written to. ``followed``: the log goes on behind ``stop``, so
+    that everything in front of it has to be records.
+    """
+
+    file: DataFile
+    begin: int
+    stop: int
+    floor: int = 0
+    is_newest: bool = False
+    followed: bool = True
+
+
+class Chunk(NamedTuple):
+    """Whole records of one window."""
+
+    view: memoryview
+    heads: Heads
+
+
+class Damage(NamedTuple):
+    """Bytes of the log that are no record though records follow them."""
+
+    file: str
+    phy: int
+    length: int
+    why: str
+
+
+class BoundaryError(Exception):
+    """A record reaches over the place where the next split was found to begin."""
+
+
+class LogWalk:
+    """One walk through a stretch. After it ``end`` is where the log ends in it, ``newest`` the newest store time."""
+
+    def __init__(self, source: ByteSource, stretch: Stretch, *, check_crc: bool = True, window: int = WINDOW) -> None:
+        self._source = source
+        self._stretch = stretch
+        self._base = stretch.file.start
+        self._check_crc = check_crc
+        self._window = window
+        self._tolerated = 0
+        self.end = stretch.begin
+        self.newest = stretch.floor
+
+    def __iter__(self) -> Iterator[Chunk | Damage]:
+        """The stretch in its order."""
+        while self.end < self._stretch.stop:
+            chunk, why = self._next_chunk()
+            if chunk is not None:
+                yield chunk
+            if why is None:
+                continue
+            damage = self._skip(why)
+            if damage is None:
+                return
+            yield damage
+        if self.end > self._stretch.stop:
+            raise BoundaryError(
+                f"a record of {self._stretch.file.path} reaches to {self.end}, over {self._stretch.stop}, where a "
+                "record seemed to begin: read this store with splitSize=0"
+            )
+
+    def _next_chunk(self) -> tuple[Chunk | None, str | None]:
+        """Records from ``end`` on, and why there are no more; None where there may be."""
+        at = self.end
+        view = self._source.read(at, at + self._window)
+        positions, length = chain(view, 0, self._stretch.stop - at)
+        if not positions:
+            return self._first_of_another_kind(view)
+        heads = read_heads(np.frombuffer(view, np.uint8), np.array(positions), np.array(positions) + (self._base + at))
+        count, why = self._count_good(view, heads)
+        if count < len(positions):
+            self.end = at + positions[count]
+            heads = heads.take(np.arange(count))
+        else:
+            self.end = at + length
+        if count:
+            self.newest = max(self.newest, int(heads.store_timestamp.max()))
+        return Chunk(view, heads) if count else None, why
+
+    def _count_good(self, view: memoryview, heads: Heads) -> tuple[int, str | None]:
+        """How many records are sound before the first that is not, and what is wrong with that."""
+        good = heads.ok.copy()
+        sound = heads if good.all() else heads.take(np.arange(int(np.argmin(good))))
+        if self._check_crc and len(sound):
+            good[: len(sound)] &= check_bodies(view, sound)
+        if len(sound):
+            good[: len(sound)] &= ~_holes(view, sound, self.end)
+        if self._stretch.is_newest:
+            self._check_times(heads, good)
+        if good.all():
+            return len(heads), None
+        bad = int(np.argmin(good))
+        told = record_at(self._source, self.end + int(heads.at[bad]), self._base)
+        return bad, told if isinstance(told, str) else "a record of an earlier life of this file"
+
+    def _check_times(self, heads: Heads, good: Array) -> None:
+        """Only what reaches the time of those before it again is of this life of the file."""
+        times = heads.store_timestamp
+        before = np.maximum.accumulate(np.concatenate(([self.newest], times)))[:-1]
+        for number in np.flatnonzero((times < before) & good).tolist():
+            last = int(before[number])
+            if last <= self._tolerated:
+                continue
+            if not time_comes_back(self._source, self._base, self.end + int(heads.at[number]), last):
+                good[number] = False
+                return
+            self._tolerated = last
+
+    def _first_of_another_kind(self, view: memoryview) -> tuple[None, str | None]:
+        """No record at ``end``: a BLANK, a record larger than the window, or the reason why it is none."""
+        at = self.end
+        if len(view) < record.BLANK_SIZE:
+            self.end = self._stretch.stop
+            return None, None
+        size, magic = record.SIZE_MAGIC.unpack_from(view)
+        if magic == record.MAGIC_BLANK:
+            if at + size == self._source.size:
+                self.end = self._stretch.stop
+                return None, None
+            return None, f"a BLANK of {size} bytes where {self._source.size - at} are left"
+        found = record_at(self._source, at, self._base, check_crc=False)
+        if isinstance(found, Found) and found.size > len(view):
+            self._window = max(self._window, found.size)
+            return None, None
+        return None, found if isinstance(found, str) else "the record reaches over the end of what can be read"
+
+    def _skip(self, why: str) -> Damage | None:
+        """Go to the next record behind a place where none stands; None where there is none: the log ends here."""
+        begin, stop = self.end, self._stretch.stop
+        following = self._find_next(begin, stop)
+        if following is None:
+            if not self._stretch.followed:
+                return None
+            following = stop
+        self.end = following
+        return Damage(self._stretch.file.path, self._base + begin, following - begin, why)
+
+    def _find_next(self, begin: int, stop: int) -> int | None:
+        after = self.newest if self._stretch.is_newest else 0
+        front = self._source.read(begin, begin + 4)
+        size = int.from_bytes(front, "big")
+        if record.OVERHEAD_V1 <= size < stop - begin:
+            found = record_at(self._source, begin + size, self._base)
+            if isinstance(found, Found) and found.store_timestamp >= after:
+                return begin + size
+        if begin + size == stop and self._stretch.followed and size:
+            return stop
+        found_later = find_record(self._source, self._base, begin + 1, stop, after)
+        return found_later.at if found_later is not None else None
+
+
+def _holes(view: memoryview, heads: Heads, to_file: int) -> Array:
+    """True for records whose topic or properties have a sector that was never written.
+
+    Only a record that has a zero byte there is looked at: neither has one in its right state.
+    """
+    window = np.frombuffer(view, dtype=np.uint8)
+    holes = np.zeros(len(heads), dtype=bool)
+    # a sector's part of a text is zeros only if its first or its last byte is
+    ends = [heads.topic_at, heads.topic_end - 1, heads.properties_at, heads.properties_end - 1]
+    suspicious = np.zeros(len(heads), dtype=bool)
+    for place in ends:
+        suspicious |= window[np.clip(place, 0, len(window) - 1)] == 0
+    long = (heads.properties_end - heads.properties_at > 512) | (heads.topic_end - heads.topic_at > 512)
+    for number in np.flatnonzero(suspicious | long).tolist():
+        topic = int(heads.topic_at[number]), int(heads.topic_end[number])
+        properties = int(heads.properties_at[number]), int(heads.properties_end[number])
+        holes[number] = any(has_hole(view, begin, end, to_file) for begin, end in (topic, properties))
+    return holes

@@ -1,0 +1,342 @@
+"""Reading stores without Spark: every record once, whatever the splits, and nothing that is none."""
+
+import datetime as dt
+import zlib
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the spark extra: pip install 'trimq[spark]'")
+pytest.importorskip("fsspec", reason="needs the spark extra: pip install 'trimq[spark]'")
+
+import fsspec
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from pipeline.options import OptionError
+from pipeline.schema import ARROW_SCHEMA, COLUMNS
+from pipeline.store.files import StoreFiles, StorePathError
+from pipeline.store.options import parse
+from pipeline.store.plan import plan
+from pipeline.store.table import batches, damages
+from pipeline.store.walk import Damage
+from protocol.file_names import offset_name
+from protocol.message import StoredMessage, decode_message
+from tests.spark.logs import START, LogWriter, Sent
+from tests.spark.stores import some
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def rows(path: Path | str, **options: Any) -> list[dict[str, Any]]:
+    given = parse({"path": str(path), **{name: str(value) for name, value in options.items()}})
+    files = StoreFiles(given.path)
+    found = []
+    for part in plan(files, given).parts:
+        for batch in batches(files, part, given):
+            batch.validate(full=True)
+            assert batch.schema.names == list(given.columns)
+            found += batch.to_pylist()
+    return found
+
+
+def damaged(path: Path | str, **options: Any) -> list[Damage]:
+    given = parse({"path": str(path), "damage": "true", **{name: str(value) for name, value in options.items()}})
+    files = StoreFiles(given.path)
+    found = plan(files, given)
+    return found.damages + [damage for part in found.parts for damage in damages(files, part, given)]
+
+
+def bodies(found: Iterable[dict[str, Any]]) -> list[bytes]:
+    return [row["body"] for row in found]
+
+
+def ms(time: dt.datetime) -> int:
+    return (time - EPOCH) // dt.timedelta(milliseconds=1)
+
+
+def address(host: tuple[str, int]) -> str:
+    return f"[{host[0]}]:{host[1]}" if ":" in host[0] else f"{host[0]}:{host[1]}"
+
+
+def expected(message: StoredMessage, body: bytes) -> dict[str, Any]:
+    """A row as the record's decoder of protocol/ has it."""
+    return {
+        "topic": message.topic,
+        "brokerName": None,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "body": body,
+        "tags": message.tags,
+        "keys": [word for word in message.properties.get("KEYS", "").split(" ") if word],
+        "msgId": message.offset_message_id,
+        "uniqId": message.unique_id,
+        "bornTimestamp": message.born_timestamp,
+        "storeTimestamp": message.store_timestamp,
+        "bornHost": address(message.born_host),
+        "storeHost": address(message.store_host),
+        "commitLogOffset": message.commit_log_offset,
+        "reconsumeTimes": message.reconsume_times,
+        "flag": message.flag,
+        "sysFlag": message.sys_flag,
+        "properties": message.properties,
+    }
+
+
+hosts = st.sampled_from([("10.0.0.1", 10911), ("255.1.2.3", 65535), ("fe80::1", 10911), ("2001:db8::ff", 1)])
+names = st.text(st.characters(codec="utf-8", exclude_characters="\x00\x01\x02"), min_size=1, max_size=12)
+words = st.text("ab c é", max_size=12)
+raw = st.lists(st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "\x01", "\x02", "a", "b c", " ", "é"]), max_size=12).map(
+    lambda parts: "".join(parts).encode()
+)
+messages = st.builds(
+    Sent,
+    topic=st.sampled_from(["A", "Orders", "x" * 127, "y" * 200, "тема"]),
+    body=st.binary(max_size=300),
+    queue_id=st.integers(0, 3),
+    properties=st.dictionaries(names, names, max_size=4).flatmap(
+        lambda extra: st.fixed_dictionaries(
+            {}, optional={"KEYS": words, "TAGS": st.sampled_from(["red", "blue"]), "UNIQ_KEY": names}
+        ).map(lambda own: {**extra, **own})
+    ),
+    raw_properties=st.none() | st.none() | raw,
+    born=st.integers(0, 2_000_000_000_000),
+    flag=st.integers(-(2**31), 2**31 - 1),
+    sys_flag=st.sampled_from([0, 0, 2, 8]),
+    born_host=hosts,
+    store_host=hosts,
+    reconsume_times=st.integers(0, 16),
+)
+
+
+@examples(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(messages, max_size=40), st.sampled_from([0, 100, 700, 5000]))
+def test_each_record_is_a_row_as_the_decoder_has_it(
+    tmp_path_factory: pytest.TempPathFactory, sent: list[Sent], split: int
+) -> None:
+    writer = LogWriter(tmp_path_factory.mktemp("store"), file_size=4096)
+    for number, message in enumerate(sent):
+        message.time = START + number
+    root = writer.put_all(sent).write()
+    found = rows(root, splitSize=split)
+    log = {start: bytes(data) for start, data in writer.files.items()}
+    wanted = []
+    for message in writer.sent:
+        start = message.phy // 4096 * 4096
+        wanted.append(expected(decode_message(log[start], message.phy - start), message.body))
+    for row in found:
+        row["properties"] = dict(row["properties"])
+        row["bornTimestamp"], row["storeTimestamp"] = ms(row["bornTimestamp"]), ms(row["storeTimestamp"])
+    assert found == wanted
+    assert damaged(root, splitSize=split) == []
+
+
+@examples(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3 * 4096 - 1), st.integers(1, 300), st.sampled_from([0, 1, 255])), max_size=4),
+    st.sampled_from([0, 300, 1500]),
+)
+def test_damage_is_told_and_everything_else_is_read_once(
+    tmp_path_factory: pytest.TempPathFactory, wounds: list[tuple[int, int, int]], split: int
+) -> None:
+    """Rows and damaged places together cover the log: no byte twice, no sound record lost."""
+    writer = LogWriter(tmp_path_factory.mktemp("store"), file_size=4096)
+    writer.put_all(some(110))
+    written = {start: bytes(data) for start, data in writer.files.items()}
+    for at, length, value in wounds:
+        data = writer.files[at // 4096 * 4096]
+        begin = min(at % 4096, len(data))
+        end = min(begin + length, len(data))
+        data[begin:end] = bytes([value]) * (end - begin)
+    root = writer.write()
+    sound = []
+    for message in writer.sent:
+        start = message.phy // 4096 * 4096
+        place = slice(message.phy - start, message.phy - start + message.size)
+        if writer.files[start][place] == written[start][place]:
+            sound.append(message.body)
+    found = rows(root, splitSize=split)
+    told = damaged(root, splitSize=split)
+    assert [body for body in bodies(found) if body in sound] == sound
+    covered = sorted(
+        [(message.phy, message.size) for message in writer.sent if message.body in bodies(found)]
+        + [(damage.phy, damage.length) for damage in told]
+    )
+    for (phy, length), (following, _) in pairwise(covered):
+        assert phy + length <= following
+    assert rows(root, splitSize=0) == found
+    assert damaged(root, splitSize=0) == told
+
+
+def test_a_split_begins_nowhere_within_a_body_that_looks_like_a_record(tmp_path: Path) -> None:
+    """A body that holds records which say that they lie just there: only what follows them tells."""
+    writer = LogWriter(tmp_path / "store", file_size=1 << 16)
+    inner = LogWriter(tmp_path / "inner", file_size=1 << 16)
+    writer.put_all(some(20))
+    inner.at = writer.at + 88
+    inner.files = {0: bytearray()}
+    inner.put_all([Sent(topic="Fake", time=START + 500) for _ in range(2)])
+    writer.put(Sent(topic="True", body=bytes(inner.files[0]), time=START + 20))
+    writer.put_all(some(40, time=START + 30))
+    root = writer.write()
+    for split in range(100, 3000, 61):
+        found = rows(root, splitSize=split)
+        assert len(found) == 61
+        assert not [row for row in found if row["topic"] == "Fake"]
+
+
+def test_bytes_of_an_earlier_life_behind_the_end_are_no_rows(tmp_path: Path) -> None:
+    """Another broker cut the log and did not erase: what lines up behind the new end is older than what is in front."""
+    writer = LogWriter(tmp_path / "store")
+    writer.put_all(some(30))
+    old_tail = writer.sent[20:]
+    again = LogWriter(tmp_path / "store")
+    again.put_all(some(15))
+    again.put_all([Sent(**{**vars(one), "time": START + 1000, "body": one.body}) for one in writer.sent[15:20]])
+    assert again.at == old_tail[0].phy
+    again.files[0] += writer.files[0][again.at :]
+    root = again.write()
+    for split in (0, 300, 1000):
+        assert bodies(rows(root, splitSize=split)) == [one.body for one in again.sent]
+
+
+def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store")
+    times = [*range(10), *range(3, 40)]
+    writer.put_all([Sent(time=START + time, body=b"%d" % time) for time in times])
+    root = writer.write()
+    for split in (0, 200, 1000):
+        assert bodies(rows(root, splitSize=split)) == [b"%d" % time for time in times]
+
+
+def test_topics_are_read_through_their_queues_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store")
+    writer.put_all(some(200))
+    writer.write()
+    root = writer.write_queues()
+    for options in (
+        {"topics": "T1"},
+        {"topics": "T1,T3", "splitSize": 300},
+        {"topicsPattern": "T[23]"},
+        {"topics": "T2", "queues": "1"},
+        {"topics": "T2", "startingTimestamp": START + 60},
+        {"topics": "T2", "endingTimestamp": START + 60},
+        {"topics": "T2", "startingTimestamp": START + 60, "endingTimestamp": START + 120, "splitSize": 100},
+        {"startingOffsets": '{"T1": {"0": 7, "1": 9}}', "topics": "T1"},
+        {"endingOffsets": '{"T1": {"0": 7}}', "topics": "T1"},
+    ):
+        through = rows(root, **options)
+        scanned = rows(root, **options, consumeQueues="never")
+        key = lambda row: row["commitLogOffset"]  # noqa: E731
+        assert sorted(through, key=key) == sorted(scanned, key=key), options
+        assert through
+    # with other topics' records in ruins, the wanted ones are still there and nobody complains
+    keep = [one for one in writer.sent if one.topic == "T1"]
+    for start, data in writer.files.items():
+        blank = bytearray(len(data))
+        for one in keep:
+            if start <= one.phy < start + len(data):
+                place = slice(one.phy - start, one.phy - start + one.size)
+                blank[place] = data[place]
+        (root / "commitlog" / offset_name(start)).write_bytes(bytes(blank).ljust(writer.file_size, b"\0"))
+    assert sorted(bodies(rows(root, topics="T1"))) == sorted(one.body for one in keep)
+
+
+def test_queues_are_not_asked_where_they_may_lag(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store")
+    writer.put_all(some(100))
+    writer.write_queues()
+    writer.put_all(some(50, time=START + 200))
+    root = writer.write()
+    assert len(rows(root, topics="T1")) == 20
+    (root / "abort").write_text("1")
+    assert len(rows(root, topics="T1")) == 30
+    assert len(rows(root, topics="T1", consumeQueues="always")) == 20
+
+
+def test_time_and_position_choose_what_is_read(tmp_path: Path) -> None:
+    root = LogWriter(tmp_path / "store", file_size=2048).put_all(some(150)).write()
+    everything = rows(root)
+    by_time = rows(root, startingTimestamp=START + 40, endingTimestamp=START + 60, splitSize=500)
+    assert by_time == everything[40:61]
+    begin, end = everything[30]["commitLogOffset"], everything[80]["commitLogOffset"]
+    assert rows(root, startingPosition=begin, endingPosition=end, splitSize=500) == everything[30:80]
+    given = parse({"path": str(root), "startingTimestamp": str(START + 140)})
+    assert len(plan(StoreFiles(str(root)), given).parts) < 4
+
+
+def test_a_store_behind_another_file_system(tmp_path: Path) -> None:
+    """Remote files are read by ranges; the result is the same."""
+    writer = LogWriter(tmp_path / "store", file_size=4096)
+    writer.put_all(some(150))
+    writer.write()
+    root = writer.write_queues()
+    remote = fsspec.filesystem("memory")
+    remote.put(f"{root}/", "/stores/one/", recursive=True)
+    for options in ({}, {"splitSize": 700}, {"topics": "T1"}, {"topics": "T1,T4", "splitSize": 300}):
+        assert rows("memory://stores/one", **options) == rows(root, **options)
+
+
+def test_bodies_are_decompressed_and_those_that_cannot_be_are_damage(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store")
+    packed = [Sent(body=zlib.compress(b"long " * 50), sys_flag=1), Sent(body=b"no zlib at all", sys_flag=1)]
+    root = writer.put_all([Sent(body=b"plain"), *packed, Sent(body=b"last")]).write()
+    assert bodies(rows(root)) == [b"plain", b"long " * 50, b"last"]
+    (told,) = damaged(root)
+    assert (told.phy, told.length) == (writer.sent[2].phy, writer.sent[2].size)
+    assert "decompressed" in told.why
+
+
+def test_missing_and_short_files_are_told(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store", file_size=2048)
+    root = writer.put_all(some(100)).write()
+    files = sorted((root / "commitlog").iterdir())
+    files[1].unlink()
+    short = files[3].read_bytes()
+    files[3].write_bytes(short[:1000])
+    told = damaged(root)
+    assert ("files are missing", 2048) in [(one.why, one.phy) for one in told]
+    assert [one.length for one in told if one.why == "the file has 1000 bytes, the others have 2048"] == [1048]
+    inside = {
+        one.body for one in writer.sent if 2048 <= one.phy < 4096 or 3 * 2048 + 1000 < one.phy + one.size <= 4 * 2048
+    }
+    assert bodies(rows(root)) == [one.body for one in writer.sent if one.body not in inside]
+
+
+def test_no_store_is_told_with_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(StorePathError, match="commitlog"):
+        rows(tmp_path)
+    (tmp_path / "commitlog").mkdir()
+    assert rows(tmp_path) == []
+
+
+def test_only_the_wanted_columns(tmp_path: Path) -> None:
+    root = LogWriter(tmp_path / "store").put_all(some(3)).write()
+    assert list(rows(root, includeProperties="false")[0]) == list(COLUMNS[:-1])
+    assert {row["brokerName"] for row in rows(root, brokerName="broker-a")} == {"broker-a"}
+    assert ARROW_SCHEMA.names == list(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"splitSize": "many"}, "splitSize"),
+        ({"queues": "one"}, "queues"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({"startingOffsets": "[1]"}, "startingOffsets"),
+        ({"startingOffsets": '{"A": {"0": true}}'}, "startingOffsets"),
+        ({"topicsPattern": "("}, "topicsPattern"),
+        ({"topics": "A", "topicsPattern": "B"}, "topicsPattern"),
+        ({"consumeQueues": "sometimes"}, "auto or always or never"),
+        ({"topcis": "A"}, "topics"),
+        ({"storageOptions": "[]"}, "storageOptions"),
+        ({"checkCrc": "perhaps"}, "true or false"),
+    ],
+)
+def test_a_wrong_option_is_told(options: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        parse({"path": "/store", **options})

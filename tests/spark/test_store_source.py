@@ -1,0 +1,110 @@
+"""Stores as Spark tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.schema import COLUMNS
+from protocol.file_names import offset_name
+from tests.spark.logs import START, LogWriter, Sent
+from tests.spark.stores import some
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_store_is_a_table_found_by_its_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing is registered: Spark looks for modules whose names begin with pyspark_."""
+    writer = LogWriter(tmp_path / "store").put_all(some(100))
+    table = spark.read.format("rocketmq-store").option("splitSize", "2k").load(str(writer.write()))
+    assert table.columns == list(COLUMNS)
+    found = table.orderBy("commitLogOffset").collect()
+    assert [bytes(row.body) for row in found] == [one.body for one in writer.sent]
+    assert [row.properties for row in found] == [one.properties for one in writer.sent]
+    assert [row.queueOffset for row in found] == [one.queue_offset for one in writer.sent]
+    assert table.rdd.getNumPartitions() > 5
+
+
+def test_only_the_columns_of_a_schema_are_made(spark: SparkSession, tmp_path: Path) -> None:
+    root = LogWriter(tmp_path / "store").put_all(some(10)).write()
+    table = spark.read.format("rocketmq-store").schema("queueOffset bigint, topic string").load(str(root))
+    assert table.columns == ["queueOffset", "topic"]
+    assert sorted(row.topic for row in table.collect()) == sorted(f"T{number % 5}" for number in range(10))
+
+
+def test_topics_with_sql(spark: SparkSession, tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store").put_all(some(100))
+    writer.write_queues()
+    spark.read.format("rocketmq-store").load(str(writer.write())).createOrReplaceTempView("log")
+    rows = spark.sql("select topic, count(*) as n, max(storeTimestamp) as t from log group by topic").collect()
+    assert {row.topic: row.n for row in rows} == {f"T{number}": 20 for number in range(5)}
+    assert max(row.t for row in rows).timestamp() * 1000 == START + 99
+
+
+def test_damage_is_a_table_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store").put_all(some(50))
+    hurt = writer.sent[20]
+    writer.files[0][hurt.phy + 90] ^= 1
+    root = str(writer.write())
+    assert spark.read.format("rocketmq-store").load(root).count() == 49
+    (row,) = spark.read.format("rocketmq-store").option("damage", "true").load(root).collect()
+    assert (row.commitLogOffset, row.length) == (hurt.phy, hurt.size)
+    assert row.file.endswith(offset_name(0))
+    assert "CRC" in row.why
+
+
+def test_an_empty_log_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    assert spark.read.format("rocketmq-store").load(str(tmp_path)).count() == 0
+    assert spark.read.format("rocketmq-store").option("damage", "true").load(str(tmp_path)).count() == 0
+
+
+def test_a_wrong_option_is_an_error_before_anything_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    root = str(LogWriter(tmp_path / "store").put_all(some(3)).write())
+    with pytest.raises(Exception, match=r"splitSize = 'many': expected bytes"):
+        spark.read.format("rocketmq-store").option("splitSize", "many").load(root)
+    with pytest.raises(Exception, match=r"schema = 'price': expected columns"):
+        spark.read.format("rocketmq-store").schema("price int").load(root).count()
+
+
+def test_filters_of_a_query_spare_reading(spark: SparkSession, tmp_path: Path) -> None:
+    """Only where an option asks for it: a reader that takes filters fails while Spark's setting for it is off."""
+    from pyspark.sql import datasource  # noqa: PLC0415 - PySpark may be missing
+
+    writer = LogWriter(tmp_path / "store", file_size=4096).put_all(some(150))
+    writer.write_queues()
+    root = str(writer.write())
+    assert spark.read.format("rocketmq-store").load(root).where("topic = 'T1'").count() == 30
+    if not hasattr(datasource, "EqualTo"):
+        pytest.skip("PySpark 4.0 hands no filters over: 4.1 and later do")
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        table = spark.read.format("rocketmq-store").option("pushFilters", "true").load(root)
+        for condition, wanted in {
+            "topic = 'T1'": [one for one in writer.sent if one.topic == "T1"],
+            "topic in ('T1', 'T2') and queueId = 1": [
+                one for one in writer.sent if one.topic in ("T1", "T2") and one.queue_id == 1
+            ],
+            f"storeTimestamp >= timestamp_millis({START + 140})": writer.sent[140:],
+            f"storeTimestamp < timestamp_millis({START + 3})": writer.sent[:3],
+            "commitLogOffset > 15000": [one for one in writer.sent if one.phy > 15000],
+            "topic = 'none'": [],
+            "topic = 'T1' or queueId = 0": [one for one in writer.sent if one.topic == "T1" or one.queue_id == 0],
+        }.items():
+            found = table.where(condition)
+            assert sorted(bytes(row.body) for row in found.collect()) == sorted(one.body for one in wanted), condition
+        whole = table.rdd.getNumPartitions()
+        assert table.where(f"storeTimestamp >= timestamp_millis({START + 140})").rdd.getNumPartitions() < whole
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_large_record_is_read_whole(spark: SparkSession, tmp_path: Path) -> None:
+    """Larger than what is decoded at once."""
+    writer = LogWriter(tmp_path / "store", file_size=16 << 20)
+    writer.put_all([Sent(body=b"a"), Sent(body=b"b" * (6 << 20)), Sent(body=b"c")])
+    table = spark.read.format("rocketmq-store").load(str(writer.write()))
+    assert sorted(len(row.body) for row in table.collect()) == [1, 1, 6 << 20]
