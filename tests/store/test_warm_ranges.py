@@ -1,0 +1,138 @@
+"""Reads behind the newest end of the log: through the map where that was looked at a moment ago, never blindly."""
+
+import pytest
+
+from broker.store import warm_ranges
+from broker.store.message_store import MessageStore
+from broker.store.types import GetMessageResult, GetMessageStatus
+from broker.store.warm_ranges import CHUNK, WARM_SECONDS, WarmRanges
+from protocol.message import decode_messages
+from tests.store.simdisk import SimDisk
+from tests.store.stores import TOPIC, fill, opened, put, settings
+
+BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000)
+
+
+class Now:
+    """A clock that stands."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class CountingDisk(SimDisk):
+    """Counts the looks into a file's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: list[tuple[int, int]] = []
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
+        self.looks.append((offset, length))
+        return super().pread_cached(fd, length, offset)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Now:
+    clock = Now()
+    monkeypatch.setattr(warm_ranges, "monotonic", clock)
+    return clock
+
+
+def _get(store: MessageStore, offset: int = 0) -> GetMessageResult | None:
+    result = store.get_message(TOPIC, 0, offset, 32, 1 << 20, None)
+    if result is not None:
+        result.release()
+    return result
+
+
+def _age(store: MessageStore) -> None:
+    """Nothing counts as written lately any more."""
+    for file in store.files.files:
+        file.hot_from = file.size
+
+
+async def test_a_chunk_is_looked_at_once_in_two_seconds(now: Now) -> None:
+    disk = CountingDisk()
+    async with opened(disk, BIG) as store:
+        for number in range(40):
+            await put(store, bytes(3000), queue_id=number % 2)
+        _age(store)
+        disk.looks.clear()
+        first = _get(store)
+        assert first is not None
+        assert first.status is GetMessageStatus.FOUND
+        assert [len(data) for data in first.buffers] == [first.size // first.count] * first.count
+        chunks = [offset for offset, _ in disk.looks]
+        assert chunks == sorted(set(chunks))
+        assert all(offset % CHUNK == 0 for offset in chunks)
+        assert (store.max_phy_offset - 1) // CHUNK * CHUNK in chunks
+        disk.looks.clear()
+        assert _get(store) is not None
+        assert not disk.looks
+        now.time += WARM_SECONDS + 0.1
+        assert _get(store) is not None
+        assert [offset for offset, _ in disk.looks] == chunks
+
+
+async def test_what_has_left_memory_is_waited_for(now: Now) -> None:
+    disk = CountingDisk()
+    async with opened(disk, BIG) as store:
+        await fill(store, 20)
+        _age(store)
+        assert _get(store) is not None
+        disk.cold = True
+        assert _get(store) is not None, "found in memory a moment ago"
+        now.time += WARM_SECONDS + 0.1
+        assert _get(store) is None
+        result = await store.get_message_cold(TOPIC, 0, 0, 32, 1 << 20, None)
+        assert [one.queue_offset for data in result.buffers for one in decode_messages(bytes(data))] == list(range(20))
+        result.release()
+
+
+async def test_queries_take_the_same_way(now: Now) -> None:
+    disk = CountingDisk()
+    async with opened(disk, BIG) as store:
+        await put(store, b"x" * 3000, keys="k1")
+        (await store.query_message_cold(TOPIC, "k1", 10, 0, 1 << 60)).release()  # the index makes its first file
+        _age(store)
+        found = store.query_message(TOPIC, "k1", 10, 0, 1 << 60)
+        assert found is not None
+        assert isinstance(found.buffers[0], memoryview)
+        found.release()
+        disk.cold = True
+        now.time += WARM_SECONDS + 0.1
+        assert store.query_message(TOPIC, "k1", 10, 0, 1 << 60) is None
+
+
+async def test_records_far_apart_are_looked_at_one_by_one(now: Now) -> None:
+    disk = CountingDisk()
+    async with opened(disk, BIG) as store:
+        for number in range(200):
+            await put(store, bytes(4000), queue_id=0 if number in {0, 199} else 1)
+        _age(store)
+        disk.looks.clear()
+        result = _get(store)
+        assert result is not None
+        assert result.count == 2
+        assert 0 < len(disk.looks) <= 4
+        assert now.time == 100.0
+
+
+async def test_not_more_chunks_than_agreed_are_remembered(now: Now, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_ranges, "_MOST", 2)
+    disk = CountingDisk()
+    async with opened(disk, BIG) as store:
+        for _ in range(40):
+            await put(store, bytes(4000))
+        _age(store)
+        warm = WarmRanges(disk)
+        (file,) = store.files.files
+        assert warm.covers(file, 0, 4 * CHUNK)
+        assert len(warm._until) <= 2
+        disk.cold = True
+        assert not warm.covers(file, 0, CHUNK), "forgotten"
+        assert now.time == 100.0
