@@ -1,1 +1,19 @@
-"""Spark finds the data source of the package ``pipeline`` under this name."""
+"""Spark finds the data source of the package ``pipeline`` under this name: it imports every ``pyspark_*`` module.
+
+``DefaultSource`` is what Spark registers; ``register(spark)`` registers both sources by hand, for a session that was
+started before the package was installed.
+"""
+
+from typing import TYPE_CHECKING
+
+from pipeline.topics.source import TopicDataSource as DefaultSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DefaultSource", "register"]
+
+
+def register(spark: "SparkSession") -> None:
+    """Makes ``format("rocketmq")`` known to a running session."""
+    spark.dataSource.register(DefaultSource)

@@ -1,0 +1,1 @@
+"""Topics as Spark tables: ``spark.read / readStream / write / writeStream .format("rocketmq")``."""

@@ -1,0 +1,40 @@
+"""The stream reader for PySpark 4.2 and later, which tell where a batch starts and how much it may have."""
+
+from typing import Any
+
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pipeline.topics.offsets import StreamOffset
+from pipeline.topics.stream import TopicStreamReader
+
+
+class AdmittingStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
+    """Adds maxOffsetsPerTrigger and Trigger.AvailableNow."""
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """maxOffsetsPerTrigger, if given."""
+        self._check()
+        most = self._settings.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # type: ignore[override] # noqa: N802 - Spark's name, the signature of 4.2
+        """The end of the batch that begins at ``start``, which is committed."""
+        progress = self._check()
+        begin = StreamOffset.of(start)
+        progress.remember(begin)
+        progress.show(begin.ends)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return progress.end_after(begin, most).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The end of what is there, for Spark's progress reports."""
+        return StreamOffset({queue: bounds.end for queue, bounds in self._check().bounds().items()}).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """What is there now is all that this run reads."""
+        self._check().pin_target()

@@ -1,0 +1,124 @@
+"""The offset of a stream: JSON that Spark writes into its checkpoint, and compares as text.
+
+::
+
+    {"v": 1, "q": {"Orders": {"broker-a": {"0": 23}}}, "from": {"Orders": {"broker-a": {"0": 7}}}}
+
+``q`` is where the batch ends. ``from`` says where queues begin that no earlier batch knew: all of them in the first
+batch, new ones later. So the first offsets are in Spark's checkpoint before a row of them is read, and whoever runs the
+batch again starts at the same place, wherever ``latest`` or ``earliest`` are by then. The offset before all others is
+``{"v": 1}``: it is the same whenever Spark asks, as often as it asks.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from client.message import MessageQueue
+
+INITIAL: Final[dict[str, Any]] = {"v": 1}
+
+Positions = dict[MessageQueue, int]
+
+
+class OffsetFormatError(ValueError):
+    """A checkpoint's offset that this version does not understand."""
+
+
+class StreamOffset:
+    """Where a batch ends, and where the queues begin that are new in it.
+
+    >>> queue = MessageQueue(topic="T", broker_name="b", queue_id=10)
+    >>> offset = StreamOffset({queue: 5}, {queue: 2})
+    >>> offset.to_json()
+    {'v': 1, 'q': {'T': {'b': {'10': 5}}}, 'from': {'T': {'b': {'10': 2}}}}
+    >>> StreamOffset.of(offset.to_json()) == offset
+    True
+    """
+
+    def __init__(self, ends: Mapping[MessageQueue, int], begins: Mapping[MessageQueue, int] | None = None) -> None:
+        self.ends: Positions = dict(ends)
+        self.begins: Positions = dict(begins or {})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StreamOffset) and (self.ends, self.begins) == (other.ends, other.begins)
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self.ends.items()), frozenset(self.begins.items())))
+
+    def __repr__(self) -> str:
+        return f"StreamOffset({self.to_json()})"
+
+    @staticmethod
+    def of(value: Mapping[str, Any]) -> "StreamOffset":
+        """The offset out of Spark's JSON. Raises OffsetFormatError."""
+        if value.get("v") != 1:
+            raise OffsetFormatError(f"the checkpoint was written by another version of this source: {dict(value)}")
+        return StreamOffset(_positions(value.get("q", {})), _positions(value.get("from", {})))
+
+    @property
+    def is_initial(self) -> bool:
+        """Whether it is the one before all others."""
+        return not self.ends and not self.begins
+
+    def to_json(self) -> dict[str, Any]:
+        """One text for one meaning: everything sorted, nothing empty."""
+        value: dict[str, Any] = dict(INITIAL)
+        if self.ends:
+            value["q"] = _table(self.ends)
+        if self.begins:
+            value["from"] = _table(self.begins)
+        return value
+
+    def begin_of(self, queue: MessageQueue, start: "StreamOffset") -> int:
+        """Where a batch that ends here and starts at ``start`` begins in a queue."""
+        found = start.ends.get(queue)
+        return found if found is not None else self.begins.get(queue, 0)
+
+
+def _table(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
+    table: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(positions):
+        brokers = table.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = positions[queue]
+    return table
+
+
+def _positions(table: Any) -> Positions:
+    try:
+        return {
+            MessageQueue(topic=topic, broker_name=broker, queue_id=int(number)): int(offset)
+            for topic, brokers in table.items()
+            for broker, queues in brokers.items()
+            for number, offset in queues.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise OffsetFormatError(f"the checkpoint's offset cannot be read: {table!r}") from None
+
+
+def limited(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], most: int) -> Positions:
+    """``ends``, moved back so that at most ``most`` messages lie between: each queue gets its share of them.
+
+    Every queue that has messages gets at least one as long as there are enough, so that none waits for ever.
+
+    >>> one, two = (MessageQueue(topic="T", broker_name="b", queue_id=number) for number in (0, 1))
+    >>> [end for end in limited({one: 0, two: 10}, {one: 90, two: 20}, 20).values()]
+    [18, 12]
+    """
+    sizes = {queue: end - start.get(queue, 0) for queue, end in ends.items()}
+    total = sum(sizes.values())
+    if total <= most:
+        return dict(ends)
+    shares = {queue: size * most // total for queue, size in sizes.items()}
+    spare = most - sum(shares.values())
+    for queue in _neediest(sizes, shares, total, most):
+        if not spare:
+            break
+        shares[queue] += 1
+        spare -= 1
+    return {queue: start.get(queue, 0) + shares[queue] for queue in ends}
+
+
+def _neediest(sizes: Positions, shares: Positions, total: int, most: int) -> Iterable[MessageQueue]:
+    """Queues without a share first, then those that rounding has cost most."""
+    waiting = [queue for queue, size in sizes.items() if shares[queue] < size]
+    return sorted(waiting, key=lambda queue: (shares[queue] > 0, -(sizes[queue] * most % total), queue))

@@ -1,0 +1,13 @@
+"""What Spark carries from the planning of a read to its tasks."""
+
+from pyspark.sql.datasource import InputPartition
+
+from pipeline.topics.planning import Range
+
+
+class RangePartition(InputPartition):
+    """One task's range."""
+
+    def __init__(self, span: Range) -> None:
+        super().__init__(span)
+        self.span = span

@@ -1,0 +1,200 @@
+"""Asking the brokers: which queues there are, where they begin and end, which offset belongs to a time.
+
+A broker that is down has no route while it is (name servers forget it at once): what is asked for by name is waited
+for, what is found by a pattern is simply not there for the moment.
+"""
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
+
+import anyio
+
+from client import offsets
+from client.admin.models import TopicOffset, as_kind, queue_table
+from client.core import Client
+from client.errors import PerhapsStoredError, RocketMQError, TopicNotFoundError, UnreachableError
+from client.message import MessageQueue
+from client.routes import TopicRoute
+from pipeline.topics.settings import ReadSettings
+from protocol import lenient_json
+from protocol.body import ClusterInfo, TopicList, decode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.headers.admin import TopicRequestHeader
+from protocol.topic_rules import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+
+T = TypeVar("T")
+
+_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
+_AT_ONCE: Final = 32
+"""Requests to brokers that are under way at the same time."""
+_PASSING: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    }
+)
+
+
+class Bounds(NamedTuple):
+    """A queue's first offset, and the offset that its next message will get."""
+
+    first: int
+    end: int
+
+
+class Patience:
+    """How long to go on trying: ``seconds`` after the last success.
+
+    >>> Patience(0.0).is_over
+    True
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._pause = _PAUSE
+        self._until = time.monotonic() + seconds
+
+    def worked(self) -> None:
+        """Something came: the time counts anew."""
+        self._pause = _PAUSE
+        self._until = time.monotonic() + self.seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._until
+
+    async def wait(self) -> None:
+        """A pause that grows."""
+        await anyio.sleep(min(self._pause, max(0.0, self._until - time.monotonic())))
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+def is_passing(error: RocketMQError) -> bool:
+    """Whether trying again later may help: nobody answers, or a broker says that it is busy."""
+    return isinstance(error, UnreachableError | PerhapsStoredError) or error.code in _PASSING
+
+
+async def persistently(patience: Patience, action: Callable[[], Awaitable[T]], *, also: type[Exception]) -> T:
+    """The action's result, tried again while its errors may pass or are ``also``. Raises the last one."""
+    while True:
+        try:
+            result = await action()
+        except RocketMQError as error:
+            if not (is_passing(error) or isinstance(error, also)) or patience.is_over:
+                raise
+            await patience.wait()
+        else:
+            patience.worked()
+            return result
+
+
+async def matching_topics(client: Client, pattern: str) -> list[str]:
+    """Topics whose whole name matches; none of the broker's own, no retry or dead-letter topic."""
+    reply = await client.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    brokers = set((await cluster(client)).broker_addr_table)
+    expression = re.compile(pattern)
+    return [
+        topic
+        for topic in sorted(decode_json(reply.body, TopicList).topic_list)
+        if expression.fullmatch(topic)
+        and not is_system_topic(topic)
+        and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        and topic not in brokers
+    ]
+
+
+async def cluster(client: Client) -> ClusterInfo:
+    """The brokers that are registered now."""
+    reply = await client.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+    return decode_json(reply.body, ClusterInfo)
+
+
+async def routes(client: Client, settings: ReadSettings) -> tuple[dict[str, TopicRoute], list[str]]:
+    """The routes of the wanted topics, and those asked for by name that nobody has."""
+    topics = settings.topics
+    if settings.pattern is not None:
+        topics = tuple(await matching_topics(client, settings.pattern))
+    found: dict[str, TopicRoute] = {}
+    missing: list[str] = []
+    for topic in topics:
+        try:
+            found[topic] = await client.routes.refresh(topic)
+        except TopicNotFoundError:
+            missing.append(topic)
+    return found, missing
+
+
+async def bounds(client: Client, settings: ReadSettings, found: Iterable[TopicRoute]) -> dict[MessageQueue, Bounds]:
+    """The bounds of every wanted queue that can be read, one request for each topic and broker."""
+    table: dict[MessageQueue, Bounds] = {}
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+    errors: list[RocketMQError] = []
+
+    async def one(route: TopicRoute, address: str) -> None:
+        async with limiter:
+            try:
+                table.update(await _topic_bounds(client, route.topic, address))
+            except RocketMQError as error:
+                errors.append(error)
+
+    wanted: set[MessageQueue] = set()
+    async with anyio.create_task_group() as group:
+        for route in found:
+            wanted.update(route.read_queues)
+            for broker in {queue.broker_name for queue in route.read_queues}:
+                address = route.member(broker)
+                if address is not None:
+                    group.start_soon(one, route, address)
+    if errors:
+        raise errors[0]
+    if settings.queues is not None:
+        wanted &= settings.queues
+    return {queue: table[queue] for queue in sorted(wanted) if queue in table}
+
+
+async def _topic_bounds(client: Client, topic: str, address: str) -> dict[MessageQueue, Bounds]:
+    header = TopicRequestHeader(topic=topic)
+    reply = await client.request(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+    table = queue_table(lenient_json.loads(bytes(reply.body)).get("offsetTable"))
+    found = {}
+    for queue, value in table.items():
+        offset: TopicOffset = as_kind(value, TopicOffset)
+        first = max(0, offset.min_offset)
+        found[queue] = Bounds(first, max(first, offset.max_offset))
+    return found
+
+
+async def at_time(client: Client, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+    """For each queue the offset of its first message stored at ``time_ms`` or later; its end where there is none."""
+    found: dict[MessageQueue, int] = {}
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+    errors: list[RocketMQError] = []
+
+    async def one(queue: MessageQueue) -> None:
+        async with limiter:
+            try:
+                found[queue] = await offsets.offset_by_time(client, queue, time_ms / 1000)
+            except RocketMQError as error:
+                errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        for queue in queues:
+            group.start_soon(one, queue)
+    if errors:
+        raise errors[0]
+    return found
+
+
+async def commit(client: Client, group: str, positions: Iterable[tuple[MessageQueue, int]]) -> None:
+    """Commits for the group, so that it can be seen how far it is; never backwards. Raises RocketMQError."""
+    for queue, offset in positions:
+        known = await offsets.committed_offset(client, group, queue)
+        if known is None or known < offset:
+            await offsets.commit_offset(client, group, queue, offset)

@@ -1,0 +1,154 @@
+"""From options and bounds to ranges, and from ranges to tasks."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from client.core import Client
+from client.errors import TopicNotFoundError
+from client.message import MessageQueue
+from pipeline.options import OptionError
+from pipeline.topics import places
+from pipeline.topics.places import Bounds, Patience
+from pipeline.topics.settings import EARLIEST, LATEST, Position, ReadSettings
+
+
+class DataLossError(RuntimeError):
+    """Messages that were to be read are not there any more; the text says which and what can be done."""
+
+
+class Range(NamedTuple):
+    """Messages of one queue: offsets in [begin, end)."""
+
+    queue: MessageQueue
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets it has."""
+        return self.end - self.begin
+
+
+def lost(settings: ReadSettings, what: str) -> str | None:
+    """Raises DataLossError where the table asks for that; else what to say in a warning."""
+    text = f"{what}. Messages were deleted before they were read (fileReservedTime, a deleted topic or a new store)"
+    if settings.fail_on_data_loss:
+        raise DataLossError(f"{text}; with failOnDataLoss=false the read goes on with what is there")
+    return text
+
+
+async def known_bounds(client: Client, settings: ReadSettings) -> dict[MessageQueue, Bounds]:
+    """The bounds of all wanted queues, waiting for brokers that do not answer.
+
+    Raises OptionError for a topic or queue that there is not.
+    """
+    found = await places.persistently(
+        Patience(settings.poll_timeout), lambda: _bounds(client, settings), also=NoBrokerError
+    )
+    for queue in settings.queues or ():
+        if queue not in found:
+            raise OptionError("queues", name_of(queue), f"queues that can be read; there are {_names(found)}")
+    return found
+
+
+class NoBrokerError(TopicNotFoundError):
+    """A topic has no route, and no broker is registered that could have it."""
+
+
+async def _bounds(client: Client, settings: ReadSettings) -> dict[MessageQueue, Bounds]:
+    found, missing = await places.routes(client, settings)
+    if missing:
+        topics = ", ".join(missing)
+        if not (await places.cluster(client)).broker_addr_table:
+            raise NoBrokerError(f"no broker is registered at {settings.namesrv}, so nobody knows {topics}")
+        raise OptionError("topics", ",".join(settings.topics), f"topics that exist; no broker has {topics}")
+    return await places.bounds(client, settings, found.values())
+
+
+def name_of(queue: MessageQueue) -> str:
+    """A queue in one word."""
+    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+
+
+def _names(queues: Iterable[MessageQueue]) -> str:
+    return ", ".join(name_of(queue) for queue in sorted(queues)) or "none"
+
+
+async def resolve(
+    client: Client,
+    position: Position,
+    option: str,
+    found: Mapping[MessageQueue, Bounds],
+    *,
+    every_queue: bool = True,
+) -> dict[MessageQueue, int]:
+    """The offset that ``position`` means in each queue.
+
+    Raises OptionError for a table that leaves a queue out; with ``every_queue`` False that is read from its begin.
+    """
+    if position.kind == "earliest":
+        return {queue: bounds.first for queue, bounds in found.items()}
+    if position.kind == "latest":
+        return {queue: bounds.end for queue, bounds in found.items()}
+    if position.kind == "time":
+        return await places.at_time(client, found, position.time_ms)
+    offsets = {}
+    for queue, bounds in found.items():
+        offset = position.table.get(queue, None if every_queue else EARLIEST)
+        if offset is None:
+            raise OptionError(option, "JSON", f"an offset for every queue; there is none for {name_of(queue)}")
+        offsets[queue] = bounds.first if offset == EARLIEST else bounds.end if offset == LATEST else offset
+    for queue in position.table:
+        if queue not in found and every_queue:
+            raise OptionError(option, "JSON", f"queues that can be read; {name_of(queue)} is none of {_names(found)}")
+    return offsets
+
+
+async def batch_ranges(client: Client, settings: ReadSettings) -> list[Range]:
+    """What a batch read reads: ranges with something in them, in order of their queues.
+
+    Raises OptionError where an end lies before its start, DataLossError where offsets are named that are not there.
+    """
+    found = await known_bounds(client, settings)
+    starts = await resolve(client, settings.start, "startingOffsets", found)
+    ends = await resolve(client, settings.end, "endingOffsets", found)
+    ranges = []
+    for queue, bounds in found.items():
+        begin, end = starts[queue], ends[queue]
+        if begin > end and "table" in (settings.start.kind, settings.end.kind):
+            name = name_of(queue)
+            raise OptionError("startingOffsets", f"{begin} for {name}", f"an offset that is not behind its end {end}")
+        begin, end = within(settings, queue, begin, end, bounds)
+        if begin < end:
+            ranges.append(Range(queue, begin, end))
+    return ranges
+
+
+def within(settings: ReadSettings, queue: MessageQueue, begin: int, end: int, bounds: Bounds) -> tuple[int, int]:
+    """The part of [begin, end) that the queue has. Raises DataLossError where that is less and loss counts."""
+    if begin < min(bounds.first, end):
+        lost(settings, f"{name_of(queue)} begins at {bounds.first}, offsets from {begin} were to be read")
+        begin = min(bounds.first, end)
+    if end > bounds.end:
+        lost(settings, f"{name_of(queue)} ends at {bounds.end}, offsets up to {end} were to be read")
+        end = max(begin, bounds.end)
+    return begin, end
+
+
+def split(ranges: list[Range], min_partitions: int | None) -> list[Range]:
+    """At least ``min_partitions`` ranges where there are so many messages: large ones are cut into equal parts.
+
+    >>> queue = MessageQueue(topic="T", broker_name="b", queue_id=0)
+    >>> [(part.begin, part.end) for part in split([Range(queue, 0, 10)], 3)]
+    [(0, 3), (3, 6), (6, 10)]
+    """
+    total = sum(one.size for one in ranges)
+    if min_partitions is None or len(ranges) >= min_partitions or not total:
+        return ranges
+    parts = []
+    for one in ranges:
+        # Rounded up: a share that is rounded down may leave fewer tasks than were asked for.
+        count = min(one.size, max(1, -(-one.size * min_partitions // total)))
+        cuts = [one.begin + one.size * number // count for number in range(count + 1)]
+        parts += [Range(one.queue, cuts[number], cuts[number + 1]) for number in range(count)]
+    return parts

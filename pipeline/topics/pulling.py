@@ -1,0 +1,207 @@
+"""Pulling one range of a queue: raw replies in order, several requests under way where offsets are known ahead.
+
+Without a filter every offset of a range is a message, so that the requests for the next messages can go out before the
+first reply is there. With a filter only the reply tells where to go on, and requests follow one another.
+"""
+
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import anyio
+import structlog
+
+from client.core import Client, wall_ms
+from client.errors import PerhapsStoredError, RocketMQError, TopicNotFoundError, UnreachableError, error_for
+from client.pulling import PullStatus
+from client.subscription import Subscription
+from pipeline.topics.places import Patience, is_passing
+from pipeline.topics.planning import Range, lost, name_of
+from pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
+from protocol import sysflag
+from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
+from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+
+_ASK_FOR: Final = 1024
+"""Messages that one pull asks for; brokers give fewer (32 and 256 KiB unless configured otherwise)."""
+_DEPTH: Final = 6
+"""Pulls that are under way at the same time."""
+_READABLE: Final = {status.value: status for status in PullStatus}
+
+_log = structlog.get_logger("pipeline")
+
+
+class Reply(NamedTuple):
+    """A pull's reply: its messages as they came, and where they end."""
+
+    status: PullStatus
+    body: bytes
+    next_offset: int
+    first: int
+    end: int
+
+
+@dataclass
+class _Part:
+    """Offsets [at, end) that one of the requests under way is to bring; ``bodies`` are what has come."""
+
+    at: int
+    end: int
+    bodies: list[bytes]
+    done: anyio.Event
+    error: BaseException | None = None
+
+
+class RangeReader:
+    """Reads one range. Raises DataLossError, and RocketMQError where brokers do not answer for too long."""
+
+    def __init__(self, client: Client, settings: ReadSettings, span: Range) -> None:
+        self._client = client
+        self._settings = settings
+        self._span = span
+        self._subscription = Subscription(span.queue.topic, settings.wanted, wall_ms())
+        self._patience = Patience(settings.poll_timeout)
+        self._step = 0
+
+    async def bodies(self) -> AsyncGenerator[bytes]:
+        """Bodies of replies, in order of their offsets; with a filter the last may go beyond the range."""
+        if self._settings.is_filtered:
+            async with aclosing(self._one_by_one()) as bodies:
+                async for body in bodies:
+                    yield body
+            return
+        first = _Part(self._span.begin, self._span.end, [], anyio.Event())
+        following = await self._advance(first, only_one=True)
+        for body in first.bodies:
+            yield body
+        if following < self._span.end:
+            async with aclosing(self._pipelined(following)) as bodies:
+                async for body in bodies:
+                    yield body
+
+    async def _one_by_one(self) -> AsyncGenerator[bytes]:
+        part = _Part(self._span.begin, self._span.end, [], anyio.Event())
+        while part.at < part.end:
+            part.at = await self._advance(part, only_one=True)
+            for body in part.bodies:
+                yield body
+            part.bodies.clear()
+
+    async def _pipelined(self, at: int) -> AsyncGenerator[bytes]:
+        """As many offsets a request as the first reply had."""
+        under_way: deque[_Part] = deque()
+        async with anyio.create_task_group() as group:
+            try:
+                while under_way or at < self._span.end:
+                    while at < self._span.end and len(under_way) < _DEPTH:
+                        part = _Part(at, min(self._span.end, at + self._step), [], anyio.Event())
+                        at = part.end
+                        under_way.append(part)
+                        group.start_soon(self._fetch, part)
+                    part = under_way.popleft()
+                    await part.done.wait()
+                    if part.error is not None:
+                        raise part.error
+                    for body in part.bodies:
+                        yield body
+            finally:
+                group.cancel_scope.cancel()
+
+    async def _fetch(self, part: _Part) -> None:
+        try:
+            await self._advance(part)
+        except Exception as error:  # noqa: BLE001 - raised where the part is waited for, not wrapped in a group
+            part.error = error
+        finally:
+            part.done.set()
+
+    async def _advance(self, part: _Part, *, only_one: bool = False) -> int:
+        """Pulls until the part is there, or until something came; where to go on."""
+        at = part.at
+        while at < part.end:
+            reply = await self._pull(at, part.end - at)
+            if reply is None:
+                await self._patience.wait()
+                continue
+            following = self._checked(reply, at, part.end)
+            if following is None:
+                await self._patience.wait()
+                continue
+            self._patience.worked()
+            if reply.status is PullStatus.FOUND:
+                part.bodies.append(reply.body)
+                self._step = max(self._step, following - at)
+            at = min(following, part.end)
+            if only_one:
+                break
+        return at
+
+    def _checked(self, reply: Reply, at: int, end: int) -> int | None:
+        """Where to go on behind a reply; None to ask again. Raises DataLossError."""
+        if reply.first > at:
+            self._lost(f"begins at {reply.first}, {at} was to be read")
+            return min(max(reply.next_offset, reply.first), max(end, at + 1))
+        if reply.status is PullStatus.FOUND or reply.next_offset > at:
+            return reply.next_offset
+        # The queue ends before the range. A broker that has just started may not have got to its end yet.
+        if reply.end < end and self._patience.is_over:
+            self._lost(f"ends at {reply.end}, offsets up to {end} were to be read")
+            return end
+        if self._patience.is_over:
+            raise PerhapsStoredError(
+                f"{name_of(self._span.queue)} has messages at {at}, and the broker does not give them"
+            )
+        return None
+
+    def _lost(self, what: str) -> None:
+        text = lost(self._settings, f"{name_of(self._span.queue)} {what}")
+        _log.warning("messages are not there any more", reason=text)
+
+    async def _pull(self, at: int, count: int) -> Reply | None:
+        """One reply; None where asking again may help. Raises RocketMQError."""
+        queue = self._span.queue
+        try:
+            route = await self._client.routes.get(queue.topic)
+            address = route.member(queue.broker_name)
+            if address is None:
+                raise TopicNotFoundError(f"the route of {queue.topic} has no broker {queue.broker_name}")
+            reply = await self._client.invoke(address, self._request(at, count))
+            status = _READABLE.get(reply.code)
+            if status is None:
+                raise error_for(reply.code, reply.remark, address)
+        except RocketMQError as error:
+            may_pass = is_passing(error) or isinstance(error, TopicNotFoundError)
+            if not may_pass or self._patience.is_over:
+                raise
+            _log.info("pull failed", queue=queue, reason=str(error))
+            await self._ask_for_route()
+            return None
+        answer = reply.header(PullMessageResponseHeader)
+        body = bytes(reply.body) if status is PullStatus.FOUND else b""
+        return Reply(status, body, answer.next_begin_offset, answer.min_offset, answer.max_offset)
+
+    def _request(self, at: int, count: int) -> RemotingCommand:
+        data = self._subscription.data
+        header = PullMessageRequestHeader(
+            consumer_group=self._settings.group or DEFAULT_GROUP,
+            topic=self._span.queue.topic,
+            queue_id=self._span.queue.queue_id,
+            queue_offset=at,
+            max_msg_nums=min(count, _ASK_FOR) if not self._settings.is_filtered else _ASK_FOR,
+            sys_flag=sysflag.PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            sub_version=data.sub_version,
+            subscription=data.sub_string,
+            expression_type=data.expression_type,
+        )
+        return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
+
+    async def _ask_for_route(self) -> None:
+        try:
+            await self._client.routes.refresh(self._span.queue.topic)
+        except (TopicNotFoundError, UnreachableError):
+            return

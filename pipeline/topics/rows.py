@@ -1,0 +1,90 @@
+"""Rows out of pulled records: the bodies of replies become Arrow batches, column by column."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from client.core import Client
+from pipeline.schema import COLUMNS
+from pipeline.store.columns import Rows
+from pipeline.store.heads import read_heads
+from pipeline.store.scan import chain
+from pipeline.topics import places
+from pipeline.topics.planning import Range
+from pipeline.topics.pulling import RangeReader
+from pipeline.topics.session import open_client, stream
+from pipeline.topics.settings import ReadSettings
+from protocol.record import RecordError
+
+BATCH_BYTES: Final = 2 << 20
+"""An Arrow batch is made when so many bytes of records have come."""
+_AT_PHYSICAL_OFFSET: Final = 28
+
+
+class UndecodableError(RuntimeError):
+    """A message that the table cannot show; the text says where it is and why."""
+
+
+def batch_of(data: bytes, span: Range, settings: ReadSettings) -> pa.RecordBatch:
+    """The rows of some records of one queue: those in the range, with a wanted tag.
+
+    Raises RecordError for bytes that are no records, UndecodableError for a body that cannot be decompressed.
+    """
+    view = memoryview(data)
+    positions, end = chain(view, 0, len(view))
+    if end != len(view):
+        raise RecordError(f"no message at {end} of what {span.queue} brought")
+    window = np.frombuffer(view, dtype=np.uint8)
+    at = np.array(positions, dtype=np.int64)
+    words = np.lib.stride_tricks.as_strided(window, (max(len(window) - 7, 0), 8), (1, 1), writeable=False)
+    physical = words[at + _AT_PHYSICAL_OFFSET].view(">i8").reshape(len(at)).astype(np.int64)
+    heads = read_heads(window, at, physical)
+    if not heads.ok.all():
+        raise RecordError(f"a message of {span.queue} does not hold together")
+    inside = (heads.queue_offset >= span.begin) & (heads.queue_offset < span.end)
+    if not inside.all():
+        heads = heads.take(inside)
+    columns = COLUMNS if settings.properties else COLUMNS[:-1]
+    batch, bad = Rows(view, heads, span.queue.broker_name).batch(columns)
+    if bad:
+        number, why = bad[0]
+        raise UndecodableError(f"{span.queue}, offset {heads.queue_offset[number]}: {why}")
+    if settings.tags:  # brokers compare hashes of tags
+        batch = batch.filter(pa.compute.is_in(batch.column("tags"), pa.array(sorted(settings.tags))))
+    return batch
+
+
+async def _batches(client: Client, span: Range, settings: ReadSettings) -> AsyncGenerator[pa.RecordBatch]:
+    parts: list[bytes] = []
+    size = 0
+    async with aclosing(RangeReader(client, settings, span).bodies()) as bodies:
+        async for body in bodies:
+            parts.append(body)
+            size += len(body)
+            if size >= BATCH_BYTES:
+                yield batch_of(b"".join(parts), span, settings)
+                parts, size = [], 0
+    if parts:
+        yield batch_of(b"".join(parts), span, settings)
+
+
+def read_range(span: Range, settings: ReadSettings, *, commit: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of a range as Arrow batches, for a Spark task.
+
+    ``commit`` commits the range's end for the group when all rows have been taken.
+    """
+
+    async def run() -> AsyncGenerator[pa.RecordBatch]:
+        async with open_client(settings.namesrv) as client:
+            async with aclosing(_batches(client, span, settings)) as batches:
+                async for batch in batches:
+                    if batch.num_rows:
+                        yield batch
+            if commit and settings.group is not None:
+                await places.commit(client, settings.group, [(span.queue, span.end)])
+
+    return stream(run)

@@ -1,0 +1,78 @@
+"""The SDK inside a Spark worker: a loop that runs in the worker's own thread, and only while somebody waits for it.
+
+A blocking facade with a thread of its own would share the interpreter with the thread that hands rows to Spark; here
+replies wait in the socket instead, so that requests are under way while rows are handed over, and nothing is left
+behind when a task ends: no thread, no connection.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Final, TypeVar
+
+import anyio
+
+from client.core import Client, ClientOptions
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT: Final = 10.0
+"""Seconds that one request may take."""
+_AHEAD: Final = 2
+
+
+def open_client(namesrv: str) -> Client:
+    """A client instance for a worker."""
+    return Client(namesrv, ClientOptions(request_timeout=REQUEST_TIMEOUT))
+
+
+def ask(namesrv: str, question: Callable[[Client], Awaitable[T]]) -> T:
+    """Runs ``question`` with an open client and returns its answer."""
+
+    async def main() -> T:
+        async with open_client(namesrv) as client:
+            return await question(client)
+
+    return anyio.run(main)
+
+
+def stream(make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
+    """The items of an asynchronous iterator, for a blocking caller; at most two are made ahead.
+
+    The iterator lives in one task from begin to end, which is cancelled where the caller stops early.
+    """
+    done = object()
+    with asyncio.Runner() as runner:
+        queue: asyncio.Queue[T | object] = asyncio.Queue(_AHEAD)
+
+        async def produce() -> None:
+            async with contextlib.aclosing(make()) as items:
+                async for item in items:
+                    await queue.put(item)
+            await queue.put(done)
+
+        async def start() -> asyncio.Task[None]:
+            return asyncio.create_task(produce())
+
+        async def following(task: asyncio.Task[None]) -> T | object:
+            getting = asyncio.ensure_future(queue.get())
+            await asyncio.wait((getting, task), return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+            getting.cancel()
+            if queue.empty():
+                task.result()
+            return queue.get_nowait()
+
+        async def stop(task: asyncio.Task[None]) -> None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+        task = runner.run(start())
+        try:
+            while (item := runner.run(following(task))) is not done:
+                yield item  # type: ignore[misc] # all that is not done is an item
+        finally:
+            if not task.done():
+                runner.run(stop(task))

@@ -1,0 +1,227 @@
+"""The options of a topic table, understood: what to read, from where to where, how carefully.
+
+Names and meanings are those that users of Spark's Kafka source know; what is different is RocketMQ's: brokers have
+names, and offsets stand under topic, broker and queue: ``{"Orders": {"broker-a": {"0": 23, "1": -2}}}`` (-2 is
+earliest, -1 latest).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from client.errors import UsageError
+from client.message import MessageQueue
+from client.name_servers import parse_addresses
+from client.subscription import ALL, Sql, parse_tags
+from pipeline.options import OptionError, Options
+from protocol.topic_rules import group_problem, topic_problem
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+DEFAULT_GROUP: Final = "spark-rocketmq"
+"""The group that brokers see where none is given; nothing is committed for it."""
+
+_NAMESRV: Final = "addresses of name servers: host:port, several separated by semicolons"
+_OFFSETS: Final = 'earliest, latest, or JSON {"topic": {"broker": {"queue": offset}}} (-2 is earliest, -1 latest)'
+_QUEUES: Final = 'JSON {"topic": {"broker": [queue, ...]}}'
+READ_OPTIONS: Final = (
+    "namesrv",
+    "topics",
+    "topicsPattern",
+    "queues",
+    "tags",
+    "sql",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "includeProperties",
+    "group",
+    "pollTimeoutMs",
+    "discoveryIntervalMs",
+)
+
+OffsetTable = Mapping[MessageQueue, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin or end: in all queues alike, at a time (ms since the epoch), or by queue.
+
+    >>> Position("earliest").table
+    {}
+    """
+
+    kind: Literal["earliest", "latest", "time", "table"]
+    time_ms: int = 0
+    table: OffsetTable = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """What a reader needs to know. ``queues`` None means all; ``tags`` empty means every message.
+
+    >>> ReadSettings.of(Options({"namesrv": "127.0.0.1:9876", "topics": "Orders"})).start
+    Position(kind='earliest', time_ms=0, table={})
+    """
+
+    namesrv: str
+    topics: tuple[str, ...]
+    pattern: str | None
+    queues: frozenset[MessageQueue] | None
+    wanted: str | Sql
+    start: Position
+    end: Position
+    max_offsets: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    properties: bool
+    group: str | None
+    poll_timeout: float
+    discovery_interval: float
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The tags that are wanted; empty for all, and where an expression chooses."""
+        return frozenset() if isinstance(self.wanted, Sql) else frozenset(parse_tags(self.wanted))
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether brokers leave messages out."""
+        return isinstance(self.wanted, Sql) or bool(self.tags)
+
+    @staticmethod
+    def of(options: Options, *, stream: bool = False) -> "ReadSettings":
+        """The settings of a batch or stream read. Raises OptionError."""
+        options.check_names(READ_OPTIONS, "the rocketmq source")
+        topics, pattern = _topics(options)
+        if stream:
+            for name in ("endingOffsets", "endingTimestamp"):
+                if options.has(name):
+                    raise OptionError(
+                        name, options.text(name), "to be given for a batch read only: a stream has no end"
+                    )
+        elif options.has("maxOffsetsPerTrigger"):
+            value = options.text("maxOffsetsPerTrigger")
+            raise OptionError("maxOffsetsPerTrigger", value, "to be given for a stream only")
+        return ReadSettings(
+            namesrv=namesrv_of(options),
+            topics=topics,
+            pattern=pattern,
+            queues=_queues(options),
+            wanted=_wanted(options),
+            start=_position(
+                options, "starting", "latest" if stream else "earliest", not_this="" if stream else "latest"
+            ),
+            end=_position(options, "ending", "latest", not_this="earliest"),
+            max_offsets=options.integer("maxOffsetsPerTrigger", least=1),
+            min_partitions=options.integer("minPartitions", least=1),
+            fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+            properties=options.flag("includeProperties", default=True),
+            group=group_of(options),
+            poll_timeout=(options.integer("pollTimeoutMs", 120_000, least=1, unit="milliseconds") or 0) / 1000,
+            discovery_interval=(options.integer("discoveryIntervalMs", 10_000, unit="milliseconds") or 0) / 1000,
+        )
+
+
+def namesrv_of(options: Options) -> str:
+    """The name servers, checked. Raises OptionError."""
+    value = options.required("namesrv", _NAMESRV)
+    try:
+        return ";".join(parse_addresses(value))
+    except UsageError:
+        raise OptionError("namesrv", value, _NAMESRV) from None
+
+
+def group_of(options: Options) -> str | None:
+    """The group, checked; None where none is given. Raises OptionError."""
+    group = options.text("group")
+    problem = group_problem(group) if group is not None else None
+    if problem is not None:
+        raise OptionError("group", group, f"a name that brokers take ({problem})")
+    return group
+
+
+def _topics(options: Options) -> tuple[tuple[str, ...], str | None]:
+    options.at_most_one("topics", "topicsPattern")
+    pattern = options.text("topicsPattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionError("topicsPattern", pattern, f"a regular expression ({error})") from None
+        return (), pattern
+    topics = options.words("topics")
+    if not topics:
+        raise OptionError("topics", options.text("topics"), "names of topics, separated by commas, or topicsPattern")
+    for topic in topics:
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise OptionError("topics", options.text("topics"), f"names of topics, separated by commas ({problem})")
+    return topics, None
+
+
+def _wanted(options: Options) -> str | Sql:
+    options.at_most_one("tags", "sql")
+    expression = options.text("sql")
+    if expression is not None:
+        return Sql(expression)
+    tags = options.text("tags", ALL) or ALL
+    try:
+        parse_tags(tags)
+    except UsageError:
+        raise OptionError("tags", tags, "tags as 'a || b', or *") from None
+    return tags
+
+
+def _position(options: Options, which: str, default: str, *, not_this: str) -> Position:
+    offsets, time = f"{which}Offsets", f"{which}Timestamp"
+    options.at_most_one(offsets, time)
+    moment = options.integer(time, unit="milliseconds since 1970")
+    if moment is not None:
+        return Position("time", time_ms=moment)
+    value = options.text(offsets, default) or default
+    word = value.lower()
+    if word == not_this:
+        raise OptionError(offsets, value, _OFFSETS.replace(f"{not_this}, ", "", 1) + f"; {not_this} reads nothing")
+    if word == "earliest":
+        return Position("earliest")
+    if word == "latest":
+        return Position("latest")
+    return Position("table", table=_offsets(options.json(offsets, _OFFSETS), offsets, value))
+
+
+def _offsets(value: Any, option: str, text: str) -> OffsetTable:
+    found: dict[MessageQueue, int] = {}
+    try:
+        for topic, brokers in value.items():
+            for broker, queues in brokers.items():
+                for queue, offset in queues.items():
+                    place = MessageQueue(topic=topic, broker_name=broker, queue_id=int(queue))
+                    found[place] = offset
+        good = all(type(offset) is int and offset >= EARLIEST for offset in found.values())
+    except (AttributeError, TypeError, ValueError):
+        good = False
+    if not good:
+        raise OptionError(option, text, _OFFSETS)
+    return found
+
+
+def _queues(options: Options) -> frozenset[MessageQueue] | None:
+    value = options.json("queues", _QUEUES)
+    if value is None:
+        return None
+    try:
+        found = frozenset(
+            MessageQueue(topic=topic, broker_name=broker, queue_id=int(queue))
+            for topic, brokers in value.items()
+            for broker, queues in brokers.items()
+            for queue in queues
+        )
+    except (AttributeError, TypeError, ValueError):
+        raise OptionError("queues", options.text("queues"), _QUEUES) from None
+    return found

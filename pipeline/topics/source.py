@@ -1,0 +1,59 @@
+"""The data source ``rocketmq``: what Spark asks of it, and the batch reader.
+
+Everything that can be wrong with options is found here, while Spark still shows errors as they are.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+from pipeline.options import Options
+from pipeline.schema import spark_schema
+from pipeline.topics import planning, session
+from pipeline.topics.partition import RangePartition
+from pipeline.topics.rows import read_range
+from pipeline.topics.settings import ReadSettings
+from pipeline.topics.stream import stream_reader
+
+NAME = "rocketmq"
+
+
+class TopicDataSource(DataSource):
+    """Topics of RocketMQ as a table."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in ``format("rocketmq")``."""
+        return NAME
+
+    def schema(self) -> str:
+        """The columns. Raises OptionError for an option that no kind of read takes."""
+        return spark_schema(properties=Options(self.options).flag("includeProperties", default=True))
+
+    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 - the columns are this source's own
+        """A batch read. Raises OptionError."""
+        return TopicReader(ReadSettings.of(Options(self.options)))
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark passes it by this name
+        """A stream read; options that only a stream refuses are refused by its first call."""
+        return stream_reader(Options(self.options))
+
+
+class TopicReader(DataSourceReader):
+    """Reads ranges that are fixed when the query is planned."""
+
+    def __init__(self, settings: ReadSettings) -> None:
+        self._settings = settings
+
+    def partitions(self) -> list[InputPartition]:
+        """A task for each queue with messages, more where minPartitions asks for it."""
+        settings = self._settings
+        ranges = session.ask(settings.namesrv, lambda client: planning.batch_ranges(client, settings))
+        return [RangePartition(span) for span in planning.split(ranges, settings.min_partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a range; none for the empty partition that Spark makes up where there is nothing to read."""
+        if isinstance(partition, RangePartition):
+            yield from read_range(partition.span, self._settings, commit=True)

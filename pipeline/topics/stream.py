@@ -1,0 +1,97 @@
+"""The stream reader.
+
+What Spark does and does not promise decides how it is made:
+
+- It may be asked for the initial offset as often as Spark likes, and answers the same each time (see offsets).
+- ``commit`` comes only when the next batch is planned, never for the last one of a run; the start of a batch is what is
+  committed before it, so that both show progress.
+- ``stop`` is never called: there is nothing that would have to be closed.
+- An exception in the constructor hides itself behind another one: wrong options are kept and raised by the first call.
+"""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any, Final
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from pipeline.options import OptionError, Options
+from pipeline.topics.offsets import INITIAL, StreamOffset
+from pipeline.topics.partition import RangePartition
+from pipeline.topics.progress import Progress
+from pipeline.topics.rows import read_range
+from pipeline.topics.settings import ReadSettings
+
+HAS_ADMISSION_CONTROL: Final = find_spec("pyspark.sql.streaming.datasource") is not None
+"""PySpark 4.2 and later tell a source where a batch starts, and how much it may have."""
+
+
+class TopicStreamReader(DataSourceStreamReader):
+    """Reads topics batch by batch, for PySpark 4.0 and 4.1: each batch has all that is there."""
+
+    def __init__(self, options: Options) -> None:
+        self._error: OptionError | None = None
+        try:
+            self._settings = _settings(options)
+            self._progress = Progress(self._settings, knows_start=HAS_ADMISSION_CONTROL)
+        except OptionError as error:
+            self._error = error
+        self._end: StreamOffset | None = None
+
+    def _check(self) -> Progress:
+        if self._error is not None:
+            raise self._error
+        return self._progress
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The offset before all others. Raises OptionError for what could not be said before."""
+        self._check()
+        return dict(INITIAL)
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override,unused-ignore] # noqa: N802 - Spark's name, the signature before 4.2
+        """The end of what is there."""
+        progress = self._check()
+        start = self._end or StreamOffset.of(INITIAL)
+        self._end = progress.end_after(start, None)
+        progress.remember(self._end)
+        return self._end.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """A task for each queue with messages between the offsets, more where minPartitions asks for it."""
+        progress = self._check()
+        begin, stop = StreamOffset.of(start), StreamOffset.of(end)
+        progress.remember(stop)
+        self._end = self._end or stop
+        progress.show(begin.ends)
+        return [RangePartition(span) for span in progress.ranges(begin, stop)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a range."""
+        if isinstance(partition, RangePartition):
+            yield from read_range(partition.span, self._settings, commit=False)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has committed everything before ``end``."""
+        self._check().show(StreamOffset.of(end).ends)
+
+
+def _settings(options: Options) -> ReadSettings:
+    settings = ReadSettings.of(options, stream=True)
+    if settings.max_offsets is not None and not HAS_ADMISSION_CONTROL:
+        raise OptionError(
+            "maxOffsetsPerTrigger",
+            options.text("maxOffsetsPerTrigger"),
+            f"PySpark 4.2 or later; {pyspark.__version__} does not tell a source where a batch starts",
+        )
+    return settings
+
+
+def stream_reader(options: Options) -> DataSourceStreamReader:
+    """The reader that fits the PySpark that is running."""
+    if HAS_ADMISSION_CONTROL:
+        from pipeline.topics.admission import AdmittingStreamReader  # noqa: PLC0415 - its names are new in PySpark 4.2
+
+        return AdmittingStreamReader(options)
+    return TopicStreamReader(options)

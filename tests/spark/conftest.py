@@ -1,0 +1,80 @@
+"""Real Spark in local mode and real broker processes; `make test-spark` runs these with each supported PySpark."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from client.sync import Admin, Producer
+from tests.interop.harness.servers import Cluster, running_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+WITHOUT_SPARK = {"test_options.py"}
+TEST_TIMEOUT = 180
+MISSING = [
+    what
+    for what, there in {
+        "PySpark, which `make test-spark` installs": importlib.util.find_spec("pyspark"),
+        "a Java runtime, on Debian and Ubuntu: apt-get install openjdk-17-jre-headless": shutil.which("java"),
+    }.items()
+    if not there
+]
+collect_ignore_glob = [] if importlib.util.find_spec("pyarrow") else ["test_[!o]*.py"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All but the few tests without Spark are partners' tests, with time limits of their own."""
+    for item in items:
+        if HERE in item.path.parents and item.path.name not in WITHOUT_SPARK:
+            item.add_marker(pytest.mark.partners)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TEST_TIMEOUT, func_only=True))
+
+
+def demand_spark() -> None:
+    """Skips where Spark cannot run; with CI=true that is a failure."""
+    if MISSING:
+        text = "missing: " + "; ".join(MISSING)
+        if os.environ.get("CI") == "true":
+            pytest.fail(text)
+        pytest.skip(text)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A name server and two brokers that most tests share; topics and groups keep them apart."""
+    properties = {"enablePropertyFilter": "true"}
+    with running_cluster(tmp_path_factory.mktemp("cluster"), brokers=2, properties=properties) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session: two cores, little memory, nothing that listens beyond loopback."""
+    demand_spark()
+    from tests.spark.session import spark_session  # noqa: PLC0415 - PySpark may be missing
+
+    with spark_session(tmp_path_factory.mktemp("spark")) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def producer(cluster: Cluster) -> Iterator[Producer]:
+    with Producer("spark-tests", namesrv=cluster.namesrv, compress_over=2048) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def admin(cluster: Cluster) -> Iterator[Admin]:
+    with Admin(cluster.namesrv) as opened:
+        yield opened

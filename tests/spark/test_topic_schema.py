@@ -1,0 +1,19 @@
+"""The Arrow types are those that Spark makes of the schema: it compares them to the letter from 4.2 on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pipeline.schema import arrow_schema, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_the_arrow_schema_is_the_one_that_spark_makes_of_the_columns(spark: SparkSession) -> None:
+    for properties in (True, False):
+        expected = to_arrow_schema(StructType.fromDDL(spark_schema(properties=properties)), timezone="UTC")
+        assert arrow_schema(properties=properties).equals(expected)
