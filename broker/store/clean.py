@@ -101,7 +101,7 @@ class CleanService:
             if pressure.delete or manual or self._is_hour():
                 at_once = pressure.at_once and self.config.clean_file_forcibly_enable
                 deleted = await self._delete_log_files(at_once=at_once)
-            if deleted:
+            if deleted or self._cleaner.is_behind(self._files.min_offset):
                 await self._follow()
             await self._look_at_hanging()
             return deleted
@@ -160,8 +160,8 @@ class CleanService:
     async def _follow(self) -> None:
         log_min = self._files.min_offset
         pause = self.config.delete_consume_queue_files_interval / 1000
-        queue_files = await self._cleaner.follow(log_min, pause)
         index_files = await self._index.delete_expired(log_min) if self._index is not None else 0
+        queue_files = await self._cleaner.follow(log_min, pause)
         _log.info("log_cleaned", log_min=log_min, queue_files=queue_files, index_files=index_files)
         await self._save_checkpoint()
 

@@ -139,8 +139,19 @@ class FlushConsumeQueueService:
                         self._unsynced.pop(path, None)
                     else:
                         complete = False
-                        self._report(job, error)
+                        self._report(job, error, lost=True)
             return complete and await self._sync_directories()
+
+    def note_found(self, queue: ConsumeQueue) -> None:
+        """Recovery found a queue's units right that it cannot know to be on the device: the next sync is for them too.
+
+        The process that wrote them may have been killed before it synced them, or made their files' names durable.
+        """
+        if queue.next_offset <= queue.first_offset:
+            return
+        self._note_directories(queue)
+        for file_offset in range(queue.first_offset, queue.next_offset, queue.units_per_file):
+            self._unsynced[queue.path_of(file_offset)] = (queue, file_offset)
 
     def _note_directories(self, queue: ConsumeQueue) -> None:
         directory = queue.directory
@@ -161,9 +172,10 @@ class FlushConsumeQueueService:
             return False
         return True
 
-    def _report(self, job: WriteJob, error: OSError) -> None:
+    def _report(self, job: WriteJob, error: OSError, *, lost: bool = False) -> None:
+        """``lost``: the error is a sync's. The kernel may have dropped what was written: that does not heal."""
         path = job.queue.path_of(job.file_offset)
-        if is_full_disk(error):
+        if is_full_disk(error) and not lost:
             if not self._flags.has(Flag.LOGIC_DISK_FULL):
                 _log.error("consume_queue_disk_full", path=path, error=str(error))
             self._flags.set(Flag.LOGIC_DISK_FULL, f"no space for the consume queue file {path}: {error.strerror}")

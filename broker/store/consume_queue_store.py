@@ -38,6 +38,8 @@ class ConsumeQueueStore:
         self.queues: dict[str, dict[int, ConsumeQueue]] = {}
         self.descriptors = DescriptorCache(disk, max_open_files)
         self.dropped = DroppedTopics(disk, root)
+        self.log_min = 0
+        """Where the log began when the first offsets of all queues were last brought up to it."""
         self.dirty: list[ConsumeQueue] = []
         """Queues with units that are not in their files yet."""
         self.on_new_files: Callable[[], None] = lambda: None

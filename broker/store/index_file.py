@@ -110,14 +110,19 @@ class IndexFile:
 
     @classmethod
     def open(cls, disk: Disk, path: str, shape: IndexShape) -> "IndexFile":
-        """An existing file of the right size; its header is taken as it is."""
+        """An existing file of the right size; its header is taken as it is.
+
+        What a process left behind that was killed may be in memory only: the next sync is for that too.
+        """
         fd = disk.open(path)
         try:
+            header = HEADER.unpack(disk.pread(fd, HEADER_SIZE, 0))
             file = cls(disk, path, shape, fd)
         except BaseException:
             disk.close(fd)
             raise
-        file.set_header(HEADER.unpack(disk.pread(fd, HEADER_SIZE, 0)))
+        file.set_header(header)
+        file.unsynced = True
         return file
 
     def set_header(self, header: tuple[int, ...]) -> None:

@@ -262,10 +262,11 @@ class IndexService:
         """Delete the files whose newest entry points below ``log_min``, never the last one; how many."""
         deleted = 0
         while len(self.files) > 1 and self.files[0].end_phy < log_min and self.files[0].count > 1:
-            file = self.files.pop(0)
+            file = self.files[0]
+            await self._disk.run(self._disk.delete, file.path)
+            self.files.remove(file)
             deleted += 1
             self._retired.append(file)
-            await self._disk.run(self._disk.delete, file.path)
             self._close_retired()
         return deleted
 
@@ -329,8 +330,14 @@ class IndexService:
         if following is not None:
             with suppress(OSError):
                 await self._disk.run(following.destroy)
-        for file in self.files:
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Close the files; also after a start that failed."""
+        for file in (*self.files, *self._retired):
             file.close()
+        self.files.clear()
+        self._retired.clear()
 
 
 def _search(files: list[IndexFile], key_hash: int, begin: int, end: int, limit: int, wait: bool) -> list[int]:

@@ -263,6 +263,8 @@ class MessageStore:
     def _close_files(self) -> None:
         self.queues.close()
         self.files.close()
+        if self.index is not None:
+            self.index.close_files()
 
     async def _sample(self) -> None:
         while True:

@@ -39,7 +39,12 @@ class QueueCleaner:
                 deleted += count
                 if count and pause:
                     await trio.sleep(pause)
+        self._queues.log_min = log_min
         return deleted
+
+    def is_behind(self, log_min: int) -> bool:
+        """True where some queue may still offer messages that were before ``log_min``."""
+        return self._queues.log_min < log_min
 
     def _in_tail(self, queue: ConsumeQueue, offset: int, log_min: int) -> int:
         if offset < queue.tail_offset:

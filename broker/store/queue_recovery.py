@@ -65,7 +65,7 @@ class QueueRecovery:
         """After an orderly stop: the queues' ends as they were written then, if the files still say the same."""
         if not mark.clean or not clean_exit:
             return False
-        states = read_snapshot(self._queues, mark.position)
+        states = read_snapshot(self._queues, mark.position, self._files.min_offset)
         if states is None:
             return False
         for topic, queues in states.items():
@@ -197,8 +197,8 @@ class QueueRecovery:
 
     # -- end
 
-    def finish(self) -> None:
-        """The log has been read to its end."""
+    def finish(self) -> bool:
+        """The log has been read to its end; True where units were found that no checkpoint vouches for."""
         log_min = self._files.min_offset
         for queue in list(self._queues.loaded_queues()):
             seen = self._seen.get(queue) if self._seen is not None else None
@@ -207,7 +207,9 @@ class QueueRecovery:
             elif seen is None and self._seen is not None:
                 self._cut_without_records(queue, log_min)
             self._queues.correct_min_offset(queue, log_min)
+        self._queues.log_min = log_min
         self._queues.recount()
+        return self._seen is not None
 
     def _cut_without_records(self, queue: ConsumeQueue, log_min: int) -> None:
         """A queue of which the log has no record: whatever points into the log is wrong."""

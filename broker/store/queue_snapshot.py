@@ -18,6 +18,7 @@ _CRC_SIZE: Final = 4
 
 class _Snapshot(msgspec.Struct, array_like=True):
     position: int
+    log_min: int
     queues: dict[str, dict[int, QueueState]]
 
 
@@ -27,13 +28,13 @@ def _path(queues: ConsumeQueueStore) -> str:
 
 async def write_snapshot(queues: ConsumeQueueStore, position: int) -> None:
     """Write the state of all queues for a log that ends at ``position``. Raises OSError."""
-    body = msgspec.msgpack.encode(_Snapshot(position, queues.states()))
+    body = msgspec.msgpack.encode(_Snapshot(position, queues.log_min, queues.states()))
     data = zlib.crc32(body).to_bytes(_CRC_SIZE, "big") + body
     await queues.disk.run(write_durably, queues.disk, _path(queues), data)
 
 
-def read_snapshot(queues: ConsumeQueueStore, position: int) -> dict[str, dict[int, QueueState]] | None:
-    """The state of all queues if there is a whole snapshot for that end of the log. Blocks."""
+def read_snapshot(queues: ConsumeQueueStore, position: int, log_min: int) -> dict[str, dict[int, QueueState]] | None:
+    """The state of all queues if there is a whole snapshot for a log from ``log_min`` to ``position``. Blocks."""
     data = read_whole(queues.disk, _path(queues))
     if data is None or int.from_bytes(data[:_CRC_SIZE], "big") != zlib.crc32(data[_CRC_SIZE:]):
         return None
@@ -41,4 +42,7 @@ def read_snapshot(queues: ConsumeQueueStore, position: int) -> dict[str, dict[in
         snapshot = msgspec.msgpack.decode(data[_CRC_SIZE:], type=_Snapshot)
     except msgspec.DecodeError:
         return None
-    return snapshot.queues if snapshot.position == position else None
+    if (snapshot.position, snapshot.log_min) != (position, log_min):
+        return None
+    queues.log_min = log_min
+    return snapshot.queues

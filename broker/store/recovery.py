@@ -232,7 +232,9 @@ class StoreRecovery:
         for file in files:
             await self._disk.run(file.sync)
         await self._disk.run(self._disk.sync_directory, self._files.directory)
-        self._queue_recovery.finish()
+        if self._queue_recovery.finish():
+            for queue in self._queues.loaded_queues():
+                self._flush_queues.note_found(queue)
         if self._index_recovery is not None:
             self._index_recovery.finish(position)
         await self._write()

@@ -5,6 +5,7 @@ data sync copies pages from one to the other. Names are kept the same way: a cha
 directory is synced. ``power_cut`` gives the disk as a machine finds it after the power came back.
 """
 
+import copy
 import errno
 import os
 import posixpath
@@ -149,6 +150,14 @@ class SimDisk:
         """Another disk with the same content, everything durable."""
         return self._survivor(Loss.NOTHING)
 
+    def after_kill(self) -> "SimDisk":
+        """The disk as another process finds it after this one was killed: no more of it is durable than before."""
+        disk = copy.deepcopy(self)
+        disk._open.clear()
+        disk._errors_seen.clear()
+        disk._locked.clear()
+        return disk
+
     def flip(self, path: str, position: int, bit: int = 0) -> None:
         """Turn one bit, on the device and in memory."""
         inode = self._inode(path)
@@ -210,6 +219,7 @@ class SimDisk:
             inode = self.random.choice(inodes)
             dirty = inode.dirty_pages()
             if dirty:
+                self._grow_durable(inode)  # a length goes in one piece: file systems keep it in the inode
                 inode.persist(self.random.choice(dirty))
 
     def _survivor(self, loss: Loss) -> "SimDisk":

@@ -206,6 +206,39 @@ async def test_a_file_that_cannot_be_deleted_stays_in_the_row() -> None:
         assert await store._clean.look() > 0
 
 
+async def test_queues_catch_up_where_they_could_not_follow_the_log() -> None:
+    rig = Rig()
+    async with opened(rig.disk, rig.settings(), rig.clock) as store:
+        await fill(store, 90)
+        await store._checkpoints.save()
+        rig.age(store, 100)
+        rig.disk.fail("pread", errno.EIO)
+        store._clean.delete_expired_now()
+        with pytest.raises(OSError, match="Input/output"):
+            await store._clean.look()
+        assert store.min_phy_offset
+        first = (await drain(store))[0].queue_offset
+        assert store.min_offset(TOPIC, 0) < first
+        await store._clean.look()
+        assert store.min_offset(TOPIC, 0) == first
+
+
+async def test_a_stop_before_queues_could_follow_the_log() -> None:
+    rig = Rig()
+    async with opened(rig.disk, rig.settings(), rig.clock) as store:
+        await fill(store, 90)
+        await store._checkpoints.save()
+        rig.age(store, 100)
+        rig.disk.fail("pread", errno.EIO)
+        store._clean.delete_expired_now()
+        with pytest.raises(OSError, match="Input/output"):
+            await store._clean.look()
+        first = (await drain(store))[0].queue_offset
+        assert store.min_offset(TOPIC, 0) < first
+    async with opened(rig.disk, rig.settings(), rig.clock) as store:
+        assert store.min_offset(TOPIC, 0) == first
+
+
 async def test_an_administrators_word_is_heard_at_once() -> None:
     rig = Rig()
     async with opened(rig.disk, rig.settings(), rig.clock) as store:

@@ -168,6 +168,15 @@ async def test_an_error_of_the_device_stops_the_store(method: str) -> None:
     assert "restart" in rig.flags.reason
 
 
+async def test_a_sync_that_finds_no_space_does_not_heal() -> None:
+    rig = Rig()
+    rig.put(5)
+    assert await rig.flush.write()
+    rig.disk.fail("data_sync", errno.ENOSPC)  # the kernel drops what it had no room for
+    assert not await rig.flush.sync()
+    assert rig.flags.is_broken
+
+
 def test_a_unit_that_is_there_is_not_put_twice() -> None:
     queue = Rig().put(5)
     assert not queue.put(*_unit(3), 3)

@@ -441,6 +441,26 @@ async def test_a_power_cut_in_the_recovery_of_a_power_cut() -> None:
     assert cut > 30
 
 
+@pytest.mark.parametrize("forget", [False, True])
+async def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(forget: bool) -> None:
+    """The machine stays up after the kill, and loses its power after the next process has stopped in order."""
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 3)
+    async with killed(disk) as store:
+        await fill(store, 20, first=3)
+        await store.flush_queues.write()
+        assert store.index is not None
+        await store.index.flush_pending()
+        again = disk.after_kill()
+    if forget:
+        _forget_mark(again)
+    async with opened(again) as store:
+        pass
+    async with opened(again.power_cut(Loss.ALL)) as store:
+        await check_all(store, {(TOPIC, 0): 23})
+
+
 async def test_half_messages_and_rolled_back_ones_stay_out_of_queues() -> None:
     disk = SimDisk()
     async with killed(disk) as store:
