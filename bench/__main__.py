@@ -17,7 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PARTS = ("leaves", "requests", "footprint", "side_by_side")
+PARTS = ("leaves", "requests", "footprint", "scrape", "side_by_side")
 
 FLOORS = {
     "send1": (2.0, 0.6),
@@ -73,6 +73,7 @@ def report() -> str:
     for title, name, table in (
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
         ("Footprint", "footprint", _footprint),
+        ("Sends while a page of 10,000 topics is scraped each second, and without", "scrape", _footprint),
         ("CPU time of one request, in process", "requests", _requests),
         ("Leaf functions", "leaves", _leaves),
     ):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.docs.commands import ALL
 from tests.interop.harness import partners
 from tests.interop.harness.drivers import JAVA_OPTIONS, JavaClient, bodies, message, unique
 from tests.interop.harness.processes import Process, ended_afterwards
@@ -55,6 +57,22 @@ class Docker:
     def compose(self, profile: str, *arguments: str, timeout: float = 120) -> str:
         command = ("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)
         return self.run(*command, timeout=timeout)
+
+    def type_in(self, name: str, directory: Path) -> str:
+        """Runs a block of commands of the pages, on the base that the tests have made.
+
+        Debian's docker-compose is a command of its own; elsewhere it is docker's command compose, as the pages say.
+        """
+        plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+        if plugin.returncode:
+            script = (
+                f'[ "$1" != compose ] || {{ shift; exec docker-compose "$@"; }}\nexec {shutil.which("docker")} "$@"\n'
+            )
+            (directory / "docker").write_text(f"#!/bin/sh\n{script}")
+            (directory / "docker").chmod(0o755)
+        environment = {"BASE": "trimq-base", "PYTHON": sys.executable, "OPTIONS": "--network=host"}
+        path = f"{directory}:{self.environment['PATH']}"
+        return self.run("sh", "-euc", ALL[name], timeout=400, PATH=path, **environment)
 
     @contextmanager
     def up(self, profile: str, *healthy: str) -> Iterator[float]:

@@ -1,6 +1,7 @@
 """The pipeline profile: a job with PySpark beside the cluster counts a topic's messages by tag, as Parquet."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -22,16 +23,17 @@ def table(docker: Docker, path: str) -> dict[str | None, int]:
     return {row["tags"]: row["count"] for row in json.loads(rows)}
 
 
-def test_the_parquet_equals_what_was_sent(pipeline_image: Docker) -> None:
+def test_the_parquet_equals_what_was_sent(pipeline_image: Docker, tmp_path: Path) -> None:
+    """The commands of docs/operate.md: the job runs at the start and when it is asked to."""
     docker, outside = pipeline_image, f"{ADDRESS}:9876;{ADDRESS}:9886"
     with docker.up("cluster", *SERVERS):
-        job("send", outside, "orders", 100)
-        docker.compose("pipeline", "up", "-d")
-        ended = wait_until(lambda: docker.state("pipeline")["Status"] == "exited", "the job has ended", 180)
-        assert ended
-        assert docker.state("pipeline")["ExitCode"] == 0, docker.compose("pipeline", "logs", "pipeline")
-        assert table(docker, "/tables/orders_by_tag") == {"third": 34, "other": 66}
-        job("send", outside, "Payments", 10)
-        docker.compose("pipeline", "run", "--rm", "pipeline", "Payments", "/tables/payments", timeout=180)
-        assert table(docker, "/tables/payments") == {"third": 4, "other": 6}
-        docker.compose("pipeline", "down", "-v")
+        try:
+            job("send", outside, "orders", 100)
+            job("send", outside, "payments", 10)
+            docker.type_in("operate pipeline", tmp_path)
+            assert table(docker, "/tables/payments_by_tag") == {"third": 4, "other": 6}
+            wait_until(lambda: docker.state("pipeline")["Status"] == "exited", "the first run has ended", 120)
+            assert docker.state("pipeline")["ExitCode"] == 0, docker.compose("pipeline", "logs", "pipeline")
+            assert table(docker, "/tables/orders_by_tag") == {"third": 34, "other": 66}
+        finally:
+            docker.compose("pipeline", "down", "-v")

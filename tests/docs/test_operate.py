@@ -1,28 +1,69 @@
 """docs/operate.md says what is true: every event that asks for attention, the reasons, the alerts, the backup."""
 
+import ast
 import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import trio
 
 from broker import health
-from broker.testing import running_broker
+from broker.testing import SMALL, running_broker
+from protocol.codes import ResponseCode
 from remoting import health as phases
+from tests.broker.test_cli import free_port
 from tests.broker.wire_client import WireClient
+from tests.docs.commands import ALL, PAGES, ROOT, RUN_IN
 
-ROOT = Path(__file__).parents[2]
-MANUAL = (ROOT / "docs" / "operate.md").read_text()
-EVENT = re.compile(r"\b_?log\.(?:warning|error|exception)\(\s*(?:\"([a-z_]+)\"|\"([a-z_]+)\" if)")
+MANUAL = PAGES["operate"].read_text()
+TOOLS = str(Path(sys.executable).parent)
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+ROOMS = ("broker", "namesrv", "remoting")
 
 
-def test_every_event_that_asks_for_attention_is_explained() -> None:
-    events: set[str] = set()
-    for room in ("broker", "namesrv", "remoting"):
-        for path in (ROOT / room).rglob("*.py"):
-            events |= {first or second for first, second in EVENT.findall(path.read_text())}
-    assert len(events) > 40
+def logged(source: str) -> set[str]:
+    """The names of events that a module logs: every text in the first argument of a call like log.warning()."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
+            (event,) = node.args[:1]
+            texts = [part.value for part in ast.walk(event) if isinstance(part, ast.Constant)]
+            assert texts, f"line {node.lineno}: an event whose name is not there to read: {ast.unparse(event)}"
+            found |= {text for text in texts if isinstance(text, str)}
+    return found
+
+
+def test_every_event_is_explained() -> None:
+    events = {event for room in ROOMS for path in (ROOT / room).rglob("*.py") for event in logged(path.read_text())}
+    assert len(events) > 75
     assert {event for event in events if f"`{event}`" not in MANUAL} == set()
+
+
+def test_every_event_on_the_page_exists() -> None:
+    tables = MANUAL.split("\n## Logs\n")[1].split("\n## Answers\n")[0]
+    named = {
+        event for row in re.findall(r"^\| (`.*?) \|", tables, re.MULTILINE) for event in re.findall(r"`([a-z_]+)`", row)
+    }
+    assert len(named) > 75
+    logs = "".join(path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    assert {event for event in named if f'"{event}"' not in logs} == set()
+
+
+def test_every_code_that_a_server_answers_is_explained() -> None:
+    used = {
+        name
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for name in re.findall(r"\bResponseCode\.([A-Z_]+)", path.read_text())
+    }
+    assert len(used) > 15
+    table = MANUAL.split("\n## Answers\n")[1].split("\n## ")[0]
+    wanted = {f"{name} ({ResponseCode[name].value})" for name in used - {"SUCCESS"}}
+    assert {text for text in wanted if text not in table} == set()
 
 
 def test_every_reason_and_every_alert_is_explained() -> None:
@@ -33,10 +74,73 @@ def test_every_reason_and_every_alert_is_explained() -> None:
     assert {alert for alert in alerts if alert not in MANUAL} == set()
 
 
-def command(name: str) -> str:
-    found = re.search(rf"```sh {name}\n(.*?)```", MANUAL, re.DOTALL)
-    assert found
-    return found[1]
+def test_every_block_of_commands_is_run_by_a_test() -> None:
+    assert set(ALL) == set(RUN_IN)
+    for name, path in RUN_IN.items():
+        assert f'"{name}"' in (ROOT / path).read_text(), (name, path)
+
+
+ELSEWHERE = {
+    "mqadmin updateTopic": "tests/client/test_mqadmin.py",
+    "mqadmin updateSubGroup": "tests/client/test_mqadmin.py",
+}
+"""Commands that stand in a sentence only, and the tests that run them."""
+
+
+def test_every_command_in_a_sentence_stands_in_a_block_too() -> None:
+    text = re.sub(r"^```.*?^```$", "", MANUAL, flags=re.MULTILINE | re.DOTALL)
+    inline = set(re.findall(r"`((?:mq[a-z]+|docker|systemctl|pip) [^`]+)`", text))
+    assert len(inline) > 5
+    run = "\n".join(ALL.values())
+    for words in inline:
+        tool, what = words.split()[:2]
+        path = ELSEWHERE.get(f"{tool} {what}")
+        if path is not None:
+            assert what in (ROOT / path).read_text(), words
+        else:
+            assert re.search(rf"^.*\b{tool} (?:-c \S+ )?{what}\b", run, re.MULTILINE), words
+
+
+ENDED = "trap 'kill $(jobs -p) 2>/dev/null || :; wait' EXIT\n"
+"""What a block starts in the background ends with it, however that is."""
+
+
+def sh(name: str, environment: dict[str, str], replaced: dict[str, str] | None = None) -> str:
+    """Runs a block as a shell does, with what is of this machine in the place of what the page has."""
+    text = ENDED + ALL[name]
+    for old, new in (replaced or {}).items():
+        assert old in text, old
+        text = text.replace(old, new)
+    run = subprocess.run(
+        ["bash", "-euc", text],
+        env=os.environ | {"PATH": f"{TOOLS}:{os.environ['PATH']}"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def write(path: Path, **values: object) -> None:
+    path.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+
+
+def test_the_commands_for_a_shell(tmp_path: Path) -> None:
+    namesrv, broker = free_port(), free_port()
+    home = {"kvConfigPath": tmp_path / "kv.json", "configStorePath": tmp_path / "namesrv.properties"}
+    write(tmp_path / "namesrv.conf", listenPort=namesrv, healthPort=free_port(), bindAddress="127.0.0.1", **home)
+    settings = {**SMALL, "listenPort": broker, "storePathRootDir": tmp_path / "store", "healthPort": free_port()}
+    write(tmp_path / "broker.conf", **settings, namesrvAddr=f"localhost:{namesrv}")
+    replaced = {"/etc/trimq": str(tmp_path), "localhost:9876": f"localhost:{namesrv}"}
+    replaced["localhost:10911"] = f"localhost:{broker}"
+    out = sh("operate shell", {}, replaced)
+    assert out.splitlines().count("ready") >= 2
+    assert "# TRIMQ_" not in out  # nothing is set by a variable
+    assert re.search(r"^DefaultCluster +broker-a +0 ", out, re.MULTILINE), out
+    assert "fileReservedTime=48" in (tmp_path / "broker.conf").read_text().splitlines()
+    assert not (tmp_path / "store" / "abort").exists()  # an orderly end
 
 
 async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged(tmp_path: Path) -> None:
@@ -60,7 +164,7 @@ async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged(tmp_pa
         broker.parts.offsets.commit("c", "G", "T", 0, 7)
         await broker.parts.offsets.persisted()
         before = sent
-        await trio.run_process(["sh", "-ec", command("backup")], env=environment)
+        await trio.run_process(["sh", "-ec", ALL["operate backup"]], env=environment)
         nursery.cancel_scope.cancel()
     assert len(list((tmp_path / "backup" / "commitlog").iterdir())) > 2
     async with (
@@ -76,3 +180,34 @@ async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged(tmp_pa
                 b"%d" % n for n in range(offset, offset + len(found))
             ]
             offset += len(found)
+
+
+BACKUP_FILES = {"mappedFileSizeCommitLog": str(1 << 20)}
+
+
+async def test_a_restored_store_is_sound_before_a_broker_opens_it(tmp_path: Path) -> None:
+    environment = {name: str(tmp_path / name.lower()) for name in ("STORE", "BACKUP", "CONF")}
+    write(tmp_path / "conf", **SMALL | BACKUP_FILES | {"brokerIP1": "127.0.0.1"})
+    async with (
+        running_broker(tmp_path / "store", mappedFileSizeCommitLog=1 << 20) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        for number in range(300):
+            assert (await client.send("T", b"%d" % number + bytes(5000))).code == 0
+        await trio.to_thread.run_sync(sh, "operate backup", environment)
+    await trio.to_thread.run_sync(sh, "operate restore", environment)
+    await trio.to_thread.run_sync(sh, "operate move", environment)
+    async with running_broker(tmp_path / "backup", mappedFileSizeCommitLog=1 << 20) as broker:
+        assert broker.parts.store.max_offset("T", 0) == 300
+
+
+@pytest.mark.parametrize("unit", ["trimq-broker.service", "trimq-namesrv.service"])
+def test_systemd_understands_the_units(unit: str, tmp_path: Path) -> None:
+    """What they start is started by the tests with Docker, which have no systemd."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not here")
+    text = (ROOT / "docs" / "systemd" / unit).read_text()
+    (tmp_path / unit).write_text(re.sub(r"/opt/trimq/bin/\w+", "/bin/true", text))
+    run = subprocess.run([analyze, "verify", str(tmp_path / unit)], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout + run.stderr) == (0, "")

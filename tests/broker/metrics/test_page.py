@@ -156,22 +156,33 @@ class CpuOfSteps(trio.abc.Instrument):
             self.steps.append(time.thread_time() - self._began)
 
 
+SCRAPES = 5
+
+
 @pytest.mark.slow
 async def test_ten_thousand_topics_neither_stop_the_loop_nor_cost_much(broker: BrokerController) -> None:
+    """CPU time, the least of several scrapes: neighbours on the machine only ever add to it."""
     for number in range(10_000):
         broker.parts.stats.topic_put(f"topic-{number:05}", 1, 100)
         broker.parts.stats.group_get("G", f"topic-{number:05}", 1, 100)
         broker.parts.offsets.commit("c", "G", f"topic-{number:05}", 0, 0)
     assert (await get(broker.web_endpoints[0], "/metrics")).status == 200  # the first one imports and fills caches
-    with await trio.to_thread.run_sync(_fetcher, broker.web_endpoints[0]) as process:
-        costs = CpuOfSteps()
-        trio.lowlevel.add_instrument(costs)
-        out, _ = await trio.to_thread.run_sync(process.communicate, b"go\n")
-        trio.lowlevel.remove_instrument(costs)
-    assert out.count(b"\nrocketmq_messages_in_total{") == 10_000
-    assert out.count(b"\nrocketmq_consumer_lag_messages{") == 10_000
-    assert sum(costs.steps) < 0.5
-    assert sorted(costs.steps)[-2] < 0.005, sorted(costs.steps)[-5:]  # one collection of garbage is forgiven
+    in_all: list[float] = []
+    longest: list[float] = []
+    for _ in range(SCRAPES):
+        with await trio.to_thread.run_sync(_fetcher, broker.web_endpoints[0]) as process:
+            costs = CpuOfSteps()
+            trio.lowlevel.add_instrument(costs)
+            began = time.process_time()
+            out, _ = await trio.to_thread.run_sync(process.communicate, b"go\n")
+            in_all.append(time.process_time() - began)
+            trio.lowlevel.remove_instrument(costs)
+        assert out.count(b"\nrocketmq_messages_in_total{") == 10_000
+        assert out.count(b"\nrocketmq_consumer_lag_messages{") == 10_000
+        assert len(costs.steps) > 50  # in slices, with room for others in between
+        longest.append(max(costs.steps))
+    assert min(in_all) < 0.5, in_all
+    assert min(longest) < 0.005, longest
 
 
 def _fetcher(address: tuple[str, int]) -> subprocess.Popen[bytes]:

@@ -1,0 +1,30 @@
+"""The commands that pages tell people to type: blocks that begin with ```sh and a name (none: the page's own)."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"operate": ROOT / "docs" / "operate.md", "readme": ROOT / "README.md"}
+_BLOCK = re.compile(r"^```sh *(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str) -> dict[str, str]:
+    """A page's blocks by name."""
+    return {f"{page} {name}".strip(): text for name, text in _BLOCK.findall(PAGES[page].read_text(encoding="utf-8"))}
+
+
+ALL = {name: text for page in PAGES for name, text in blocks(page).items()}
+
+RUN_IN: dict[str, str] = {
+    "operate shell": "tests/docs/test_operate.py",
+    "operate backup": "tests/docs/test_operate.py",
+    "operate restore": "tests/docs/test_operate.py",
+    "operate move": "tests/docs/test_operate.py",
+    "operate docker": "tests/docker/test_pages.py",
+    "operate systemd": "tests/docker/test_pages.py",
+    "operate systemd_upgrade": "tests/docker/test_pages.py",
+    "operate upgrade": "tests/docker/test_pages.py",
+    "operate pipeline": "tests/docker/test_pipeline.py",
+    "readme": "tests/docker/test_pages.py",
+}
+"""Block to the tests that run it."""
