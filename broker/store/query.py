@@ -15,6 +15,7 @@ from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.dispatcher import has_key
 from broker.store.index_file import Cold
 from broker.store.index_service import IndexService
+from broker.store.key_match import UNUSUAL, KeyMatcher, is_usual
 from broker.store.mapped_file import Hold, MappedFile
 from broker.store.types import QueryMessageResult
 from protocol import record
@@ -116,8 +117,45 @@ class MessageFinder:
             offsets = self._index.select(topic, key, begin, end, _candidates(limit))
         except Cold:
             return None
+        found = self._match_hot(offsets, topic, key, limit, (begin, end))
+        if found is not None:
+            return found
         result: QueryMessageResult | None = _at_once(self._match(offsets, topic, key, limit, begin, end))
         return result
+
+    def _match_hot(
+        self, offsets: list[int], topic: str, key: str, limit: int, times: tuple[int, int]
+    ) -> QueryMessageResult | None:
+        """The answer where all candidates are usual records in the memory of one file; None leaves it to ``_match``."""
+        file = self._log.files.find(offsets[0]) if offsets else None
+        if file is None or not is_usual(key):
+            return None
+        matcher = KeyMatcher(topic, key)
+        view, start, stop = file.view, file.start, file.wrote
+        found: list[tuple[int, int]] = []
+        for phy in offsets:
+            at = phy - start
+            if at < 0 or at + record.OVERHEAD_V1 > stop or (at < file.hot_from and not self._is_warm(file, at)):
+                return None
+            size = matcher.match(view, phy, at, stop, times)
+            if size:
+                if size == UNUSUAL:
+                    return None
+                found.append((at, at + size))
+                if len(found) >= limit:
+                    break
+        found.sort()
+        buffers = [view[begin:end] for begin, end in found]
+        file.hold()
+        timestamp, last_phy = self._index.last_update if self._index is not None else (0, 0)
+        return QueryMessageResult(buffers, len(buffers), sum(map(len, buffers)), timestamp, last_phy, file.release)
+
+    def _is_warm(self, file: MappedFile, at: int) -> bool:
+        """Whether the whole record at a position behind the hot part of its file is in memory."""
+        if not self._warm.covers(file, at, at + record.OVERHEAD_V1):
+            return False
+        size = int.from_bytes(file.view[at : at + 4], "big")
+        return at + size <= file.wrote and self._warm.covers(file, at, at + size)
 
     async def query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
         """The same, waiting for the device."""

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.query import store_timestamp_of
+from broker.store.query import _at_once, store_timestamp_of
 from protocol.message import decode_message
 from protocol.queue_unit import FILLER_SIZE, UNIT
 from remoting.clock import ManualClock
@@ -184,3 +184,56 @@ async def test_times_of_messages() -> None:
 def test_the_time_of_what_is_no_record() -> None:
     assert store_timestamp_of(b"", 0) == -1
     assert store_timestamp_of(bytes(100), 0) == -1
+
+
+WORDS = st.sampled_from(["a", "b", "a b", "b a", "", "T#a", "\u00e4", "a\x02KEYS\x01b"])
+
+
+@given(
+    st.lists(
+        st.tuples(WORDS, WORDS, st.sampled_from(["", "PAD\x01a\x02", "KEYS\x01b\x02", "UNIQ_KEY\x01b\x02"])), max_size=8
+    ),
+    WORDS,
+    st.integers(1, 9),
+    st.sampled_from([(0, FAR), (NOW, NOW + 3), (FAR, FAR + 1)]),
+)
+@examples(max_examples=40, deadline=None)
+def test_the_short_way_finds_what_the_general_one_does(
+    messages: list[tuple[str, str, str]], key: str, limit: int, times: tuple[int, int]
+) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        async with opened(SimDisk(), BIG, clock) as store:
+            places = []
+            for unique, keys, more in messages:
+                put_result = await put(store, b"x", unique=unique, keys=keys, more=more)
+                places.append(put_result.physical_offset)
+                clock.advance(0.001)
+            finder = store._finder
+            places.reverse()
+            short = finder._match_hot(places, TOPIC, key, limit, times)
+            general = _at_once(finder._match(places, TOPIC, key, limit, *times))
+            assert general is not None
+            if short is not None:
+                assert [bytes(data) for data in short.buffers] == [bytes(data) for data in general.buffers]
+                assert (short.count, short.size) == (general.count, general.size)
+                short.release()
+            general.release()
+            assert not any(file.is_held for file in store.files.files)
+
+    trio.run(run)
+
+
+async def test_usual_keys_take_the_short_way() -> None:
+    async with opened(SimDisk(), BIG) as store:
+        first = await put(store, b"x", unique="U1", keys="k1")
+        second = await put(store, b"x", unique="U2", keys="k1")
+        places = [second.physical_offset, first.physical_offset]
+        found = store._finder._match_hot(places, TOPIC, "k1", 5, (0, FAR))
+        assert found is not None
+        assert (found.count, found.size) == (2, first.size + second.size)
+        found.release()
+        nothing = store._finder._match_hot(places[1:], TOPIC, "U1", 5, (FAR, FAR))
+        assert nothing is not None
+        assert nothing.count == 0
+        nothing.release()

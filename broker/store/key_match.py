@@ -1,0 +1,77 @@
+"""Whether a record has a key, by its bytes: nothing of it is decoded but a few numbers.
+
+The usual record only: sent over IPv4, its key the whole of UNIQ_KEY or KEYS. Others are left to query.py.
+"""
+
+import struct
+from typing import Final
+
+from protocol.hashing import crc32
+from protocol.record import MAGIC_V1, MAGIC_V2
+from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from protocol.topic_rules import MAX_TOPIC_LENGTH
+
+HEAD_SIZE: Final = 88
+"""Bytes in front of the body, with IPv4 hosts."""
+_HEAD: Final = struct.Struct(">III16xQI16xQ20xI").unpack_from
+"""Size, magic, CRC of the body, place in the log, sysFlag, store time and body length."""
+_UNIQUE: Final = b"UNIQ_KEY\x01"
+_KEYS: Final = b"KEYS\x01"
+_END: Final = b"\x02"
+_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
+
+UNUSUAL: Final = -1
+
+
+def is_usual(key: str) -> bool:
+    """True for a key that KeyMatcher knows: one printable ASCII word, not a tag's."""
+    return key.isascii() and key.isprintable() and bool(key) and " " not in key and not key.startswith("T#")
+
+
+class KeyMatcher:
+    """What the bytes of a record with a usual ``key`` in ``topic`` look like."""
+
+    __slots__ = ("_keys", "_magic", "_topic", "_unique")
+
+    def __init__(self, topic: str, key: str) -> None:
+        name = topic.encode("utf-8", "replace")
+        wide = len(name) > MAX_TOPIC_LENGTH
+        self._magic = MAGIC_V2 if wide else MAGIC_V1
+        self._topic = len(name).to_bytes(2 if wide else 1, "big") + name
+        value = key.encode() + _END
+        self._unique = _END + _UNIQUE + value
+        self._keys = _END + _KEYS + value
+
+    def match(self, view: memoryview, place: int, at: int, stop: int, times: tuple[int, int]) -> int:
+        """The size of the record at ``at`` if it has the key and was stored in ``times``; 0 if not, or if damaged.
+
+        ``stop`` is where the file's records end; from ``at`` to there are more than HEAD_SIZE bytes. UNUSUAL where it
+        has to be looked at in another way.
+        """
+        size: int
+        size, magic, crc, own_place, sys_flag, store_time, body_length = _HEAD(view, at)
+        end = at + size
+        if magic != self._magic or own_place != place or sys_flag & _V6 or end > stop:
+            return UNUSUAL
+        if not times[0] <= store_time <= times[1]:
+            return 0
+        body_end = at + HEAD_SIZE + body_length
+        text = bytes(view[body_end:end])
+        topic = self._topic
+        properties_at = len(topic) + 2
+        if not text.startswith(topic) or int.from_bytes(text[len(topic) : properties_at], "big") != (
+            len(text) - properties_at
+        ):
+            return UNUSUAL
+        properties = _END + text[properties_at:]
+        if self._unique in properties:
+            name = _UNIQUE
+        elif self._keys in properties:
+            name = _KEYS
+        else:
+            return UNUSUAL
+        if properties.count(_END + name) != 1:  # of two with one name, the last counts
+            return UNUSUAL
+        if body_length and crc32(view[at + HEAD_SIZE : body_end]) != crc:
+            return 0
+        return size
