@@ -47,6 +47,7 @@ from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadE
 from protocol.body import TopicConfig
 from protocol.codes import RequestCode
 from protocol.message_id import UniqueIdGenerator
+from protocol.topic_rules import SCHEDULE_TOPIC
 from remoting.client import RemotingClient
 from remoting.clock import Clock, SystemClock
 from remoting.command_line import stop_on_signal
@@ -308,9 +309,12 @@ class BrokerController:
         holds = parts.long_polling
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
+        parts.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
         self.reactor.at_round_end.append(holds.serve_woken)
         parts.store.on_overdue = self._close_readers
-        parts.store.message_arriving.extend((holds.notify_arriving, parts.schedule.message_arriving))
+        dispatcher = parts.store.dispatcher
+        dispatcher.awaited, dispatcher.on_awaited = holds.awaited, holds.notify_arriving
+        dispatcher.arriving_in[SCHEDULE_TOPIC] = parts.schedule.message_arriving
         self.configuration.listeners.append(lambda _: parts.store.set_config(self._section(MessageStoreConfig)))
         parts.topics.listeners.append(
             lambda configs: _create_queues(parts.store, configs)

@@ -11,7 +11,7 @@ import trio
 from protocol.command import Encoding, RemotingCommand
 from protocol.frame import encode, encode_head
 from remoting.errors import RemotingSendError, RemotingTimeoutError
-from remoting.handlers import Handler, Outcome, Reply, own_bytes
+from remoting.handlers import HandlerTable, Outcome, Reply, own_bytes
 from remoting.out_buffer import Buffer, OutBuffer
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Connection:
         "big",
         "closed",
         "data",
+        "direct",
         "dirty",
         "encoding",
         "handlers",
@@ -67,9 +68,7 @@ class Connection:
         "tasks",
     )
 
-    def __init__(
-        self, sock: socket.socket, peer: tuple[str, int], handlers: dict[int, Handler], reactor: "Reactor"
-    ) -> None:
+    def __init__(self, sock: socket.socket, peer: tuple[str, int], table: HandlerTable, reactor: "Reactor") -> None:
         self.peer = peer
         self.peer_text = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
         self.encoding: Encoding = Encoding.JSON
@@ -80,7 +79,8 @@ class Connection:
         self.held = 0
         # The rest is the reactor's.
         self.sock = sock
-        self.handlers = handlers
+        self.handlers = table.handlers
+        self.direct = table.direct
         self.out = OutBuffer()
         self.rest = b""  # bytes received and not yet served
         self.ready = False  # rest begins with a whole frame

@@ -7,11 +7,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from protocol.codes import ResponseCode
-from protocol.command import ONEWAY_FLAG, RemotingCommand
+from protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from protocol.errors import FrameError, RemotingError
-from protocol.frame import check_length, decode_at
+from protocol.frame import check_length, decode, decode_at, encode
 from remoting.connection import Connection
-from remoting.handlers import DEFERRED, HELD, Outcome, Reply, not_supported
+from remoting.handlers import DEFERRED, DIRECT_PREFIX, HELD, Outcome, Reply, not_supported
 
 if TYPE_CHECKING:
     from remoting.server import Reactor
@@ -23,7 +23,9 @@ BIG_FRAME: Final = 32 * 1024
 """An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
 
 _WORDS: Final = 8
-_words_at = struct.Struct(">II").unpack_from
+_front_at = struct.Struct(f">II{DIRECT_PREFIX}s").unpack_from
+_LOOK_EVERY: Final = 15
+"""Direct requests between two looks at the time, as a mask: all that one buffer can hold take a few turns at most."""
 _length_at = struct.Struct(">I").unpack_from
 
 _FOREIGN: Final = {
@@ -66,8 +68,8 @@ class Intake:
         self._high_water = limits.high_water
         self._max_inflight = limits.max_inflight
         self._max_inflight_here = limits.max_inflight_per_connection
-        self._buffer = bytearray(RECEIVE_BUFFER)
-        self._view = memoryview(self._buffer)
+        self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + DIRECT_PREFIX)  # a look at a front never ends behind it
+        self._view = memoryview(self._buffer)[:RECEIVE_BUFFER]
         self.turn_end = 0.0
         """When the turn that is going on has to stop, in perf_counter's time."""
 
@@ -76,14 +78,19 @@ class Intake:
         if conn.big is not None:
             self._serve_big(conn, conn.big)
             return
-        start = len(conn.rest)
-        end = start
-        if start:
-            self._view[:start] = conn.rest
-        if not conn.ready:
+        view = self._view
+        end = start = 0
+        if conn.rest:
+            end = start = len(conn.rest)
+            view[:start] = conn.rest
+            conn.rest = b""
+        if conn.ready:
+            conn.ready = False
+        else:
             try:
-                end += conn.sock.recv_into(self._view[start:] if start else self._buffer)
+                end += conn.sock.recv_into(view[start:] if start else view)
             except BlockingIOError:
+                conn.rest = bytes(view[:start])
                 return
             except OSError as error:
                 conn.close(f"the connection was lost: {error}")
@@ -93,9 +100,8 @@ class Intake:
                 return
             self._stats.bytes_in += end - start
             conn.active_at = self._reactor.now
-        conn.ready = False
-        at = self._frames(conn, self._buffer, self._view, end)
-        if not conn.closed:
+        at = self._frames(conn, self._buffer, view, end)
+        if at != end and not conn.closed:
             self._keep(conn, at, end)
 
     def _serve_big(self, conn: Connection, big: BigFrame) -> None:
@@ -115,20 +121,41 @@ class Intake:
             conn.big = None
             self._frames(conn, big.buffer, memoryview(big.buffer), big.size)
 
-    def _frames(  # noqa: PLR0912 - every request passes here: a call more is a cost for all
+    def _frames(  # noqa: PLR0912, PLR0915 - every request passes here: a call more is a cost for all
         self, conn: Connection, buffer: bytearray, view: memoryview, end: int
     ) -> int:
         """Serve whole frames until there is none, the turn is over, or the connection is; where the next one begins."""
-        handlers = conn.handlers
+        handlers, direct = conn.handlers, conn.direct
         out = conn.out
         max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
         stats = self._stats
+        replies: list[bytes] = []
         at = count = 0
         while end - at >= _WORDS:
-            total, word = _words_at(buffer, at)
+            total, word, front = _front_at(buffer, at)
             stop = at + 4 + total
             if stop > end or total > max_total:
                 break
+            short = direct.get(front)
+            if short is not None and conn.inflight < max_here and stats.inflight < max_inflight:
+                body_at = at + _WORDS + word
+                if body_at <= stop:
+                    try:
+                        answer = short(conn, view[at + _WORDS : body_at], view[body_at:stop])
+                    except Exception as error:  # noqa: BLE001 - as for any other handler
+                        answer = self._direct_failure(conn, view[at:stop], error)
+                    if answer is not None:
+                        at = stop
+                        count += 1
+                        conn.encoding = Encoding.JSON
+                        if type(answer) is bytes:
+                            replies.append(answer)
+                        else:
+                            conn.inflight += 1
+                            stats.inflight += 1
+                        if not count & _LOOK_EVERY and perf_counter() >= self.turn_end:
+                            break
+                        continue
             try:
                 command = decode_at(view, word, at + _WORDS, stop)
             except Exception as error:  # noqa: BLE001 - no frame may end the broker, whatever is wrong with it
@@ -165,15 +192,21 @@ class Intake:
             if perf_counter() >= self.turn_end:
                 break
         stats.frames += count
+        if replies and not conn.closed:
+            joined = replies[0] if len(replies) == 1 else b"".join(replies)
+            out.chunks.append(joined)
+            out.queued += len(joined)
+            if not conn.dirty:
+                self._reactor.mark(conn)
+            if out.queued - out.sent >= self._high_water:
+                self._reactor.is_stuck(conn)
         return at
 
     def _keep(self, conn: Connection, at: int, end: int) -> None:
         """Keep what was not served: the beginning of a frame, or whole ones that have to wait for another turn."""
         left = end - at
-        conn.rest = b""
         if left < 4:
-            if left:
-                conn.rest = bytes(self._view[at:end])
+            conn.rest = bytes(self._view[at:end])
             return
         (total,) = _length_at(self._buffer, at)
         try:
@@ -218,6 +251,14 @@ class Intake:
                 conn.send(reply.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}"))
         elif reply is not None:
             conn.write(reply)
+
+    def _direct_failure(self, conn: Connection, frame: memoryview, error: Exception) -> bytes:
+        """The reply to a request whose direct handler has raised; nothing where it cannot even be decoded."""
+        try:
+            return encode(self.failure(conn, decode(frame[4:]), error))
+        except FrameError:
+            conn.close(f"broken frame: {error}", broken=True)
+            return b""
 
     def failure(self, conn: Connection, command: RemotingCommand, error: Exception) -> RemotingCommand:
         """The reply to a request whose handler has raised."""

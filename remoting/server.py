@@ -90,7 +90,7 @@ class Reactor:
     def adopt(self, sock: socket.socket, table: HandlerTable, peer: tuple[str, int] = ("127.0.0.1", 0)) -> Connection:
         """Serve a socket that is connected already. The reactor closes it."""
         sock.setblocking(False)
-        conn = Connection(sock, peer, table.handlers, self)
+        conn = Connection(sock, peer, table, self)
         conn.active_at = self.now
         conn.mask = 0 if self._draining else _READ
         self._epoll.register(sock.fileno(), conn.mask)

@@ -14,6 +14,31 @@ from protocol.topic_rules import SCHEDULE_TOPIC
 pairs: Final = re.compile("([^\x01\x02]+)\x01([^\x02]+)").findall
 """All (name, value) of a property text; pieces without a name or a value are passed over."""
 
+UNUSUAL_NAMES: Final = frozenset(
+    {
+        "DELAY",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TRAN_MSG",
+        "POP_CK",
+        "INNER_NUM",
+        "MSG_REGION",
+        "TRACE_ON",
+        "CLUSTER",
+    }
+)
+"""Properties with which a message takes the long way: they mean something to the broker, or it sets them itself."""
+
+usual: Final = re.compile(
+    "(?>(?:KEYS([^]+)|UNIQ_KEY([0-9A-Za-z]+)|TAGS([^]+)|WAITtrue"
+    f"|(?!(?:KEYS|UNIQ_KEY|TAGS|WAIT|{'|'.join(sorted(UNUSUAL_NAMES))}))[^]+[^]+))*+"
+).fullmatch
+"""Matches the text of an ordinary message that waits for the disk; its groups are KEYS, UNIQ_KEY and TAGS.
+
+What it does not match is not wrong, it is only looked at piece by piece. No part is tried twice.
+"""
+
 LONGEST_CACHED_TAG: Final = 128
 """Hashes of longer tags are not kept: nobody has many messages with such a tag, but they could fill the memory."""
 
@@ -38,9 +63,12 @@ def index_keys(properties: dict[str, str]) -> tuple[str, ...]:
 def tag_hash(properties: dict[str, str]) -> int:
     """The queue unit's tag slot: the hash of TAGS, 0 without."""
     tags = properties.get("TAGS")
-    if not tags:
-        return 0
-    return tags_code(tags) if len(tags) <= LONGEST_CACHED_TAG else string_hash(tags)
+    return tag_hash_of(tags) if tags else 0
+
+
+def tag_hash_of(tag: str) -> int:
+    """The same of the tag itself."""
+    return tags_code(tag) if len(tag) <= LONGEST_CACHED_TAG else string_hash(tag)
 
 
 def waits_for_store(properties: dict[str, str]) -> bool:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.config import BrokerConfig
 from broker.processors.common import born_host, let_go
-from broker.processors.message_text import index_keys, join_properties, pairs, tag_hash, waits_for_store
+from broker.processors.message_text import (
+    UNUSUAL_NAMES,
+    index_keys,
+    join_properties,
+    pairs,
+    tag_hash,
+    waits_for_store,
+)
 from broker.processors.send_checks import (
     NOT_IN_A_BATCH,
     SendChecks,
@@ -20,6 +27,7 @@ from broker.processors.send_checks import (
     properties_too_long,
     random_queue,
 )
+from broker.processors.send_direct import DirectSends
 from broker.store.types import BatchEntry, MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import sysflag
 from protocol.batch import BatchError, decode_batch
@@ -36,21 +44,6 @@ from remoting.handlers import DEFERRED, HandlerTable, Outcome
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
 
-_UNUSUAL_NAMES: Final = frozenset(
-    {
-        "DELAY",
-        "TIMER_DELAY_SEC",
-        "TIMER_DELAY_MS",
-        "TIMER_DELIVER_MS",
-        "TRAN_MSG",
-        "POP_CK",
-        "INNER_NUM",
-        "MSG_REGION",
-        "TRACE_ON",
-        "CLUSTER",
-    }
-)
-"""Properties with which a message takes the long way: they mean something to the broker, or it sets them itself."""
 _UNUSUAL_FLAGS: Final = (
     sysflag.TRANSACTION_PREPARED
     | sysflag.BORN_HOST_V6
@@ -89,6 +82,7 @@ class SendMessageProcessor:
     def __init__(self, parts: "BrokerParts") -> None:
         self._configuration = parts.configuration
         self._checks = SendChecks(parts)
+        self._direct = DirectSends(parts, self._answer)
         self._topics = parts.topics
         self._table = parts.topics.table
         self._put_message = parts.store.put_message
@@ -119,6 +113,7 @@ class SendMessageProcessor:
         table.register(RequestCode.SEND_MESSAGE, self.send_v1)
         table.register(RequestCode.SEND_MESSAGE_V2, self.send_v2)
         table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
+        self._direct.register(table)
 
     def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """SEND_MESSAGE (10): whole field names."""
@@ -153,7 +148,7 @@ class SendMessageProcessor:
             raise properties_too_long(len(text))
         properties = dict(pairs(text))
         sys_flag = header.sys_flag
-        if sys_flag & _UNUSUAL_FLAGS or not _UNUSUAL_NAMES.isdisjoint(properties):
+        if sys_flag & _UNUSUAL_FLAGS or not UNUSUAL_NAMES.isdisjoint(properties):
             return self._put_unusual(connection, command, header, properties, header.topic, queue_id)
         if text and text[-1] != "\x02":
             text += "\x02"

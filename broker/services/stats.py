@@ -120,7 +120,7 @@ class BrokerStats:
         self._put_size = self._tables[TOPIC_PUT_SIZE]
         self._get_nums = self._tables[GROUP_GET_NUMS]
         self._get_size = self._tables[GROUP_GET_SIZE]
-        self._broker_put = self._item(BROKER_PUT_NUMS, cluster)
+        self.broker_put = self._item(BROKER_PUT_NUMS, cluster)
         self._broker_get = self._item(BROKER_GET_NUMS, cluster)
         self.boot_timestamp = clock.wall_ms()
         self.put_total_yesterday_morning = 0
@@ -141,8 +141,15 @@ class BrokerStats:
         sizes = self._put_size[topic]
         sizes.value += size
         sizes.times += 1
-        self._broker_put.value += count
-        self._broker_put.times += 1
+        self.broker_put.value += count
+        self.broker_put.times += 1
+
+    def topic_counters(self, topic: str) -> tuple[StatsItem, StatsItem]:
+        """What ``topic_put`` counts of a topic, messages and bytes, until it is removed; ``broker_put`` is the sum."""
+        if topic not in self._put_nums:
+            self._item(TOPIC_PUT_NUMS, topic)
+            self._item(TOPIC_PUT_SIZE, topic)
+        return self._put_nums[topic], self._put_size[topic]
 
     def group_get(self, group: str, topic: str, count: int, size: int) -> None:
         """Messages handed to a group, and their bytes."""
@@ -212,7 +219,7 @@ class BrokerStats:
     @property
     def put_total(self) -> int:
         """Messages stored since the start."""
-        return self._broker_put.value
+        return self.broker_put.value
 
     @property
     def get_total(self) -> int:

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from broker.store.consume_queue import ConsumeQueue
 from broker.store.mapped_file import BLANK_ROOM, MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
@@ -51,16 +52,38 @@ class _NoRoom:
 
 
 class TopicQueue:
-    """What an append needs to know of a queue: its next offset, and its topic as it stands in the record."""
+    """What an append needs to know of a queue: its next offset, and its topic as it stands in the record.
 
-    __slots__ = ("magic", "next_offset", "overhead", "topic_part")
+    ``units`` is for whoever dispatches: the consume queue, once it is known. ``gone`` says that the topic was deleted,
+    so that whoever has kept this must look again.
+    """
 
-    def __init__(self, topic: bytes, next_offset: int) -> None:
-        wide = len(topic) > MAX_TOPIC_LENGTH
+    __slots__ = (
+        "gone",
+        "key",
+        "last_size",
+        "magic",
+        "next_offset",
+        "overhead",
+        "queue_id",
+        "topic",
+        "topic_part",
+        "units",
+    )
+
+    def __init__(self, topic: str, queue_id: int, raw: bytes, next_offset: int) -> None:
+        wide = len(raw) > MAX_TOPIC_LENGTH
+        self.topic = topic
+        self.queue_id = queue_id
+        self.key = (topic, queue_id)
         self.magic = record.MAGIC_V2 if wide else record.MAGIC_V1
-        self.topic_part = len(topic).to_bytes(2 if wide else 1, "big") + topic
+        self.topic_part = len(raw).to_bytes(2 if wide else 1, "big") + raw
         self.overhead = record.OVERHEAD_V1 - 1 - _V4_HOSTS + len(self.topic_part)
         self.next_offset = next_offset
+        self.last_size = 0
+        """Bytes of the newest record that PlainPut has put."""
+        self.units: ConsumeQueue | None = None
+        self.gone = False
 
 
 class TopicIllegalError(ValueError):
@@ -83,8 +106,8 @@ class CommitLog:
         self._wall_ms = wall_ms
         self._first_offset = first_offset
         self._queues: dict[tuple[str, int], TopicQueue] = {}
-        self._file: MappedFile | None = None
-        self._room: Room = _NoRoom()
+        self.file: MappedFile | None = None
+        self.room: Room = _NoRoom()
         self.poke_at = 0
         """Position in the current file from which on an append has to call ``poke``: more room has to be made ready."""
         self.on_roll: Callable[[int, int], None] = lambda _blank, _next: None
@@ -97,13 +120,13 @@ class CommitLog:
         """Largest body; a whole record may have 64 KiB more, and has to fit into a file with room for a BLANK."""
         self.max_message_size = value
         self._max_record = min(value + MAX_RECORD_EXTRA, self.files.size - BLANK_ROOM)
-        self._small = min(value, self._max_record, record.MAX_PROPERTIES)
+        self.small = min(value, self._max_record, record.MAX_PROPERTIES)
         """No limit is broken by a record of this size, whatever it is made of."""
 
     def start_appending(self, room: Room) -> None:
         """After recovery: from here on the log grows."""
-        self._room = room
-        self._file = self.files.last
+        self.room = room
+        self.file = self.files.last
 
     # -- offsets
 
@@ -119,17 +142,18 @@ class CommitLog:
 
     def queue_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the next message of a queue gets. Raises TopicIllegalError."""
-        return self._queue(topic, queue_id).next_offset
+        return self.queue(topic, queue_id).next_offset
 
     def forget_topic(self, topic: str) -> None:
         """A topic is gone: a new one of its name begins where its consume queues say."""
         for key in [key for key in self._queues if key[0] == topic]:
-            del self._queues[key]
+            self._queues.pop(key).gone = True
 
-    def _queue(self, topic: str, queue_id: int) -> TopicQueue:
+    def queue(self, topic: str, queue_id: int) -> TopicQueue:
+        """What appends to a queue work with. Raises TopicIllegalError."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            queue = TopicQueue(_checked_topic(topic), self._first_offset(topic, queue_id))
+            queue = TopicQueue(topic, queue_id, _checked_topic(topic), self._first_offset(topic, queue_id))
             self._queues[topic, queue_id] = queue
         return queue
 
@@ -143,7 +167,7 @@ class CommitLog:
         queue = self._queues.get((message.topic, message.queue_id))
         if queue is None:
             try:
-                queue = self._queue(message.topic, message.queue_id)
+                queue = self.queue(message.topic, message.queue_id)
             except TopicIllegalError as error:
                 return PutMessageResult(_ILLEGAL, remark=str(error))
         body = message.body
@@ -162,7 +186,7 @@ class CommitLog:
             or message.queue_id < 0
         ):
             return self._refusal(body_length, properties_length, size, message.queue_id)
-        file = self._file
+        file = self.file
         if file is None or file.wrote + size > file.append_limit:
             file = self._make_room(size)
             if file is None:
@@ -213,8 +237,16 @@ class CommitLog:
             queue.next_offset = queue_offset + 1
         self.last_store_timestamp = now
         if end >= self.poke_at:
-            self._room.poke()
+            self.room.poke()
         return PutMessageResult(_OK, physical_offset, queue_offset, size, now)
+
+    def allows(self, body_length: int, properties_length: int, size: int) -> bool:
+        """Whether a record that is larger than ``small`` keeps every limit."""
+        return (
+            body_length <= self.max_message_size
+            and size <= self._max_record
+            and properties_length <= record.MAX_PROPERTIES
+        )
 
     def _refusal(self, body_length: int, properties_length: int, size: int, queue_id: int) -> PutMessageResult:
         """Which limit a message breaks."""
@@ -240,13 +272,13 @@ class CommitLog:
         if not batch.entries:
             return PutMessageResult(_ILLEGAL, remark="the batch holds no message")
         try:
-            queue = self._queue(batch.topic, batch.queue_id)
+            queue = self.queue(batch.topic, batch.queue_id)
         except TopicIllegalError as error:
             return PutMessageResult(_ILLEGAL, remark=str(error))
         fixed = queue.overhead + len(batch.born_host) + len(batch.store_host)
         bodies = [len(entry.body) for entry in batch.entries]
         properties = [len(entry.properties) for entry in batch.entries]
-        if max(bodies) + max(properties) + fixed > self._small or batch.queue_id < 0:
+        if max(bodies) + max(properties) + fixed > self.small or batch.queue_id < 0:
             for body_length, properties_length in zip(bodies, properties, strict=True):
                 size = fixed + body_length + properties_length
                 if (
@@ -261,7 +293,7 @@ class CommitLog:
             limit = min(self.max_message_size, self.files.size - BLANK_ROOM)
             remark = f"the batch would have {total} bytes in the log, the limit is {limit}"
             return PutMessageResult(PutMessageStatus.UNKNOWN_ERROR, remark=remark)
-        file = self._file
+        file = self.file
         if file is None or file.wrote + total > file.append_limit:
             file = self._make_room(total)
             if file is None:
@@ -321,20 +353,20 @@ class CommitLog:
         queue.next_offset = queue_offset
         self.last_store_timestamp = now
         if end >= self.poke_at:
-            self._room.poke()
+            self.room.poke()
         return PutMessageResult(_OK, offsets[0], first, end - at, now, offsets)
 
     def _make_room(self, size: int) -> MappedFile | None:
         """The file that takes a record of ``size`` bytes, or None where somebody has to wait for it."""
-        file = self._file
+        file = self.file
         if file is not None:
             if file.wrote + size <= file.append_limit:
                 return file
             left = file.size - file.wrote
             if size + BLANK_ROOM <= left or file.reserved - file.wrote < min(left, BLANK_ROOM):
-                self._room.poke(size + BLANK_ROOM)
+                self.room.poke(size + BLANK_ROOM)
                 return None
-        following = self._room.take_next()
+        following = self.room.take_next()
         if following is None:
             return None
         blank = following.start
@@ -343,12 +375,12 @@ class CommitLog:
             record.BLANK.pack_into(file.buffer, file.wrote, file.size - file.wrote, record.MAGIC_BLANK)
             file.wrote = file.size
         self.files.append(following)
-        self._file = following
+        self.file = following
         if blank < following.start:
             self.on_roll(blank, following.start)
         if size <= following.append_limit:
             return following
-        self._room.poke(size + BLANK_ROOM)
+        self.room.poke(size + BLANK_ROOM)
         return None
 
     # -- reading

@@ -5,9 +5,10 @@ ReputMessageService, which goes on from the position in the log until it has cau
 Source: RocketMQ's CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex, NotifyMessageArrivingListener.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final
 
+from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.index_service import WAKE_AT, IndexService
 from broker.store.stats import StoreStats
@@ -28,6 +29,10 @@ _ROLLBACK: Final = sysflag.TRANSACTION_ROLLBACK
 _PREPARED: Final = sysflag.TRANSACTION_PREPARED
 
 
+def _nobody(_topic: str, _queue_id: int, _next_offset: int, _tags_code: int, _store_timestamp: int) -> None:
+    pass
+
+
 class StoreDispatcher:
     """Implements types.Dispatcher. ``position`` is the log offset behind the last record that was dispatched."""
 
@@ -42,7 +47,7 @@ class StoreDispatcher:
         """``delay_ms`` is the delay of each level, [0] being none. Without ``index`` no keys are kept."""
         self._queues = queues
         self._by_topic = queues.queues
-        self._index = index
+        self.index = index
         self._stats = stats
         self.delay_ms = delay_ms
         self.position = 0
@@ -50,6 +55,12 @@ class StoreDispatcher:
         """Log offset of the last record that was dispatched; -1 before the first."""
         self.last_store_timestamp = 0
         self.message_arriving: list[MessageArriving] = []
+        """Hear of every message."""
+        self.awaited: Container[tuple[str, int]] = ()
+        """Queues (topic, queue id) that ``on_awaited`` hears of."""
+        self.on_awaited: MessageArriving = _nobody
+        self.arriving_in: dict[str, MessageArriving] = {}
+        """Who hears of the messages of a topic."""
         self.on_behind: Callable[[], None] = lambda: None
         """Called when a record begins behind the position: ReputMessageService has to go there."""
 
@@ -75,7 +86,7 @@ class StoreDispatcher:
         self.last_store_timestamp = store_timestamp
         kind = sys_flag & _TYPES
         if keys and kind != _ROLLBACK:
-            index = self._index
+            index = self.index
             if index is not None:
                 pending = index.pending
                 pending.append((topic, keys, physical_offset, store_timestamp))
@@ -94,8 +105,21 @@ class StoreDispatcher:
             queue.max_phy = end
         else:
             queue.put(physical_offset, size, tags_code, queue_offset)
+        if (topic, queue_id) in self.awaited or self.message_arriving or topic in self.arriving_in:
+            self.tell(topic, queue_id, queue_offset + 1, tags_code, store_timestamp)
+
+    def tell(self, topic: str, queue_id: int, next_offset: int, tags_code: int, store_timestamp: int) -> None:
+        """Let those who wait for it hear of a message."""
         for listener in self.message_arriving:
-            listener(topic, queue_id, queue_offset + 1, tags_code, store_timestamp)
+            listener(topic, queue_id, next_offset, tags_code, store_timestamp)
+        if topic in self.arriving_in:
+            self.arriving_in[topic](topic, queue_id, next_offset, tags_code, store_timestamp)
+        if (topic, queue_id) in self.awaited:
+            self.on_awaited(topic, queue_id, next_offset, tags_code, store_timestamp)
+
+    def units_of(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The consume queue that messages of a queue are dispatched to."""
+        return self._queues.find_or_create(topic, queue_id)
 
     def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
         """All records of a batch; see types.Dispatcher."""
@@ -109,7 +133,7 @@ class StoreDispatcher:
         self.position = end = position + result.size
         self.last_record = offsets[-1]
         self.last_store_timestamp = store_timestamp
-        index = self._index
+        index = self.index
         if index is not None:
             pending = index.pending
             waiting = len(pending)
@@ -124,11 +148,11 @@ class StoreDispatcher:
         for entry, phy, stop in zip(batch.entries, offsets, following, strict=True):
             queue.put(phy, stop - phy, entry.tags_code, queue_offset)
             queue_offset += 1
-        for listener in self.message_arriving:
+        if (topic, queue_id) in self.awaited or self.message_arriving or topic in self.arriving_in:
             queue_offset = result.queue_offset
             for entry in batch.entries:
                 queue_offset += 1
-                listener(topic, queue_id, queue_offset, entry.tags_code, store_timestamp)
+                self.tell(topic, queue_id, queue_offset, entry.tags_code, store_timestamp)
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         """The log goes on in its next file; see types.Dispatcher."""

@@ -46,12 +46,16 @@ class SyncPace:
     """Average seconds up to which a sync runs inline."""
     long: Final = 0.004
     """One sync that takes so long sends the following ones to a thread for a while."""
-    penalty: Final = 2.0
+    penalty: Final = 0.25
+    """Seconds for the first one; each one that comes within ``memory`` seconds doubles it, up to ``longest``."""
+    longest: Final = 4.0
+    memory: Final = 2.0
 
     def __init__(self, place: SyncPlace) -> None:
         self._place = place
         self._average = 0.0
         self._not_before = 0.0
+        self._penalty = self.penalty
 
     def inline(self) -> bool:
         """True where the next sync may run on the loop."""
@@ -63,7 +67,11 @@ class SyncPace:
         """Note how long a sync took in the kernel."""
         self._average += (seconds - self._average) / 8
         if seconds > self.long:
-            self._not_before = time.perf_counter() + self.penalty
+            now = time.perf_counter()
+            if now - self._not_before > self.memory:
+                self._penalty = self.penalty
+            self._not_before = now + self._penalty
+            self._penalty = min(2 * self._penalty, self.longest)
 
 
 def _timed_sync(file: MappedFile) -> float:
@@ -93,6 +101,26 @@ class LogSync:
         """Recovery has set the positions."""
         self.flushed_offset = self._log.files.flushed_offset
 
+    def flush_inline(self) -> bool | None:
+        """As ``flush``, in this turn of the loop; None where that may take long or cannot be: nothing has happened."""
+        dirty = self._dirty()
+        if self._lock.locked() or len(dirty) > 1 or not self._pace.inline():
+            return None
+        if self.failed:
+            return False
+        timestamp = self._log.last_store_timestamp
+        for file, end in dirty:
+            try:
+                took = _timed_sync(file)
+            except OSError as error:
+                self._fail(file, error)
+                return False
+            self._note(took)
+            file.flushed = end
+            self.flushed_offset = file.start + end
+            self.on_flushed(self.flushed_offset, timestamp)
+        return True
+
     async def flush(self) -> bool:
         """Make all records durable that are in the mapping now; False where a sync has failed, now or before."""
         try:
@@ -104,9 +132,17 @@ class LogSync:
         finally:
             self._lock.release()
 
+    def _dirty(self) -> list[tuple[MappedFile, int]]:
+        """Files that have to be synced, oldest first, and up to where records are in them."""
+        return [(file, file.committed) for file in self._log.files.files if file.flushed < file.committed]
+
+    def _note(self, took: float) -> None:
+        self._pace.took(took)
+        self.durations.add(took)
+
     async def _flush(self) -> bool:
         timestamp = self._log.last_store_timestamp
-        dirty = [(file, file.committed) for file in self._log.files.files if file.flushed < file.committed]
+        dirty = self._dirty()
         for file, end in dirty:
             if file.destroyed:  # it expired while an older one was synced
                 continue
@@ -130,8 +166,7 @@ class LogSync:
             return False
         finally:
             file.release()
-        self._pace.took(took)
-        self.durations.add(took)
+        self._note(took)
         return True
 
     def _fail(self, file: MappedFile, error: OSError) -> None:
@@ -171,6 +206,8 @@ class GroupCommitService:
         self._timeout = timeout
         self.took: Callable[[float], None] = lambda _seconds: None
         """Hears how long each reply had to wait."""
+        self.in_round: Callable[[], bool] = lambda: False
+        """Whether ``commit`` will be called soon: what is submitted now waits for it."""
         self._pending: deque[_Pending] = deque()
         self._wake = trio.Event()
         self._stopping = False
@@ -182,13 +219,24 @@ class GroupCommitService:
         """A record (or batch) is in the mapping; ``on_done`` is called when it is durable. None: nobody waits."""
         end = result.physical_offset + result.size
         self._pending.append(_Pending(end, trio.current_time() + self._timeout, put, result, on_done))
-        self._wake.set()
+        if not self.in_round():
+            self._wake.set()
 
     def submit_roll(self, blank_offset: int, next_offset: int) -> None:
         """The log goes on in another file: told to the dispatcher between the records before and after."""
         result = PutMessageResult(PutMessageStatus.PUT_OK, blank_offset, size=next_offset - blank_offset)
         self._pending.append(_Pending(next_offset, float("inf"), None, result, None))
         self._wake.set()
+
+    def commit(self) -> None:
+        """At the end of a round of requests: sync and answer now where the device is quick, else let the task do it."""
+        if not self._pending:
+            return
+        done = self._sync.flush_inline()
+        if done is False:
+            self._fail()
+        elif done is None or self._complete():
+            self._wake.set()
 
     async def run(self) -> None:
         """Sync and answer until ``stop``; what is pending then is still synced."""
@@ -201,7 +249,8 @@ class GroupCommitService:
                     if not await self._sync.flush():
                         self._fail()
                         break
-                    await self._complete()
+                    while self._complete():
+                        await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
 
     def stop(self) -> None:
@@ -209,10 +258,13 @@ class GroupCommitService:
         self._stopping = True
         self._wake.set()
 
-    async def _complete(self) -> None:
+    def _complete(self) -> bool:
+        """Dispatch and answer what is durable, a turn's worth of it; True where there is more."""
         pending = self._pending
-        done = 0
-        while pending and pending[0].end <= self._sync.flushed_offset:
+        now = trio.current_time()
+        for _ in range(_TURN):
+            if not pending or pending[0].end > self._sync.flushed_offset:
+                return False
             entry = pending.popleft()
             put = entry.put
             if put is None:
@@ -220,11 +272,9 @@ class GroupCommitService:
                 continue
             self._dispatch(put, entry.result)
             if entry.on_done is not None:
-                self.took(trio.current_time() - entry.deadline + self._timeout)
+                self.took(now - entry.deadline + self._timeout)
                 entry.on_done(entry.result)
-            done += 1
-            if done % _TURN == 0:
-                await trio.lowlevel.checkpoint()
+        return True
 
     def _fail(self) -> None:
         """Nothing that waited is acknowledged or becomes readable."""

@@ -27,6 +27,7 @@ from broker.store.index_service import IndexService
 from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 from broker.store.memory import hot_bytes, memory_limit
+from broker.store.plain_put import PlainPut
 from broker.store.query import BoundaryType, MessageFinder, store_timestamp_of
 from broker.store.queue_clean import QueueCleaner
 from broker.store.recovery import RecoveryReport, StoreRecovery
@@ -67,6 +68,8 @@ class MessageStore:
 
     put_message: Callable[[MessageInner, PutCallback], PutMessageResult | None]
     """Store one message: the result if it is ready at once, else None and the callback gets it later."""
+    put_plain: Callable[..., int]
+    """Store an ordinary message the short way, see PlainPut.put: its physical offset, or -1 for the other way."""
     put_messages: Callable[[MessageBatch, PutCallback], PutMessageResult | None]
     """Store a traditional batch; answers as ``put_message`` does."""
     get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
@@ -190,6 +193,11 @@ class MessageStore:
         self.write_path = path
         self.put_message = path.put_message
         self.put_messages = path.put_messages
+        self.put_plain = _the_other_way
+        if path.commit is None:  # nobody reads what is in no file yet, and PlainPut dispatches at once
+            self.put_plain = PlainPut(
+                self.commit_log, self.dispatcher, path.lock, self.flags, self.stats, path.group, self.clock.wall_ms
+            ).put
         return path
 
     async def _mend(self) -> None:
@@ -278,6 +286,18 @@ class MessageStore:
         self._getter.set_config(config)
         self._clean.config = config
         self._finder.max_query = config.max_msgs_num_batch
+
+    def commit_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
+        """SYNC_FLUSH: syncs belong to the end of a reactor's rounds (its ``at_round_end`` and ``in_round``)."""
+        group = self.write_path.group
+        if group is not None:
+            group.in_round = in_round
+            rounds.append(group.commit)
+
+    @property
+    def syncs_each_put(self) -> bool:
+        """True under SYNC_FLUSH."""
+        return self.write_path.group is not None
 
     # -- the log
 
@@ -415,3 +435,7 @@ class MessageStore:
     async def delete_expired_now(self) -> None:
         """Let expired files go whatever the hour is; returns before they have gone."""
         self._clean.delete_expired_now()
+
+
+def _the_other_way(*_: object) -> int:
+    return -1

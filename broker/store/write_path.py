@@ -72,13 +72,13 @@ class WritePath:
             needs_file=self._needs_file,
         )
         self.room.on_room = self.lock.room
-        self._group: GroupCommitService | None = None
+        self.group: GroupCommitService | None = None
         self._real_time: FlushRealTimeService | None = None
         if sync_flush:
             group = GroupCommitService(self.sync, self._dispatch, dispatcher.rolled, config.sync_flush_timeout / 1000)
             group.took = lambda seconds: _waited_for_device(stats, seconds)
             log.on_roll = group.submit_roll
-            self._group = group
+            self.group = group
         else:
             self._real_time = FlushRealTimeService(
                 log,
@@ -100,7 +100,7 @@ class WritePath:
                 thorough=config.commit_commit_log_thorough_interval / 1000,
             )
             log.on_roll = lambda _blank, _next: None
-        self._dispatches_at_once = self._group is None and self.commit is None
+        self._dispatches_at_once = self.group is None and self.commit is None
         self._ended: trio.Event | None = None
         log.start_appending(self.room)
 
@@ -171,7 +171,7 @@ class WritePath:
             return self._failed(result)
         self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.entries)
         self._stats.put_message_size_total += result.size
-        group = self._group
+        group = self.group
         if group is None:
             if self.commit is not None:
                 self.commit.poke()
@@ -235,8 +235,8 @@ class WritePath:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.room.run)
                 nursery.start_soon(self.lock.run)
-                if self._group is not None:
-                    nursery.start_soon(self._group.run)
+                if self.group is not None:
+                    nursery.start_soon(self.group.run)
                 if self._real_time is not None:
                     nursery.start_soon(self._real_time.run)
                 if self.commit is not None:
@@ -248,8 +248,8 @@ class WritePath:
         """Refuse puts, answer those that wait, make all durable, end the services; False where the device refused."""
         self._flags.set(Flag.NOT_WRITEABLE, reason)
         self.lock.stop()
-        if self._group is not None:
-            self._group.stop()
+        if self.group is not None:
+            self.group.stop()
         if self._real_time is not None:
             self._real_time.stop()
         committed = self.commit is None or await self.commit.stop()

@@ -1,0 +1,218 @@
+"""The short way of a send: from the bytes of its header to the bytes of its reply, without an object in between.
+
+An ordinary message to an existing topic takes it: JSON header, no flag or property that means something to the broker,
+room in the log. Whatever is found to be otherwise is passed over before anything has happened, and send.py, which knows
+every case and every refusal, does it from the beginning; tests hold both ways to the same record and reply.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from broker.config import BrokerConfig
+from broker.processors.common import born_host
+from broker.processors.message_text import join_properties, tag_hash_of, usual
+from broker.services.stats import StatsItem
+from broker.store.commit_log import TopicIllegalError, TopicQueue
+from broker.store.types import PutMessageResult
+from protocol import sysflag
+from protocol.body import TopicConfig
+from protocol.codes import VERSION, RequestCode
+from protocol.command import LANGUAGE, RemotingCommand
+from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from protocol.record import MAX_PROPERTIES
+from protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
+from remoting.connection import Connection
+from remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+_MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSION_MASK
+"""Bits of sysFlag that are stored as they come."""
+_LONGEST_REPLY: Final = 1024
+_WORDS: Final = tuple((size + 4).to_bytes(4, "big") + size.to_bytes(4, "big") for size in range(_LONGEST_REPLY))
+"""The two words in front of a reply's header, by the header's length."""
+
+
+class _Frame(Struct, gc=False):
+    """A send's envelope and ext fields, decoded in one pass."""
+
+    header: SendMessageRequestHeaderV2 = field(name="extFields")
+    code: int
+    opaque: int = 0
+    flag: int = 0
+
+
+class _FrameV1(Struct, gc=False):
+    """The same with whole field names."""
+
+    header: SendMessageRequestHeader = field(name="extFields")
+    code: int
+    opaque: int = 0
+    flag: int = 0
+
+
+class _Topic:
+    """What a send needs to know of a topic, as long as ``config`` is the one in the topics' table."""
+
+    __slots__ = ("config", "nums", "queues", "sizes")
+
+    def __init__(self, config: TopicConfig, nums: StatsItem, sizes: StatsItem) -> None:
+        self.config = config
+        self.queues: dict[int, TopicQueue] = {}
+        self.nums = nums
+        self.sizes = sizes
+
+
+class DirectSends:
+    """Serves ordinary sends; ``register`` puts it in front of the handlers that know all of them."""
+
+    def __init__(self, parts: "BrokerParts", answer: Callable[..., bytes | RemotingCommand]) -> None:
+        """``answer`` makes the reply of (command, topic, queue id, unique key, result), whatever came of the put."""
+        self._answer = answer
+        self._count = parts.stats.topic_put
+        self._waits = parts.store.syncs_each_put
+        self._configuration = parts.configuration
+        self._table = parts.topics.table
+        self._stats = parts.stats
+        self._log = parts.store.commit_log
+        self._put = parts.store.put_plain
+        self._store_host = parts.store_host
+        self._topics: dict[str, _Topic] = {}
+        self._configure()
+        parts.configuration.listeners.append(lambda _keys: self._configure())
+
+    def _configure(self) -> None:
+        config = self._configuration.section(BrokerConfig)
+        region, trace = config.region_id, "true" if config.trace_on else "false"
+        added = {"MSG_REGION": region, "TRACE_ON": trace, "CLUSTER": config.broker_cluster_name}
+        self._added = join_properties(added).encode()
+        self._template = (
+            f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{trace}",'
+            f'"msgId":"{self._store_host.hex().upper()}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%b"}},'
+            f'"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        ).encode()
+        self._usable = (
+            len(self._store_host) == 8
+            and not config.start_accept_send_request_time_stamp
+            and len(self._template) < _LONGEST_REPLY // 2
+            and region.isascii()
+            and region.isprintable()
+            and not set('"\\%') & set(region)
+        )
+
+    def register(self, table: HandlerTable) -> None:
+        """Take both forms of a send."""
+        table.register_direct(RequestCode.SEND_MESSAGE_V2, self._handler(RequestCode.SEND_MESSAGE_V2, _Frame))
+        table.register_direct(RequestCode.SEND_MESSAGE, self._handler(RequestCode.SEND_MESSAGE, _FrameV1))
+
+    def _handler(self, code: int, kind: type[Any]) -> DirectHandler:
+        decode: Callable[[memoryview], Any] = msgspec.json.Decoder(kind, strict=False).decode
+        topics = self._topics
+        table = self._table
+        put = self._put
+        waits = self._waits
+        broker_put = self._stats.broker_put
+
+        def serve(connection: Connection, head: memoryview, body: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
+            try:
+                frame = decode(head)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return None
+            header = frame.header
+            name = header.topic
+            topic = topics.get(name)
+            if topic is None or topic.config is not table.get(name):
+                topic = self._find(name)
+                if topic is None:
+                    return None
+            text = header.properties
+            if (
+                text is None
+                or len(text) > MAX_PROPERTIES
+                or frame.flag
+                or header.batch
+                or frame.code != code
+                or not self._usable
+                or header.sys_flag & ~_MEANINGLESS
+            ):
+                return None
+            match = usual(text)
+            if match is None:
+                return None
+            keys, unique, tag = match.groups()
+            if unique is None:
+                return None
+            queue_id = header.queue_id
+            queue = topic.queues.get(queue_id)
+            if queue is None or queue.gone:
+                queue = self._find_queue(topic, queue_id)
+                if queue is None:
+                    return None
+            host = connection.data.get("host") or born_host(connection)
+            opaque = frame.opaque
+            offset = put(
+                queue,
+                body,
+                text.encode() + self._added,
+                header.born_timestamp,
+                host,
+                self._store_host,
+                header.flag,
+                header.sys_flag,
+                header.reconsume_times or 0,
+                tag_hash_of(tag) if tag else 0,
+                (unique, *keys.split()) if keys else (unique,),
+                partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None,
+            )
+            if offset < 0:
+                return None
+            if waits:
+                return DEFERRED
+            nums = topic.nums
+            nums.value += 1
+            nums.times += 1
+            sizes = topic.sizes
+            sizes.value += queue.last_size
+            sizes.times += 1
+            broker_put.value += 1
+            broker_put.times += 1
+            reply = self._template % (offset, queue_id, queue.next_offset - 1, unique.encode(), opaque)
+            return _WORDS[len(reply)] + reply
+
+        return serve
+
+    def _durable(
+        self, connection: Connection, topic: _Topic, queue_id: int, unique: str, opaque: int, result: PutMessageResult
+    ) -> None:
+        """The end of a send that has waited for the disk."""
+        status = result.status
+        if status:
+            command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
+            connection.complete(self._answer(command, topic.config.topic_name, queue_id, unique, result))
+            return
+        self._count(topic.config.topic_name, 1, result.size)
+        reply = self._template % (result.physical_offset, queue_id, result.queue_offset, unique.encode(), opaque)
+        connection.complete(_WORDS[len(reply)] + reply)
+
+    def _find(self, name: str) -> _Topic | None:
+        """What is to be known of a topic that is sent to for the first time since it was made or changed."""
+        self._topics.pop(name, None)
+        config = self._table.get(name)
+        if config is None or name in NO_SEND_TOPICS or name == SCHEDULE_TOPIC or name[:1] == "%":
+            return None
+        topic = self._topics[name] = _Topic(config, *self._stats.topic_counters(name))
+        return topic
+
+    def _find_queue(self, topic: _Topic, queue_id: int) -> TopicQueue | None:
+        if not 0 <= queue_id < topic.config.write_queue_nums:
+            return None
+        try:
+            queue = topic.queues[queue_id] = self._log.queue(topic.config.topic_name, queue_id)
+        except TopicIllegalError:
+            return None
+        return queue
