@@ -74,7 +74,10 @@ async def test_a_recovery_says_how_far_it_is(tmp_path: Path) -> None:
         }
         disk.go_on.set()
         assert await reasons_until(controller, lambda found: not found) == {}
+        disk.go_on = trio.Event()  # now the last step of the stop
         controller.shutdown()
+        assert (await reasons_until(controller, bool))["stopping"] == "the server is shutting down"
+        disk.go_on.set()
 
 
 class SickDisk(RealDisk):
@@ -130,14 +133,18 @@ def full_tmpfs(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(directory)], capture_output=True, check=False
     )
     if mounted.returncode:
+        assert not os.environ.get("CI"), mounted.stderr
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
     yield directory
     subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 async def test_a_full_file_system(full_tmpfs: Path) -> None:
+    filler = full_tmpfs / "filler"
+    filler.write_bytes(bytes(5 << 20))
+    keys: dict[str, Any] = {"healthPort": 0, "cleanResourceInterval": 1000}
     async with (
-        running_broker(full_tmpfs / "store", healthPort=0) as broker,
+        running_broker(full_tmpfs / "store", **keys) as broker,
         WireClient.connect(broker.endpoint) as client,
     ):
         codes = [(await client.send("T", bytes(100_000))).code for _ in range(150)]
@@ -145,6 +152,9 @@ async def test_a_full_file_system(full_tmpfs: Path) -> None:
         found = await reasons(broker)
         assert list(found) == ["disk_full"]
         assert "space" in found["disk_full"]
+        filler.unlink()
+        assert await reasons_until(broker, lambda found: not found) == {}  # by itself
+        assert (await client.send("T", bytes(100_000))).code == 0
 
 
 async def test_no_name_server(tmp_path: Path) -> None:
