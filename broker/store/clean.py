@@ -142,14 +142,10 @@ class CleanService:
             if deleted:
                 await trio.sleep(self.config.delete_commit_log_files_interval / 1000)
             await self._disk.run(self._disk.delete, file.path)
-            self._files.remove_first()
+            self._hanging.append((self._files.remove_first(), trio.current_time()))
             # one after the other onto the device: a power cut must not leave a gap in the row
             await self._disk.run(self._disk.sync_directory, self._files.directory)
             deleted += 1
-            if file.is_held:
-                self._hanging.append((file, trio.current_time()))
-            else:
-                await self._disk.run(file.close)
             _log.info("commit_log_file_deleted", path=file.path, at_once=at_once, held=file.is_held)
         return deleted
 

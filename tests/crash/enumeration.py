@@ -1,0 +1,318 @@
+"""Cuts the power at every disk call of the script, with every kind of loss, and again while the store recovers.
+
+The script runs once; a picture of the disk is kept for each call. Each loss makes another disk of it, on which a store
+is opened and has to keep what had been promised by then; recovery's own calls are cut in the same way. Equal disks with
+equal promises are checked once.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from random import Random
+from typing import Any, Final, NamedTuple, TypeVar
+
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from tests.crash.images import DiskImage, Found, RecordingDisk
+from tests.crash.losses import Damage, Loss, survivor
+from tests.crash.promises import Checker, check_state
+from tests.crash.script import CHAPTERS, Event, Moment, Promise, Script, Start, load_state, open_store, promise
+
+T = TypeVar("T")
+
+_PARTS: Final = 8
+SECOND_CUTS: Final = 10
+"""At most so many cuts of a recovery are looked at."""
+
+
+class State(NamedTuple):
+    """One state: everything that is needed to come to it again."""
+
+    seed: int
+    cut: int
+    loss: Loss
+    again: tuple[tuple[int, Loss], ...] = ()
+    """Cuts during recovery, with their losses."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.seed}:{self.cut}:{self.loss.name}", *(f"{cut}:{loss.name}" for cut, loss in self.again)]
+        return "+".join(parts)
+
+    @classmethod
+    def parse(cls, text: str) -> "State":
+        """What ``str`` gives."""
+        first, *again = text.split("+")
+        seed, cut, loss = first.split(":")
+        cuts = [one.split(":") for one in again]
+        return cls(int(seed), int(cut), Loss[loss], tuple((int(at), Loss[kind]) for at, kind in cuts))
+
+
+class BrokenStateError(AssertionError):
+    """A state breaks a promise; the text has the command that shows it again."""
+
+    def __init__(self, state: str, why: str) -> None:
+        super().__init__(state, why)
+        self.state = state
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.why}\nagain: python -m tests.crash --replay {self.state}"
+
+
+@dataclass
+class Tally:
+    """What has been checked."""
+
+    states: int = 0
+    second: int = 0
+    calls: int = 0
+    by_loss: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: "Tally") -> None:
+        """Sum of two parts of one script."""
+        self.states += other.states
+        self.second += other.second
+        self.calls = max(self.calls, other.calls)
+        self.by_loss += other.by_loss
+        self.operations = other.operations
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{name} {count}" for name, count in sorted(self.by_loss.items()))
+        return (
+            f"{self.states} states ({self.second} of them after a cut during recovery), {self.calls} disk calls, "
+            f"{sum(self.operations.values())} operations; by loss: {kinds}"
+        )
+
+
+# -- the run that is cut
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run of the script, with a picture for each disk call."""
+
+    images: dict[int, DiskImage]
+    events: list[Event]
+    operations: dict[str, int]
+    chapters: list[tuple[int, Start]]
+    """The first call of each chapter, and what the script knew then."""
+
+
+def simulate(run: Callable[..., Awaitable[T]], *arguments: Any, seed: object = 0) -> T:
+    """Run it on a clock that jumps, with trio's order of tasks fixed, so that it can be done again."""
+    scheduler: Any = trio._core._run
+    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
+    scheduler._r.seed(repr(seed))
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    return trio.run(run, *arguments, clock=clock)
+
+
+DiskKind = Callable[[int], RecordingDisk]
+
+
+def sound_disk(seed: int) -> RecordingDisk:
+    """The disk of a run: a page goes to the device by itself now and then."""
+    disk = RecordingDisk(seed=seed)
+    disk.write_back = 0.05
+    return disk
+
+
+def record(seed: int, make_disk: DiskKind = sound_disk) -> Recording:
+    """Run the script."""
+
+    async def run() -> Recording:
+        disk = make_disk(seed)
+        script = Script(disk, seed)
+        disk.moment, disk.wanted = script.moment, lambda _call: True
+        chapters = []
+        for at in range(len(CHAPTERS)):
+            chapters.append((disk.calls + 1, script.start()))
+            await script.chapter(at)
+        disk.images[disk.calls + 1] = disk.picture("the end", script.moment())
+        return Recording(disk.images, script.events, script.operations, chapters)
+
+    with capture_logs():
+        return simulate(run, seed=("script", seed))
+
+
+# -- one state
+
+
+class Recovered(NamedTuple):
+    """What came of a recovery: pictures of some of its calls, and whether it met damage in the log."""
+
+    images: dict[int, DiskImage]
+    damaged: bool
+
+
+class Reservoir:
+    """Wants ``size`` calls out of any number of them, each with the same chance."""
+
+    def __init__(self, size: int, seed: str) -> None:
+        self._size = size
+        self._random = Random(f"cuts of {seed}")
+        self._number = 0
+        self.chosen: list[int] = []
+
+    def __call__(self, call: int) -> bool:
+        self._number += 1
+        if len(self.chosen) < self._size:
+            self.chosen.append(call)
+            return True
+        at = self._random.randrange(self._number)
+        if at < self._size:
+            self.chosen[at] = call
+        return at < self._size
+
+
+async def _recover(found: Found, expected: "Expected", seed: str, wanted: Callable[[int], bool]) -> Recovered:
+    """Open a store on what is left, check it, go on with it."""
+    disk = found.disk(seed=Random(seed).getrandbits(32), kind=RecordingDisk)
+    assert isinstance(disk, RecordingDisk)
+    disk.write_back = 0.05
+    disk.wanted = wanted
+    promised = expected.promise
+    check_state(promised, await load_state(disk))
+    store = open_store(disk, sync=Random(f"mode {seed}").random() < 0.5)
+    async with store.opened():
+        await trio.testing.wait_all_tasks_blocked()
+        disk.wanted = lambda _call: False
+        checker = Checker(store, promised, expected.damage, expected.damaged)
+        await checker.check()
+        await checker.put_one()
+    disk.check_mapped_stores()
+    assert not disk.open_files(), "descriptors are left open"
+    assert store.recovered is not None
+    return Recovered(disk.images, bool(store.recovered.damaged))
+
+
+class Expected(NamedTuple):
+    """What a store is checked against. ``damaged``: an earlier recovery has reported damage."""
+
+    promise: Promise
+    damage: tuple[Damage, ...] = ()
+    damaged: bool = False
+
+
+class Enumeration:
+    """All states of one seed's script."""
+
+    def __init__(self, seed: int, recording: Recording | None = None) -> None:
+        self.seed = seed
+        self.recording = recording or record(seed)
+        self.tally = Tally(calls=len(self.recording.images), operations=Counter(self.recording.operations))
+        self._seen: set[tuple[int, Moment, tuple[Damage, ...]]] = set()
+
+    def run(self, part: int, parts: int, *, second: int, losses: Sequence[Loss] = tuple(Loss)) -> Tally:
+        """One of ``parts`` stretches of the script: all cuts, all losses, and ``second`` cuts of each recovery.
+
+        In a stretch, because it is neighbours that leave equal disks.
+        """
+        count = len(self.recording.images)
+        for cut in range(1 + count * part // parts, 1 + count * (part + 1) // parts):
+            for loss in losses:
+                self.state(State(self.seed, cut, loss), second)
+        return self.tally
+
+    def state(self, state: State, second: int) -> None:
+        """A state, if it is a new one, with ``second`` cuts of its recovery."""
+        image = self.recording.images[state.cut]
+        left = survivor(image, state.loss, Random(str(state)))
+        if left is None:
+            return
+        damage = (left.damage,) if left.damage else ()
+        key = (hash(left.found.key()), image.moment, damage)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        cuts = Reservoir(min(second, SECOND_CUTS), str(state))
+        expected = self._expected(state, image, damage)
+        recovered = _check(state, left.found, expected, cuts)
+        self.tally.states += 1
+        self.tally.by_loss[state.loss.value] += 1
+        random = Random(f"losses of {state}")
+        for cut in cuts.chosen:
+            again = State(*state[:3], ((cut, random.choice(list(Loss))),))
+            if _second(again, self._expected(again, image, damage), recovered) is not None:
+                self.tally.states += 1
+                self.tally.second += 1
+
+    def _expected(self, state: State, image: DiskImage, damage: tuple[Damage, ...]) -> "Expected":
+        losses = {state.loss, *(loss for _, loss in state.again)}
+        killed = losses <= {Loss.NOTHING, Loss.FLIP, Loss.ROT}
+        return Expected(promise(self.recording.events, image.moment, killed=killed), damage)
+
+    def replay(self, state: State) -> None:
+        """A state again, alone."""
+        image = self.recording.images[state.cut]
+        first = State(*state[:3])
+        left = survivor(image, state.loss, Random(str(first)))
+        if left is None:
+            raise ValueError(f"{state}: this loss has nothing to do there")
+        expected = self._expected(first, image, (left.damage,) if left.damage else ())
+        recovered = _check(first, left.found, expected, lambda call: call in [cut for cut, _ in state.again])
+        if state.again and _second(state, expected, recovered) is None:
+            raise ValueError(f"{state}: the second loss has nothing to do there")
+
+
+def _second(state: State, expected: Expected, recovered: Recovered) -> Recovered | None:
+    ((cut, loss),) = state.again
+    left = survivor(recovered.images[cut], loss, Random(str(state)))
+    if left is None:
+        return None
+    damage = (*expected.damage, left.damage) if left.damage else expected.damage
+    further = Expected(expected.promise, damage, expected.damaged or recovered.damaged)
+    return _check(state, left.found, further, lambda _call: False)
+
+
+def _check(state: State, found: Found, expected: Expected, wanted: Callable[[int], bool]) -> Recovered:
+    try:
+        with capture_logs():
+            return simulate(_recover, found, expected, str(state), wanted, seed=str(state))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise BrokenStateError(str(state), _reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+# -- all of it
+
+
+def part_of(seed: int, part: int, parts: int, second: int) -> Tally:
+    """What one process does."""
+    return Enumeration(seed).run(part, parts, second=second)
+
+
+def enumerate_states(seeds: Sequence[int], *, second: int, workers: int | None = None) -> Iterator[Tally]:
+    """All states of the scripts of some seeds, a tally for each; raises BrokenStateError."""
+    calls = [(seed, part, _PARTS, second) for seed in seeds for part in range(_PARTS)]
+    tally = Tally()
+    for number, found in enumerate(in_processes(part_of, calls, workers), start=1):
+        tally.add(found)
+        if number % _PARTS == 0:
+            yield tally
+            tally = Tally()
+
+
+def in_processes(work: Callable[..., T], calls: Sequence[tuple[Any, ...]], workers: int | None = None) -> Iterator[T]:
+    """Results of the calls in their order, computed on all cores; the first error ends it."""
+    with ProcessPoolExecutor(workers or os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(work, *arguments) for arguments in calls]
+        try:
+            for future in futures:
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,477 @@
+"""The script whose every disk call is a place for a crash, and what it has promised by then.
+
+Chapters, each with a store of its own from opening to orderly stop: sends of every kind in both flush modes, files of
+log, queues and index that roll, retention, topics that go and come again, state files. A chapter can be run alone on
+the disk that the one before has left.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from broker.config import FlushDiskType, MessageStoreConfig
+from broker.services.state_file import StateFile, StateFileError, encode_pieces
+from broker.store.flush import SyncPlace
+from broker.store.message_store import MessageStore
+from broker.store.types import BatchEntry, PutMessageResult, PutMessageStatus
+from protocol.hashing import tags_code
+from protocol.topic_rules import SCHEDULE_TOPIC
+from remoting.clock import ManualClock
+from tests.store.builders import HOST_V6, batch, message
+from tests.store.simdisk import SimDisk
+
+ROOT: Final = "/store"
+STATE: Final = f"{ROOT}/config/topics.json"
+FILE_SIZE: Final = 8192
+DELAYS_MS: Final = {1: 1_000, 2: 5_000}
+START_MS: Final = 1_700_000_000_000
+
+
+class Sent(NamedTuple):
+    """A message as its sender knows it."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: str
+    tags_code: int | None
+    """None for a delayed message: the time it is due depends on when it was stored."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The words by which a query finds it."""
+        words = []
+        for part in self.properties.split("\x02"):
+            name, _, value = part.partition("\x01")
+            if name in ("KEYS", "UNIQ_KEY"):
+                words += value.split()
+        return words
+
+
+# -- what has happened
+
+
+class Acknowledged(NamedTuple):
+    """An answer: where a message is. ``durable``: that is what the answer promised."""
+
+    body: bytes
+    queue_offset: int
+    physical_offset: int
+    size: int
+    durable: bool
+
+
+class Deleting(NamedTuple):
+    """From now on records before ``below`` may be gone."""
+
+    below: int
+
+
+class Dropping(NamedTuple):
+    """From now on what was sent to a topic may be gone."""
+
+    topic: str
+
+
+class Writing(NamedTuple):
+    """A value is on its way into the state file."""
+
+    value: int
+
+
+class Written(NamedTuple):
+    """... and there."""
+
+    value: int
+
+
+Event = Sent | Acknowledged | Deleting | Dropping | Writing | Written
+
+
+class Moment(NamedTuple):
+    """So many events had happened, and the log was durable up to here."""
+
+    events: int
+    flushed: int
+
+
+@dataclass
+class Promise:
+    """What a store has to hold after a crash at some moment."""
+
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    durable: dict[bytes, Acknowledged] = field(default_factory=dict)
+    """What must be there, unless the log has been deleted so far or the topic was dropped."""
+    placed: dict[bytes, Acknowledged] = field(default_factory=dict)
+    """What must be at its place if it is there at all."""
+    deleted_below: int = 0
+    dropped: set[bytes] = field(default_factory=set)
+    state: tuple[int, int] = (0, 0)
+    """The state file holds no older value than the first and no newer one than the second."""
+
+
+def promise(events: Iterable[Event], moment: Moment, *, killed: bool = False) -> Promise:
+    """What the events up to a moment add up to. ``killed``: only the process went, so that every answer counts."""
+    made = Promise()
+    for event, _ in zip(events, range(moment.events), strict=False):
+        match event:
+            case Sent():
+                made.sent[event.body] = event
+            case Acknowledged():
+                made.placed[event.body] = event
+                if killed or event.durable or event.physical_offset + event.size <= moment.flushed:
+                    made.durable[event.body] = event
+            case Deleting():
+                made.deleted_below = event.below
+            case Dropping():
+                made.dropped.update(body for body, sent in made.sent.items() if sent.topic == event.topic)
+            case Writing():
+                made.state = (made.state[0], event.value)
+            case Written():
+                made.state = (event.value, event.value)
+    return made
+
+
+# -- the script
+
+Operation = Callable[["Script"], Awaitable[None]]
+
+
+def configuration(*, sync: bool) -> MessageStoreConfig:
+    """A store with files so small that each kind of them rolls every few messages."""
+    return MessageStoreConfig(
+        store_path_root_dir=ROOT,
+        mapped_file_size_commit_log=FILE_SIZE,
+        mapped_file_size_consume_queue=120,
+        commit_log_reserve_step=4096,
+        max_message_size=4000,
+        max_hash_slot_num=8,
+        max_index_num=16,
+        message_delay_level="1s 5s",
+        flush_disk_type=FlushDiskType.SYNC_FLUSH if sync else FlushDiskType.ASYNC_FLUSH,
+        flush_commit_log_least_pages=0,
+        flush_interval_consume_queue=300,
+        flush_consume_queue_least_pages=0,
+        flush_consume_queue_thorough_interval=900,
+        delete_when="",
+        file_reserved_time=72,
+    )
+
+
+def open_store(disk: SimDisk, *, sync: bool, clock: ManualClock | None = None) -> MessageStore:
+    """A store of the script on ``disk``."""
+    return MessageStore(
+        configuration(sync=sync), disk=disk, clock=clock or ManualClock(START_MS), sync_place=SyncPlace.THREAD
+    )
+
+
+class Start(NamedTuple):
+    """What a script knows at the start of a chapter."""
+
+    events: tuple[Event, ...]
+    state: int
+    flushed: int
+    wall_ms: int
+
+
+class Script:
+    """One run of chapters. ``events`` is what has happened; ``operations`` counts what the script did."""
+
+    def __init__(self, disk: SimDisk, seed: int) -> None:
+        self.disk = disk
+        self.seed = seed
+        self.random = Random(seed)
+        self.clock = ManualClock(START_MS)
+        disk._now_ms = self.clock.wall_ms
+        self.events: list[Event] = []
+        self.operations: dict[str, int] = {}
+        self.number = 0
+        self.state = 0
+        self.sync = False
+        self.faults_expected = False
+        self.store: MessageStore
+        self._flushed_before = 0
+
+    def at_start_of(self, chapter: "Start") -> None:
+        """Go on where another run began a chapter."""
+        self.events = list(chapter.events)
+        self.state = chapter.state
+        self._flushed_before = chapter.flushed
+        self.clock.set_wall_ms(chapter.wall_ms)
+
+    def start(self) -> "Start":
+        """Where a chapter begins."""
+        return Start(tuple(self.events), self.state, self.moment().flushed, self.clock.wall_ms())
+
+    def moment(self) -> Moment:
+        """Where the run is."""
+        try:
+            flushed = self.store.flushed_offset
+        except AttributeError:  # none is open yet
+            flushed = self._flushed_before
+        return Moment(len(self.events), flushed)
+
+    async def chapter(self, at: int) -> None:
+        """One chapter: always the same for a seed."""
+        self.random = Random(f"{self.seed} {at}")
+        self.number = 1000 * at
+        self.sync, operations = CHAPTERS[at]
+        self.count("restart" if at else "start")
+        self.store = open_store(self.disk, sync=self.sync, clock=self.clock)
+        async with self.store.opened():
+            for operation in operations:
+                self.count(operation.__name__.strip("_"))
+                self.clock.advance(0.01)
+                try:
+                    await operation(self)
+                except (OSError, StateFileError):  # told to whoever asked for the operation
+                    if not self.faults_expected:
+                        raise
+        self._flushed_before = self.store.flushed_offset
+        self.count("clean stop")
+
+    def count(self, name: str) -> None:
+        """One more operation of a kind."""
+        self.operations[name] = self.operations.get(name, 0) + 1
+
+    # what operations are made of
+
+    def make(self, topic: str, queue_id: int, size: int) -> Sent:
+        """A new message: noted as sent."""
+        self.number += 1
+        level = 0
+        text = f"UNIQ_KEY\x01u{self.number}\x02KEYS\x01group{self.number % 5} {topic}\x02"
+        tag = self.random.choice(("", "Red", "Blue"))
+        if tag:
+            text += f"TAGS\x01{tag}\x02"
+        if topic == SCHEDULE_TOPIC:
+            level = queue_id + 1
+            text += f"DELAY\x01{level}\x02REAL_TOPIC\x01Alpha\x02REAL_QID\x010\x02"
+        body = self.number.to_bytes(4, "big") + self.random.randbytes(size)
+        sent = Sent(topic, queue_id, body, text, None if level else tags_code(tag))
+        self.events.append(sent)
+        return sent
+
+    async def send(
+        self, topic: str, queue_id: int, sizes: Iterable[int], *, wait: bool = True, v6: bool = False
+    ) -> None:
+        """A message, or several as a batch; ``wait`` for the answer or go on before it is there."""
+        sent = [self.make(topic, queue_id, size) for size in sizes]
+        done = trio.Event()
+        durable = self.sync
+
+        def answer(result: PutMessageResult) -> None:
+            if result.ok:
+                offsets = result.offsets or [result.physical_offset]
+                ends = [*offsets[1:], result.physical_offset + result.size]
+                for at, (one, phy, end) in enumerate(zip(sent, offsets, ends, strict=True)):
+                    promised = durable and result.status is PutMessageStatus.PUT_OK
+                    self.events.append(Acknowledged(one.body, result.queue_offset + at, phy, end - phy, promised))
+            done.set()
+
+        if len(sent) == 1:
+            result = self.store.put_message(_message(sent[0], v6=v6), answer)
+        else:
+            entries = [
+                BatchEntry(one.body, one.properties.encode(), tags_code=one.tags_code or 0, keys=tuple(one.keys))
+                for one in sent
+            ]
+            result = self.store.put_messages(batch([], topic, queue_id, entries=entries), answer)
+        if result is not None:
+            answer(result)
+        elif wait:
+            await done.wait()
+
+
+def _message(sent: Sent, *, v6: bool) -> Any:
+    host = {"born_host": HOST_V6, "sys_flag": 0x10} if v6 else {}
+    return message(
+        sent.body,
+        sent.topic,
+        sent.queue_id,
+        properties=sent.properties.encode(),
+        tags_code=sent.tags_code or 0,
+        keys=tuple(sent.keys),
+        **host,
+    )
+
+
+# -- operations
+
+
+async def _send_small(script: Script) -> None:
+    await script.send(script.random.choice(("Alpha", "Beta")), script.random.randrange(2), [5])
+
+
+async def _send_v6(script: Script) -> None:
+    await script.send("Alpha", 0, [30], v6=True)
+
+
+async def _send_medium(script: Script) -> None:
+    await script.send("Alpha", script.random.randrange(2), [script.random.choice((300, 700, 1300))])
+
+
+async def _send_large(script: Script) -> None:
+    await script.send("Beta", 1, [3900])
+
+
+async def _send_and_go_on(script: Script) -> None:
+    await script.send("Alpha", 0, [script.random.choice((20, 900))], wait=False)
+
+
+async def _send_batch(script: Script) -> None:
+    await script.send("Beta", 0, [10, script.random.choice((20, 500)), 40])
+
+
+async def _send_delayed(script: Script) -> None:
+    await script.send(SCHEDULE_TOPIC, script.random.randrange(2), [25])
+
+
+async def _send_to_gamma(script: Script) -> None:
+    await script.send("Gamma", 0, [15])
+
+
+async def _flush_passes(script: Script) -> None:
+    """Time for a flush of the log and of queues, not for a checkpoint."""
+    await trio.sleep(0.6)
+
+
+async def _checkpoint_passes(script: Script) -> None:
+    await trio.sleep(1.3)
+
+
+async def _make_queues(script: Script) -> None:
+    script.store.create_queues("Empty", 2)
+    await trio.sleep(0.05)
+
+
+async def _drop_gamma(script: Script) -> None:
+    script.events.append(Dropping("Gamma"))
+    await script.store.delete_topic("Gamma")
+
+
+async def _drop_empty(script: Script) -> None:
+    await script.store.delete_topic("Empty")
+
+
+async def _expire(script: Script) -> None:
+    """Four days later: all files of the log but the last have had their time."""
+    script.clock.advance(4 * 86_400)
+    files = script.store.files.files
+    if len(files) > 1:
+        script.events.append(Deleting(files[-1].start))
+    await script.store.delete_expired_now()
+    await script.store._clean.look()  # the service's own look may come in between
+    script.events.append(Deleting(script.store.min_phy_offset))
+
+
+async def _write_state(script: Script) -> None:
+    """A change of the topics, confirmed when it is durable."""
+    script.state += 1
+    value = script.state
+    script.events.append(Writing(value))
+    file = StateFile(script.disk, STATE, lambda: encode_pieces({"value": value}))
+    file.changed()
+    await file.persisted()
+    script.events.append(Written(value))
+
+
+CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
+    (
+        False,
+        [
+            _write_state,
+            _make_queues,
+            _send_small,
+            _send_batch,
+            _send_delayed,
+            _send_medium,
+            _send_to_gamma,
+            _send_to_gamma,
+            _flush_passes,
+            _send_large,
+            _write_state,
+            _send_large,
+            _checkpoint_passes,
+            _send_small,
+            _send_v6,
+        ],
+    ),
+    (
+        True,
+        [
+            _send_small,
+            _send_and_go_on,
+            _send_batch,
+            _send_large,
+            _drop_gamma,
+            _send_medium,
+            _write_state,
+            _send_to_gamma,
+            _send_delayed,
+            _send_batch,
+            _checkpoint_passes,
+            _send_and_go_on,
+            _send_small,
+        ],
+    ),
+    (
+        False,
+        [
+            _send_large,
+            _send_small,
+            _expire,
+            _send_batch,
+            _flush_passes,
+            _send_to_gamma,
+            _send_small,
+            _drop_empty,
+            _checkpoint_passes,
+            _send_large,
+            _send_batch,
+            _send_delayed,
+        ],
+    ),
+    (
+        True,
+        [
+            _send_batch,
+            _write_state,
+            _send_large,
+            _send_large,
+            _send_small,
+            _expire,
+            _send_and_go_on,
+            _send_and_go_on,
+            _send_v6,
+            _write_state,
+            _send_batch,
+            _checkpoint_passes,
+            _send_delayed,
+            _send_small,
+        ],
+    ),
+    (
+        False,
+        [
+            _send_small,
+            _send_batch,
+            _send_medium,
+            _flush_passes,
+            _write_state,
+            _send_to_gamma,
+            _drop_gamma,
+            _send_medium,
+            _send_small,
+        ],
+    ),
+]
+
+
+async def load_state(disk: SimDisk) -> int:
+    """The value in the state file; 0 where there is none."""
+    state = await StateFile(disk, STATE, lambda: ()).load()
+    return 0 if state is None else int(state["value"])
