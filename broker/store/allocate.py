@@ -158,8 +158,11 @@ class AllocateMappedFileService:
                 _log.warning("unused_file_not_removed", file=file.path, error=str(error))
 
     def _remove(self, file: MappedFile) -> None:
-        file.destroy()
-        self._disk.sync_directory(self._files.directory)
+        try:
+            file.destroy()
+            self._disk.sync_directory(self._files.directory)
+        finally:
+            file.close()
 
     def _next_task(self) -> _Task | None:
         file = self._files.last
