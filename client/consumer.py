@@ -190,9 +190,14 @@ class Consumer(Lifecycle):
         return self
 
     async def __anext__(self) -> ConsumerMessage:
-        message = (await self.take(1))[1][0]
-        assert isinstance(message, ConsumerMessage)
-        return message
+        self._taken += 1
+        if self._taken < _POLITE and self._ready and self._handing_out():
+            reader = self._ready.popleft()
+            message = reader.take_one()
+            self._look_again(reader)
+            if message is not None:
+                return message  # type: ignore[return-value] # its readers make ConsumerMessages
+        return (await self.take(1))[1][0]  # type: ignore[return-value] # as above
 
     def batches(self, size: int = 32) -> AsyncIterator[Batch]:
         """Iterates over batches of up to ``size`` messages of one queue: whatever is there, without waiting for more.
@@ -236,16 +241,23 @@ class Consumer(Lifecycle):
             while ready and not self._suspended:
                 reader = ready.popleft()
                 messages = reader.take(count)
-                if reader.is_ready:
-                    ready.append(reader)
-                else:
-                    self._in_ready.discard(reader)
+                self._look_again(reader)
                 if messages:
                     return reader, messages
             if self._wake.is_set():
                 self._wake = anyio.Event()
             self._taken = 0
             await self._wake.wait()
+
+    def _handing_out(self) -> bool:
+        return not self._suspended and self.is_open
+
+    def _look_again(self, reader: QueueReader) -> None:
+        """A reader that something was taken from, and that is out of the line: back to its end, if it has more."""
+        if reader.is_ready:
+            self._ready.append(reader)
+        else:
+            self._in_ready.discard(reader)
 
     def _reader_ready(self, reader: QueueReader) -> None:
         if reader not in self._in_ready:
@@ -255,7 +267,7 @@ class Consumer(Lifecycle):
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
 
-    async def acknowledge(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
+    def acknowledge(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
         """Messages are done with: see ConsumerMessage.ack and Batch.ack."""
         reader.finished(messages)
 
@@ -312,6 +324,7 @@ class Consumer(Lifecycle):
     def offer(self, message: ConsumerMessage, owner: object) -> QueueReader:
         """Hands out a message that came another way than by a pull; ``owner`` takes its acknowledgement."""
         reader = self._reader(message.queue, Subscription(message.stored_topic, ALL, 0), message.queue_offset, owner)
+        message._receiver = (owner, reader)  # noqa: SLF001 - no pull has brought it
         reader.add([message])
         return reader
 

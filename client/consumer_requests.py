@@ -51,7 +51,9 @@ class ConsumerRequests:
 
     def count(self, topic: str, messages: int, seconds: float, *, ok: bool) -> None:
         """Messages were processed."""
-        entry = self._counts.setdefault(topic, [0, 0, 0.0])
+        entry = self._counts.get(topic)
+        if entry is None:
+            entry = self._counts[topic] = [0, 0, 0.0]
         entry[0 if ok else 1] += messages
         entry[2] += seconds
 
@@ -166,7 +168,7 @@ class _Direct:
         self._done = anyio.Event()
         self._result = "CR_LATER"
 
-    async def acknowledge(self, _reader: QueueReader, _messages: list[Any]) -> None:
+    def acknowledge(self, _reader: QueueReader, _messages: list[Any]) -> None:
         """The program is done with it."""
         self._result = "CR_SUCCESS"
         self._done.set()

@@ -1,9 +1,9 @@
 """Messages in a program's hands: acknowledging them, or handing them back."""
 
-import time
 from collections.abc import Iterator, Sequence
+from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 import structlog
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("client")
 
+Receiver: TypeAlias = tuple[Any, QueueReader]
+"""The consumer that a message came through, or what stands in for it, and the queue's reader."""
+
 
 class Processing:
     """What ``process()`` gives: acknowledges at the end of its block, hands back on an exception.
@@ -24,45 +27,51 @@ class Processing:
     A cancelled block does neither: the messages are delivered again, to this consumer or to another.
     """
 
-    __slots__ = ("_began", "_context", "_delay_level", "_delivery", "_reraise")
+    __slots__ = ("_began", "_context", "_delay_level", "_messages", "_owner", "_reader", "_reraise")
 
-    def __init__(self, delivery: "ConsumerMessage | Batch", *, reraise: bool, delay_level: int) -> None:
-        self._delivery = delivery
+    def __init__(
+        self, messages: "list[ReceivedMessage]", receiver: "Receiver", *, reraise: bool, delay_level: int
+    ) -> None:
+        self._messages = messages
+        self._owner, self._reader = receiver
         self._reraise = reraise
         self._delay_level = delay_level
         self._context: ProcessContext | None = None
 
     async def __aenter__(self) -> Self:
-        consumer = self._delivery.consumer
-        if consumer.before_process:
-            self._context = ProcessContext(consumer.group, self._delivery.messages)
-            call_all(consumer.before_process, self._context)
-        self._began = time.monotonic()
+        owner = self._owner
+        if owner.before_process:
+            self._context = ProcessContext(owner.group, list(self._messages))
+            call_all(owner.before_process, self._context)
+        self._began = monotonic()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        delivery = self._delivery
-        handed_back = isinstance(error, Exception)
+        owner, reader, messages = self._owner, self._reader, self._messages
+        handed_back = False
         try:
             if error is None:
-                await delivery.ack()
-            elif not handed_back:
-                delivery.release()
+                owner.acknowledge(reader, messages)
+            elif not isinstance(error, Exception):
+                reader.put_back(messages)
             else:
-                _log.warning("processing failed; again later", message=repr(delivery), exc_info=error)
-                await delivery.nack(delay_level=self._delay_level)
+                handed_back = True
+                _log.warning("processing failed; again later", messages=_named(messages), exc_info=error)
+                await owner.hand_back(reader, messages, self._delay_level)
         finally:
             context = self._context
             if context is not None:
                 context.acknowledged = error is None if error is None or handed_back else None
                 context.error = error
-                call_all(delivery.consumer.after_process, context)
-            delivery.consumer.processed(
-                delivery.source, len(delivery.messages), time.monotonic() - self._began, ok=error is None
-            )
+                call_all(owner.after_process, context)
+            owner.processed(reader, len(messages), monotonic() - self._began, ok=error is None)
         return handed_back and not self._reraise
+
+
+def _named(messages: "list[ReceivedMessage]") -> str:
+    return repr(messages[0]) if len(messages) == 1 else f"{len(messages)} from {messages[0]!r} on"
 
 
 class ConsumerMessage(ReceivedMessage):
@@ -113,7 +122,7 @@ class ConsumerMessage(ReceivedMessage):
         ...     async with message.process(reraise=True):
         ...         raise ValueError("not now")
         """
-        return Processing(self, reraise=reraise, delay_level=delay_level)
+        return Processing([self], self._receiver, reraise=reraise, delay_level=delay_level)
 
     async def ack(self) -> None:
         """Done with. Its offset is committed when all before it are done with too.
@@ -122,7 +131,7 @@ class ConsumerMessage(ReceivedMessage):
         ...     await message.ack()
         """
         owner, reader = self._receiver
-        await owner.acknowledge(reader, [self])
+        owner.acknowledge(reader, [self])
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets it.
@@ -199,7 +208,8 @@ class Batch(Sequence[ConsumerMessage]):
         ...     async with batch.process():
         ...         ...
         """
-        return Processing(self, reraise=reraise, delay_level=delay_level)
+        receiver = self._messages[0]._receiver  # noqa: SLF001 - a batch has one receiver
+        return Processing(self.messages, receiver, reraise=reraise, delay_level=delay_level)
 
     async def ack(self) -> None:
         """All are done with.
@@ -207,7 +217,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def skip(batch: Batch) -> None:
         ...     await batch.ack()
         """
-        await self.consumer.acknowledge(self._reader, self.messages)
+        self.consumer.acknowledge(self._reader, self.messages)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets them.

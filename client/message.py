@@ -219,13 +219,15 @@ class ReceivedMessage:
 
     __slots__ = ("_at", "_body", "_data", "_head", "_properties", "_receiver", "broker_name", "queue_offset", "size")
 
-    def __init__(self, data: memoryview, at: int, size: int, queue_offset: int, broker_name: str) -> None:
+    def __init__(
+        self, data: memoryview, at: int, size: int, queue_offset: int, broker_name: str, receiver: Any = None
+    ) -> None:
         self._data = data
         self._at = at
         self._head: record.RecordHead | None = None
         self._properties: dict[str, str] | None = None
         self._body: bytes | None = None
-        self._receiver: Any = None
+        self._receiver = receiver
         self.size: int = size
         self.queue_offset: int = queue_offset
         self.broker_name: str = broker_name

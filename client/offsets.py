@@ -55,6 +55,19 @@ class OffsetWindow:
         """A message was taken from the queue; offsets come in order."""
         self._order.append(offset)
 
+    def took_all(self, offsets: list[int]) -> None:
+        """As ``took`` for each."""
+        self._order.extend(offsets)
+
+    def finished_first(self, count: int, first: int, last: int) -> bool:
+        """``count`` messages in order are done with: False, and nothing done, unless they are the window's first."""
+        order = self._order
+        if self._done or len(order) < count or order[0] != first or order[count - 1] != last:
+            return False
+        for _ in range(count):
+            order.popleft()
+        return True
+
     def moved_to(self, offset: int) -> None:
         """Everything before ``offset`` was taken or is not wanted."""
         self.next_offset = offset

@@ -10,7 +10,7 @@ from client.message import MessageQueue, ReceivedMessage
 from client.subscription import Subscription
 from protocol import sysflag
 from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
+from protocol.command import RemotingCommand, to_ext
 from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 
 M = TypeVar("M", bound=ReceivedMessage)
@@ -44,15 +44,51 @@ class PullResult(NamedTuple):
     suggested_broker: int
 
 
-class PullCall(NamedTuple):
-    """What stays the same from pull to pull of one queue."""
+class PullCall:
+    """What stays the same from pull to pull of one queue. ``receiver`` takes the messages' acknowledgement."""
 
-    group: str
-    queue: MessageQueue
-    subscription: Subscription
-    max_messages: int
-    with_subscription: bool
-    hold: float = HOLD
+    __slots__ = ("_commit", "_fields", "hold", "queue", "receiver", "tags")
+
+    def __init__(
+        self,
+        group: str,
+        queue: MessageQueue,
+        subscription: Subscription,
+        max_messages: int,
+        *,
+        with_subscription: bool,
+        hold: float = HOLD,
+        receiver: object = None,
+    ) -> None:
+        self.queue = queue
+        self.tags = subscription.tags
+        self.hold = hold
+        self.receiver = receiver
+        data = subscription.data
+        flags = (sysflag.PULL_SUSPEND if hold else 0) | (sysflag.PULL_SUBSCRIPTION if with_subscription else 0)
+        self._commit = str(flags | sysflag.PULL_COMMIT_OFFSET)
+        header = PullMessageRequestHeader(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=0,
+            max_msg_nums=max_messages,
+            sys_flag=flags,
+            commit_offset=0,
+            suspend_timeout_millis=int(hold * 1000),
+            sub_version=data.sub_version,
+            subscription=data.sub_string if with_subscription else None,
+            expression_type=data.expression_type,
+        )
+        self._fields = to_ext(header)
+
+    def command(self, offset: int, commit: int | None) -> RemotingCommand:
+        """The request for messages from ``offset`` on; ``commit`` is an offset to commit on the way."""
+        fields = self._fields.copy()
+        fields["queueOffset"] = str(offset)
+        if commit is not None:
+            fields["sysFlag"], fields["commitOffset"] = self._commit, str(commit)
+        return RemotingCommand.request(RequestCode.PULL_MESSAGE, fields)
 
 
 async def pull(
@@ -68,38 +104,17 @@ async def pull(
 
     ``commit`` is an offset to commit on the way. Raises RocketMQError.
     """
-    hold = call.hold
-    data = call.subscription.data
-    flags = sysflag.PULL_SUSPEND if hold else 0
-    if call.with_subscription:
-        flags |= sysflag.PULL_SUBSCRIPTION
-    if commit is not None:
-        flags |= sysflag.PULL_COMMIT_OFFSET
-    header = PullMessageRequestHeader(
-        consumer_group=call.group,
-        topic=call.queue.topic,
-        queue_id=call.queue.queue_id,
-        queue_offset=offset,
-        max_msg_nums=call.max_messages,
-        sys_flag=flags,
-        commit_offset=commit or 0,
-        suspend_timeout_millis=int(hold * 1000),
-        sub_version=data.sub_version,
-        subscription=data.sub_string if call.with_subscription else None,
-        expression_type=data.expression_type,
-    )
-    command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
-    reply = await client.invoke(address, command, hold + HOLD_SLACK)
+    reply = await client.invoke(address, call.command(offset, commit), call.hold + HOLD_SLACK)
     status = _STATUS.get(reply.code)
     if status is None:
         raise error_for(reply.code, reply.remark, address)
     answer = reply.header(PullMessageResponseHeader)
     messages: list[ReceivedMessage] = []
     if status is PullStatus.FOUND:
-        messages = list(split_messages(reply.body, call.queue.broker_name, kind))
+        messages += split_messages(reply.body, call.queue.broker_name, kind, call.receiver)
         if not messages:
             raise PerhapsStoredError("the broker says FOUND and sends no message", address=address)
-        tags = call.subscription.tags
+        tags = call.tags
         if tags:  # brokers compare hashes of tags
             messages = [message for message in messages if message.tags in tags]
     return PullResult(

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,14 +70,21 @@ class QueueReader:
         self.busy: bool = False
         self.on_idle: Callable[[], None] | None = None
         self.dropped: bool = False
-        self.owner = owner
         self.max_seen: int | None = None
         self._bytes = 0
         self._prefetch = prefetch
         self._kind = kind
         self._on_ready = on_ready
         self._received = [hook.received for hook in interceptors]
-        self._call = PullCall(group, queue, subscription, prefetch.pull_messages, with_subscription, prefetch.hold)
+        self._call = PullCall(
+            group,
+            queue,
+            subscription,
+            prefetch.pull_messages,
+            with_subscription=with_subscription,
+            hold=prefetch.hold,
+            receiver=(owner, self),
+        )
         self._room = anyio.Event()
         self._full = False
         self._paused = False
@@ -91,6 +98,13 @@ class QueueReader:
     def is_ready(self) -> bool:
         """Whether something can be taken now."""
         return bool(self.buffer) and not self._paused and not self.dropped and not (self.orderly and self.busy)
+
+    def take_one(self) -> ReceivedMessage | None:
+        """The next message; None where it is not ready."""
+        if not self.is_ready:
+            return None
+        self.busy = self.orderly
+        return self.buffer.popleft()
 
     def take(self, count: int) -> list[ReceivedMessage]:
         """Up to ``count`` messages; none where it is not ready."""
@@ -107,8 +121,11 @@ class QueueReader:
 
     def finished(self, messages: list[ReceivedMessage]) -> None:
         """Messages that were taken are done with; the offsets before the first unfinished one can be committed."""
+        window, count = self.window, len(messages)
+        if not count or not window.finished_first(count, messages[0].queue_offset, messages[-1].queue_offset):
+            for message in messages:
+                window.finished(message.queue_offset)
         for message in messages:
-            self.window.finished(message.queue_offset)
             self._bytes -= message.size
         if self.busy:
             self._idle()
@@ -121,6 +138,8 @@ class QueueReader:
         """Messages that were taken are to be taken again, first of all."""
         if not self.dropped:
             self.buffer.extendleft(reversed(messages))
+            if len(self.buffer) > len(messages) and self.buffer[len(messages)].queue_offset < messages[-1].queue_offset:
+                self.buffer = deque(sorted(self.buffer, key=lambda message: message.queue_offset))
         self._idle()
         if self.buffer:
             self._on_ready(self)
@@ -208,7 +227,8 @@ class QueueReader:
             await self._room.wait()
         self._full = False
         generation, window = self._generation, self.window
-        route = await self.client.routes.get(self.queue.topic)
+        routes = self.client.routes
+        route = routes.known(self.queue.topic) or await routes.get(self.queue.topic)
         address = route.member(self.queue.broker_name, self._broker_id)
         if address is None:
             raise TopicNotFoundError(f"the route of {self.queue.topic} has no broker {self.queue.broker_name}")
@@ -231,13 +251,10 @@ class QueueReader:
             self.add(result.messages)
         window.moved_to(result.next_offset)
 
-    def add(self, messages: Sequence[ReceivedMessage]) -> None:
+    def add(self, messages: list[ReceivedMessage]) -> None:
         """Messages of the queue have come, in order."""
-        receiver, window = (self.owner, self), self.window
-        for message in messages:
-            message._receiver = receiver  # noqa: SLF001 - a message and who it came through are made together
-            window.took(message.queue_offset)
-            self._bytes += message.size
+        self.window.took_all([message.queue_offset for message in messages])
+        self._bytes += sum([message.size for message in messages])
         was_empty = not self.buffer
         self.buffer.extend(messages)
         if self._received:

@@ -6,7 +6,6 @@ RocketMQ's binary form, and msgpack for our own SDK. Source: RocketMQ's Remoting
 """
 
 import struct
-from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
@@ -112,36 +111,35 @@ class FrameDecoder:
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
         self._buffer = bytearray()
         self._max_frame = max_frame
+        self._most = max_frame - 4
 
     def feed(self, data: Buffer) -> list[RemotingCommand]:
         """Every command completed by ``data``; bodies are bytes of their own.
 
         Raises FrameError; the stream is unusable afterwards.
         """
-        self._buffer += data
+        buffer = self._buffer
+        buffer += data
         commands = []
-        at = 0
-        for start, end in self._frames():
-            commands.append(decode(memoryview(bytes(memoryview(self._buffer)[start:end]))))
+        at, size = 0, len(buffer)
+        while size - at >= 4:
+            total = _WORD.unpack_from(buffer, at)[0]
+            if not 4 <= total <= self._most:
+                check_length(total, self._max_frame)
+            end = at + 4 + total
+            if end > size:
+                break
+            frame = bytes(buffer) if end == size and not at else bytes(memoryview(buffer)[at:end])
+            commands.append(decode_at(memoryview(frame), _WORD.unpack_from(frame, 4)[0], 8, end - at))
             at = end
         if at:
-            del self._buffer[:at]
+            del buffer[:at]
         return commands
 
     @property
     def pending(self) -> int:
         """Bytes held of a frame that is not complete yet."""
         return len(self._buffer)
-
-    def _frames(self) -> Iterator[tuple[int, int]]:
-        at = 0
-        while len(self._buffer) - at >= 4:
-            total = _WORD.unpack_from(self._buffer, at)[0]
-            check_length(total, self._max_frame)
-            if len(self._buffer) - at < 4 + total:
-                return
-            yield at + 4, at + 4 + total
-            at += 4 + total
 
 
 def check_length(total: int, max_frame: int = MAX_FRAME) -> None:
@@ -151,7 +149,7 @@ def check_length(total: int, max_frame: int = MAX_FRAME) -> None:
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
-    ext = command.ext_fields()
+    ext = command.ext if command.ext is not None else command.ext_fields()
     return msgspec.json.encode(
         _JsonHeader(
             command.code,

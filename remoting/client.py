@@ -112,22 +112,23 @@ class RemotingClient:
         (``timeout`` seconds in all), FrameError (too long for a frame).
         """
         deadline = anyio.current_time() + timeout
-        connection = await self._connection(address, deadline)
-        call = None
-        with anyio.CancelScope(deadline=deadline):
-            await connection.wait_for_room()
-            command.opaque = self._next_opaque()
-            call = connection.begin(command)
-            try:
-                await call.done.wait()
-            finally:
-                connection.end(call)
-        if call is not None and call.reply is not None:
+        connection = self._open(address) or await self._connection(address, deadline)
+        if not connection.has_room:
+            with anyio.CancelScope(deadline=deadline) as scope:
+                await connection.wait_for_room()
+            if scope.cancelled_caught:
+                raise RemotingTimeoutError(address, command.code, timeout, written=False)
+        command.opaque = self._next_opaque()
+        call = connection.begin(command, deadline)
+        try:
+            await call.done.wait()
+        finally:
+            connection.end(call)
+        if call.reply is not None:
             return call.reply
-        written = call is not None and call.written
         if connection.closed:
-            raise RemotingSendError(address, connection.close_reason, written=written)
-        raise RemotingTimeoutError(address, command.code, timeout, written=written)
+            raise RemotingSendError(address, connection.close_reason, written=call.written)
+        raise RemotingTimeoutError(address, command.code, timeout, written=call.written)
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout: float = 3.0) -> None:
         """Queue a request that wants no reply on the connection to ``address``; it may still get lost.

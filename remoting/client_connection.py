@@ -1,11 +1,13 @@
 """ClientConnection: one connection to a server, shared by everybody in this program who talks to that address."""
 
+import math
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 import anyio
 import structlog
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import ByteStream, SocketAttribute, TaskGroup
 
 from protocol.codes import ResponseCode
 from protocol.command import Encoding, RemotingCommand
@@ -29,18 +31,21 @@ _SEND: Final = 256 * 1024
 _FULL: Final = 8 * 1024 * 1024
 """Bytes waiting to be sent beyond which callers wait for room."""
 
+_TICKS: Final = 20
+"""Deadlines are looked at so often a second: a cancel scope for each request would cost more than the request."""
+
 
 class Call:
     """A request and, later, its reply; ``done`` is set when there is one, or none can come any more."""
 
     __slots__ = ("done", "frame", "opaque", "reply", "written")
 
-    def __init__(self, opaque: int, frame: bytes) -> None:
+    def __init__(self, opaque: int, frame: bytes, done: anyio.Event) -> None:
         self.opaque = opaque
         self.frame = frame
         self.written = False
         self.reply: RemotingCommand | None = None
-        self.done = anyio.Event()
+        self.done = done
 
 
 class ClientConnection:
@@ -77,6 +82,13 @@ class ClientConnection:
         self._room = anyio.Event()
         self._sending = False
         self._scope = anyio.CancelScope()
+        self._event = type(self._room)  # of this backend; anyio.Event() asks which one runs each time
+        self._deadlines: dict[int, list[int]] = {}
+        self._next_tick: float = math.inf
+        self._earlier = anyio.Event()
+        raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - not Django's
+        # Where the stream is nothing but a socket (on trio), the socket itself saves a turn of the loop for each use.
+        self._socket: socket.socket | None = raw if isinstance(raw, socket.socket) else None
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.address}{' closed' if self.closed else ''}>"
@@ -92,6 +104,7 @@ class ClientConnection:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._write)
+                    tasks.start_soon(self._expire)
                     await self._read(tasks)
                     tasks.cancel_scope.cancel()
         except Exception as error:  # noqa: BLE001 - one connection's fault must not end the others
@@ -119,11 +132,18 @@ class ClientConnection:
         command.encoding = self.encoding
         self._put(encode(command))
 
-    def begin(self, command: RemotingCommand) -> Call:
-        """Queue a request whose reply is wanted. Raises FrameError (too long)."""
+    def begin(self, command: RemotingCommand, deadline: float) -> Call:
+        """Queue a request whose reply is wanted until ``deadline`` (the loop's time). Raises FrameError (too long)."""
         command.encoding = self.encoding
-        call = Call(command.opaque, encode(command))
-        self._calls[call.opaque] = call
+        opaque = command.opaque
+        call = self._calls[opaque] = Call(opaque, encode(command), self._event())
+        tick = int(deadline * _TICKS) + 1
+        try:
+            self._deadlines[tick].append(opaque)
+        except KeyError:
+            self._deadlines[tick] = [opaque]
+            if tick < self._next_tick:
+                self._earlier.set()
         self._put(call.frame)
         return call
 
@@ -137,6 +157,11 @@ class ClientConnection:
                 call.written = True
             else:
                 self._queued -= len(call.frame)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request can be queued without waiting."""
+        return self._queued < _FULL and not self.closed
 
     async def wait_for_room(self) -> None:
         """Return when there is room for one more request. Raises RemotingSendError where the connection has ended."""
@@ -159,16 +184,41 @@ class ClientConnection:
         try:
             while True:
                 await self._wanted.wait()
-                self._wanted = anyio.Event()
+                self._wanted = self._event()
                 while self._queue:
                     self._sending = True
-                    await self._stream.send(self._take())
+                    await self._send(self._take())
                     self._sending = False
                     self.active_at = self._clock.monotonic()
                     self._room.set()
-                    self._room = anyio.Event()
+                    self._room = self._event()
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             self.close(f"the connection was lost: {_text(error)}")
+
+    async def _send(self, data: bytes) -> None:
+        if self._socket is not None:
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        await self._stream.send(data)
+
+    async def _expire(self) -> None:
+        """Ends calls whose time is over."""
+        while True:
+            self._next_tick = min(self._deadlines, default=math.inf)
+            self._earlier = self._event()
+            with anyio.CancelScope(deadline=self._next_tick / _TICKS):
+                await self._earlier.wait()
+            now = anyio.current_time() * _TICKS
+            for tick in [tick for tick in self._deadlines if tick <= now]:
+                for opaque in self._deadlines.pop(tick):
+                    call = self._calls.get(opaque)
+                    if call is not None:
+                        call.done.set()
 
     def _take(self) -> bytes:
         count = size = 0
@@ -186,7 +236,7 @@ class ClientConnection:
         decoder = FrameDecoder()
         try:
             while True:
-                data = await self._stream.receive(_RECEIVE)
+                data = await self._receive()
                 self.active_at = self._clock.monotonic()
                 for command in decoder.feed(data):
                     self.received += 1
@@ -201,6 +251,19 @@ class ClientConnection:
         except FrameError as error:
             _log.warning("broken_frame", address=self.address, error=str(error))
             self.close(f"the server sent a broken frame: {error}")
+
+    async def _receive(self) -> bytes:
+        if self._socket is None:
+            return await self._stream.receive(_RECEIVE)
+        while True:
+            await anyio.wait_readable(self._socket)
+            try:
+                data = self._socket.recv(_RECEIVE)
+            except BlockingIOError:
+                continue
+            if not data:
+                raise anyio.EndOfStream
+            return data
 
     def _reply_arrived(self, command: RemotingCommand) -> None:
         call = self._calls.pop(command.opaque, None)

@@ -216,10 +216,10 @@ def test_a_request_that_never_left_is_taken_back(run: Callable[[Main], None]) ->
 
                     tasks.start_soon(one)
 
-                start(bytes(15_000_000), 0.3, written=True)
+                start(bytes(15_000_000), 1.5, written=True)
                 await anyio.wait_all_tasks_blocked()
                 start(b"second", 0.05, written=False)
-                start(bytes(9_000_000), 0.1, written=False)
+                start(bytes(9_000_000), 1.0, written=False)
                 await anyio.wait_all_tasks_blocked()
                 start(b"no room even to queue it", 0.1, written=False)
                 await anyio.wait_all_tasks_blocked()

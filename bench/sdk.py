@@ -1,0 +1,165 @@
+"""The SDK beside the Java client, against the same broker of ours in the same minutes; prints the ratios.
+
+``python -m bench.sdk [--seconds 4] [--rounds 3] [--messages 700000] [--profile] [--json FILE]``. Each load is a process
+of its own with one message size, 1 KiB. Sends: awaited, 64 in flight, against the faster of Java's two ways to have 64
+in flight. Consuming: from a warm topic, against a loop that takes the same frames and looks only at where to go on.
+Needs a JDK and Maven.
+"""
+
+import argparse
+import json
+import pstats
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.processes import BrokerProcess, free_port, our_command
+from tests.interop.harness import partners, probe
+
+HERE = Path(__file__).resolve().parent
+QUEUES = 4
+FLOORS = {"send64": 0.5, "linger64": 1.0, "linger1024": 1.0, "process": 0.25, "batches": 0.75}
+"""Row to its least ratio: sends to Java's, consuming to the raw loop's."""
+
+SENDS = {
+    "java sync64": ("java", "sync", 64),
+    "java async64": ("java", "async", 64),
+    "java autobatch64": ("java", "autobatch", 64),
+    "send64": ("trio", "send", 64),
+    "send64 asyncio": ("asyncio", "send", 64),
+    "linger64": ("trio", "linger", 64),
+    "linger64 asyncio": ("asyncio", "linger", 64),
+    "linger1024": ("trio", "linger", 1024),
+}
+CONSUMES = {
+    "raw pull loop": ("trio", "raw_pull"),
+    "process": ("trio", "process"),
+    "process asyncio": ("asyncio", "process"),
+    "batches": ("trio", "batches"),
+    "batches asyncio": ("asyncio", "batches"),
+    "poll": ("trio", "poll"),
+}
+JAVA = ("sync64", "async64")
+PROFILED = ("send64", "linger64", "process", "batches")
+TOP = 14
+
+
+def _figures(command: list[str], seconds: float) -> float:
+    run = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
+    if run.returncode or not run.stdout.strip():
+        raise RuntimeError(f"{' '.join(command)[-200:]} failed: {run.stderr[-2000:]}")
+    figures = json.loads(run.stdout.splitlines()[-1])
+    if figures.get("failed"):
+        raise RuntimeError(f"{' '.join(command)[-200:]}: {figures['failed']} sends failed")
+    return float(figures["msg_s"])
+
+
+def ours(namesrv: str, topic: str, load: str, seconds: float, *options: str) -> float:
+    command = [sys.executable, "-m", "bench.sdk_load", namesrv, topic, load, str(seconds), *options]
+    return _figures(command, seconds)
+
+
+def java(namesrv: str, topic: str, mode: str, in_flight: int, seconds: float) -> float:
+    source = str(HERE / "java" / "SdkLoad.java")
+    command = ["java", "-Xms512m", "-Xmx512m", "-cp", partners.java_driver("5.5.0"), source]
+    return _figures([*command, namesrv, topic, mode, str(in_flight), str(seconds), "1024"], seconds)
+
+
+def sends(namesrv: str, seconds: float) -> dict[str, float]:
+    """Each way to send, once."""
+    found = {}
+    for name, (who, mode, in_flight) in SENDS.items():
+        if who == "java":
+            found[name] = java(namesrv, "Sends", mode, in_flight, seconds)
+        else:
+            options = ("--backend", who, "--in-flight", str(in_flight))
+            found[name] = ours(namesrv, "Sends", mode, seconds, *options)
+        print(f"{name:20s} {found[name]:10,.0f} msg/s", flush=True)
+    return found
+
+
+def consumes(namesrv: str, seconds: float) -> dict[str, float]:
+    """Each way to consume, once."""
+    found = {}
+    for name, (backend, load) in CONSUMES.items():
+        found[name] = ours(namesrv, "Warm", load, seconds, "--backend", backend)
+        print(f"{name:20s} {found[name]:10,.0f} msg/s", flush=True)
+    return found
+
+
+def profiles(namesrv: str, root: Path, seconds: float) -> dict[str, list[list[Any]]]:
+    """Where the time goes: the functions with the largest time of their own, in share of all."""
+    found = {}
+    for name in PROFILED:
+        path = root / "profile"
+        _, load, *in_flight = SENDS.get(name) or CONSUMES[name]
+        options = ["--profile", str(path), *(("--in-flight", str(in_flight[0])) if in_flight else ())]
+        ours(namesrv, "Sends" if in_flight else "Warm", str(load), seconds, *options)
+        found[name] = _top(path)
+    return found
+
+
+def _top(path: Path) -> list[list[Any]]:
+    stats: Any = pstats.Stats(str(path))
+    entries = [(own, function) for function, (_, _, own, _, _) in stats.stats.items() if "epoll" not in function[2]]
+    total = sum(own for own, _ in entries)
+    return [
+        [round(own / total, 3), f"{'/'.join(Path(file).parts[-2:])}:{function}" if line else function]
+        for own, (file, line, function) in sorted(entries, reverse=True)[:TOP]
+    ]
+
+
+def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All rounds against one broker; the medians of the ratios within a round."""
+    root = Path(tempfile.mkdtemp(prefix="trimq-sdk-"))
+    port = free_port()
+    settings: dict[str, object] = {"namesrvAddr": "", "embeddedNamesrvPort": port, "brokerName": "broker-a"}
+    namesrv = f"127.0.0.1:{port}"
+    rounds: list[dict[str, float]] = []
+    try:
+        with BrokerProcess("ours", our_command(), root, **settings) as broker:
+            for topic in ("Sends", "Warm"):
+                probe.create_topic(f"127.0.0.1:{broker.port}", topic, QUEUES)
+            ours(namesrv, "Warm", "fill", arguments.messages)
+            while len(rounds) < arguments.rounds:
+                rounds += [consumes(namesrv, arguments.seconds) | sends(namesrv, arguments.seconds)]
+            found = profiles(namesrv, root, arguments.seconds) if arguments.profile else {}
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    rates = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    ratios = {
+        name: round(statistics.median(one[name] / _base(name, one) for one in rounds), 3)
+        for name in rates
+        if not name.startswith(("java", "raw"))
+    }
+    for name, floor in FLOORS.items():
+        print(f"{name:20s} x{ratios[name]:5.2f}, at least {floor:.2f}{'' if ratios[name] >= floor else '   TOO SLOW'}")
+    return {"rates": rates, "ratios": ratios, "rounds": rounds, "profiles": found}
+
+
+def _base(name: str, figures: dict[str, float]) -> float:
+    if name in CONSUMES:
+        return figures["raw pull loop"]
+    return max(figures[f"java {way}"] for way in JAVA)
+
+
+def main() -> None:
+    """Runs the comparison that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--messages", type=int, default=700_000)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results = run_all(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
