@@ -18,6 +18,7 @@ from protocol.message import decode_properties
 _HEAD_V4: Final = struct.Struct(">IIIi4xqqi8x8xq8x4x8xi")
 _HEAD_V4_SIZE: Final = _HEAD_V4.size
 _V6: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
+_PAGE: Final = 4096
 _SEARCH: Final = 1 << 20
 _ZEROS: Final = bytes(_SEARCH)
 _SECTOR: Final = 512
@@ -143,6 +144,7 @@ class LogWalk:
         self._files = files
         self._reader = reader
         self._current: MappedFile | None = None
+        self._probed: tuple[MappedFile | None, int, int] = (None, 0, 0)
         self.position = position
         self.last_timestamp = last_timestamp
 
@@ -164,6 +166,7 @@ class LogWalk:
         return found
 
     def _read_checked(self, file: MappedFile, at: int) -> LogRecord | Blank:
+        self._probe(file, at)
         found = self._reader.read(file.view, at, self.position)
         if isinstance(found, Blank):
             if found.next_offset != file.end:
@@ -171,6 +174,20 @@ class LogWalk:
         elif found.store_timestamp < self.last_timestamp and not self._time_comes_back(file, at):
             raise NoRecordError("a record of an earlier life of this file")
         return found
+
+    def _probe(self, file: MappedFile, at: int) -> None:
+        """Raise NoRecordError where the pages that a record's front would lie in have never been written.
+
+        A look at such a page through the map takes memory for it on tmpfs: on a full one that is SIGBUS.
+        """
+        end = min(at + _HEAD_V4_SIZE, file.size)
+        probed, begin, until = self._probed
+        if probed is file and begin <= at and end <= until:
+            return
+        for position in (at, end - 1):
+            if self._disk.next_data(file.fd, position) > position:
+                raise NoRecordError
+        self._probed = (file, at // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE)
 
     def _file_at(self, phy: int) -> MappedFile | None:
         file = self._current
@@ -191,6 +208,7 @@ class LogWalk:
             if current is None:
                 return False
             try:
+                self._probe(current, position - current.start)
                 found = reader.read(current.view, position - current.start, position)
             except NoRecordError:
                 return False
@@ -215,8 +233,8 @@ class LogWalk:
         if file is None:
             return None
         at = self.position - file.start
-        if len(file.view) - at >= record.BLANK_SIZE:
-            size = int.from_bytes(file.view[at : at + 4], "big")
+        if file.size - at >= record.BLANK_SIZE:
+            size = int.from_bytes(self._disk.pread(file.fd, 4, at), "big")
             if record.OVERHEAD_V1 <= size < file.size - at and self._is_record(file, at + size):
                 return self.position + size
         for later in self._files:
@@ -235,7 +253,7 @@ class LogWalk:
             if data_at >= file.size:
                 return None
             at = max(at, data_at - record.AT_MAGIC)
-            chunk = bytes(file.view[at : at + _SEARCH])
+            chunk = self._disk.pread(file.fd, min(_SEARCH, file.size - at), at)
             hit = -1 if _is_zero(chunk) else chunk.find(_MAGIC_FRONT)
             while hit >= 0:
                 candidate = at + hit - record.AT_MAGIC
@@ -247,6 +265,7 @@ class LogWalk:
 
     def _is_record(self, file: MappedFile, at: int) -> bool:
         try:
+            self._probe(file, at)
             found = self._reader.read(file.view, at, file.start + at)
         except NoRecordError:
             return False
@@ -270,7 +289,7 @@ def erase_behind(disk: Disk, file: MappedFile, position: int, *, sync: bool = Tr
     while at < file.size:
         at = max(at, disk.next_data(file.fd, at))
         end = min(at + _SEARCH, file.size)
-        if at < end and not _is_zero(bytes(file.view[at:end])):
+        if at < end and not _is_zero(disk.pread(file.fd, end - at, at)):
             disk.pwrite(file.fd, bytes(end - at), at)
             erased += end - at
         at = end

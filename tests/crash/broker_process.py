@@ -42,7 +42,7 @@ class BrokerProcess:
         self.settings: dict[str, object] = {**SMALL, **settings}
         config = directory / "broker.conf"
         argv = [sys.executable, "-m", "broker", "-c", str(config)]
-        self._process = Process("broker", argv, directory, {"PYTHONPATH": str(ROOT)})
+        self._process = Process("broker", argv, directory, {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"})
         self._config = config
         self.kills = 0
         self.start_seconds: list[float] = []
