@@ -73,7 +73,7 @@ def report() -> str:
     for title, name, table in (
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
         ("Footprint", "footprint", _footprint),
-        ("Sends while a page of 10,000 topics is scraped each second, and without", "scrape", _footprint),
+        ("Sends with and without somebody who scrapes a page of 10,000 topics", "scrape", _footprint),
         ("CPU time of one request, in process", "requests", _requests),
         ("Leaf functions", "leaves", _leaves),
     ):

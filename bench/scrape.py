@@ -1,6 +1,6 @@
 """What scraping costs: sends with and without a Prometheus that fetches a large page, in turns; prints the ratio.
 
-``python -m bench.scrape [--topics 10000] [--every 1] [--seconds 4] [--rounds 5] [--json FILE]``. The broker runs in
+``python -m bench.scrape [--topics 10000] [--every 5] [--seconds 10] [--rounds 4] [--json FILE]``. The broker runs in
 this process, its counters know that many topics and groups; the load (Go) and the scraper are processes of their own.
 """
 
@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import structlog
 import trio
 
 from bench.processes import load_tool
@@ -121,11 +122,12 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topics", type=int, default=10_000)
-    parser.add_argument("--every", type=float, default=1.0, help="seconds; Prometheus's own default is 60")
-    parser.add_argument("--seconds", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds; docker/monitoring has 15")
+    parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("error"))
     result = trio.run(measure, arguments)
     print(json.dumps(result, indent=1))
     if arguments.json:
