@@ -42,6 +42,8 @@ _PORT = struct.Struct(">i")
 _LAYOUTS: Final = {
     (born, store): struct.Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
 }
+_SHARED: Final = {(born, store): struct.Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
+_AROUND: Final = {shared.size: struct.Struct(f">iIIiiqq{shared.size}si") for shared in _SHARED.values()}
 
 
 class RecordError(ValueError):
@@ -97,6 +99,24 @@ def layout(sys_flag: int) -> struct.Struct:
         20 if sys_flag & sysflag.BORN_HOST_V6 else 8,
         20 if sys_flag & sysflag.STORE_HOST_V6 else 8,
     ]
+
+
+def pack_shared(
+    sys_flag: int,
+    born_timestamp: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+    reconsume_times: int,
+) -> bytes:
+    """SYSFLAG to PREPAREDTRANSACTIONOFFSET: what the records of a batch have in common. Raises struct.error."""
+    hosts = len(born_host), len(store_host)
+    return _SHARED[hosts].pack(sys_flag, born_timestamp, born_host, store_timestamp, store_host, reconsume_times, 0)
+
+
+def around_shared(length: int) -> struct.Struct:
+    """The packer of a record up to and including BODYLEN with ``pack_shared``'s ``length`` bytes as one field."""
+    return _AROUND[length]
 
 
 def record_size(sys_flag: int, body: int, topic: int, properties: int) -> int:

@@ -19,8 +19,8 @@ from broker.processors.message_text import (
     tag_hash,
     waits_for_store,
 )
+from broker.processors.send_batch import batch_reply, entries_of, message_ids
 from broker.processors.send_checks import (
-    NOT_IN_A_BATCH,
     SendChecks,
     SendHeader,
     illegal_queue,
@@ -28,9 +28,9 @@ from broker.processors.send_checks import (
     random_queue,
 )
 from broker.processors.send_direct import DirectSends
-from broker.store.types import BatchEntry, MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
+from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import sysflag
-from protocol.batch import BatchError, decode_batch
+from protocol.batch import BatchError
 from protocol.body import TopicConfig
 from protocol.codes import VERSION, RequestCode, ResponseCode
 from protocol.command import LANGUAGE, RemotingCommand
@@ -39,7 +39,7 @@ from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHe
 from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
 from remoting.connection import Connection
-from remoting.handlers import DEFERRED, HandlerTable, Outcome
+from remoting.handlers import DEFERRED, HandlerTable, Outcome, Reply
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -347,18 +347,11 @@ class SendMessageProcessor:
         shared = dict(pairs(text))
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
         try:
-            items = decode_batch(command.body)
+            entries = entries_of(command.body, self._checks.batch_item)
         except BatchError as error:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
-        if not items:
+        if not entries:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the batch has no message")
-        entries = []
-        for flag, body, raw in items:
-            properties = dict(pairs(raw.decode("utf-8", "replace")))
-            if not NOT_IN_A_BATCH.isdisjoint(properties):
-                self._checks.batch_item(properties)
-            tags = tag_hash(properties) if "TAGS" in properties else 0
-            entries.append(BatchEntry(body, raw, flag, tags, index_keys(properties)))
         batch = MessageBatch(
             header.topic,
             queue_id if queue_id >= 0 else random_queue(config),
@@ -374,17 +367,16 @@ class SendMessageProcessor:
 
     def _answer_batch(
         self, command: RemotingCommand, batch: MessageBatch, result: PutMessageResult, unique: str | None
-    ) -> RemotingCommand:
+    ) -> Reply:
         if not result.ok:
             return command.reply(refusal_code(result.status), result.remark or result.status.name, self._ext)
         self._count(batch.topic, len(batch.entries), result.size)
-        host = self._host_hex
-        ids = result.offsets if result.offsets is not None else [result.physical_offset]
-        ext = self._ext | {
-            "msgId": ",".join([f"{host}{offset:016X}" for offset in ids]),
-            "queueId": str(batch.queue_id),
-            "queueOffset": str(result.queue_offset),
-        }
+        ids = message_ids(self._host_hex, result.offsets or [result.physical_offset])
+        added = self._ext
+        if not result.status and not command.encoding and unique is None and self._templated:
+            region, trace = added["MSG_REGION"], added["TRACE_ON"]
+            return batch_reply(region, trace, ids, batch.queue_id, result.queue_offset, command.opaque)
+        ext = added | {"msgId": ids, "queueId": str(batch.queue_id), "queueOffset": str(result.queue_offset)}
         if unique is not None:
             ext["transactionId"] = unique
         return command.reply(_STORED[result.status], None, ext)

@@ -298,24 +298,32 @@ class CommitLog:
             file = self._make_room(total)
             if file is None:
                 return None
-        return self._write_batch(file, queue, batch, fixed)
+        return self._write_batch(file, queue, batch, fixed, bodies, properties)
 
-    def _write_batch(self, file: MappedFile, queue: TopicQueue, batch: MessageBatch, fixed: int) -> PutMessageResult:
+    def _write_batch(
+        self,
+        file: MappedFile,
+        queue: TopicQueue,
+        batch: MessageBatch,
+        fixed: int,
+        bodies: list[int],
+        properties: list[int],
+    ) -> PutMessageResult:
         now = max(self._wall_ms(), self.last_store_timestamp)
         sys_flag = batch.sys_flag & ~_V6_FLAGS | record.host_flags(batch.born_host, batch.store_host)
-        pack = record.layout(sys_flag).pack
         queue_id, magic, topic_part = batch.queue_id, queue.magic, queue.topic_part
-        born_timestamp, born_host, store_host = batch.born_timestamp, batch.born_host, batch.store_host
-        reconsume_times = batch.reconsume_times
         queue_offset = queue.next_offset
         physical_offset = file.start + file.wrote
         offsets: list[int] = []
         parts: list[Any] = []
         try:
-            for entry in batch.entries:
+            shared = record.pack_shared(
+                sys_flag, batch.born_timestamp, batch.born_host, now, batch.store_host, batch.reconsume_times
+            )
+            pack = record.around_shared(len(shared)).pack
+            tails = {length: topic_part + length.to_bytes(2, "big") for length in set(properties)}
+            for entry, body_length, properties_length in zip(batch.entries, bodies, properties, strict=True):
                 body = entry.body
-                properties = entry.properties
-                body_length, properties_length = len(body), len(properties)
                 size = fixed + body_length + properties_length
                 offsets.append(physical_offset)
                 parts += (
@@ -327,19 +335,12 @@ class CommitLog:
                         entry.flag,
                         queue_offset,
                         physical_offset,
-                        sys_flag,
-                        born_timestamp,
-                        born_host,
-                        now,
-                        store_host,
-                        reconsume_times,
-                        0,
+                        shared,
                         body_length,
                     ),
                     body,
-                    topic_part,
-                    properties_length.to_bytes(2, "big"),
-                    properties,
+                    tails[properties_length],
+                    entry.properties,
                 )
                 queue_offset += 1
                 physical_offset += size

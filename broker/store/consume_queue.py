@@ -111,6 +111,17 @@ class ConsumeQueue:
             self.on_dirty(self)
         return True
 
+    def put_all(self, places: list[int], sizes: list[int], tags: list[int], queue_offset: int) -> None:
+        """Add the units of messages that lie side by side and have offsets from ``queue_offset`` on; as ``put``."""
+        if queue_offset != self.next_offset or places[0] < self.max_phy or not self.dirty:
+            for phy, size, tags_code in zip(places, sizes, tags, strict=True):
+                self.put(phy, size, tags_code, queue_offset)
+                queue_offset += 1
+            return
+        self.tail += b"".join(map(_PACK, places, sizes, tags))
+        self.next_offset += len(places)
+        self.max_phy = places[-1] + sizes[-1]
+
     def _fill_up_to(self, queue_offset: int, phy: int) -> None:
         """Make ``queue_offset`` the next one where that is plausible; an older offset is given a new place at the end.
 

@@ -6,6 +6,7 @@ Source: RocketMQ's CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuil
 """
 
 from collections.abc import Callable, Container, Sequence
+from operator import sub
 from typing import Final
 
 from broker.store.consume_queue import ConsumeQueue
@@ -137,22 +138,21 @@ class StoreDispatcher:
         if index is not None:
             pending = index.pending
             waiting = len(pending)
-            for entry, phy in zip(batch.entries, offsets, strict=True):
-                if entry.keys:
-                    pending.append((topic, entry.keys, phy, store_timestamp))
+            pending.extend(
+                [
+                    (topic, entry.keys, phy, store_timestamp)
+                    for entry, phy in zip(batch.entries, offsets, strict=True)
+                    if entry.keys
+                ]
+            )
             if waiting < WAKE_AT <= len(pending):
                 index.wake()
-        queue = self._queues.find_or_create(topic, queue_id)
-        queue_offset = result.queue_offset
-        following = [*offsets[1:], end]
-        for entry, phy, stop in zip(batch.entries, offsets, following, strict=True):
-            queue.put(phy, stop - phy, entry.tags_code, queue_offset)
-            queue_offset += 1
+        sizes = list(map(sub, [*offsets[1:], end], offsets))
+        tags = [entry.tags_code for entry in batch.entries]
+        self._queues.find_or_create(topic, queue_id).put_all(offsets, sizes, tags, result.queue_offset)
         if (topic, queue_id) in self.awaited or self.message_arriving or topic in self.arriving_in:
-            queue_offset = result.queue_offset
-            for entry in batch.entries:
-                queue_offset += 1
-                self.tell(topic, queue_id, queue_offset, entry.tags_code, store_timestamp)
+            for following, tags_code in enumerate(tags, result.queue_offset + 1):
+                self.tell(topic, queue_id, following, tags_code, store_timestamp)
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         """The log goes on in its next file; see types.Dispatcher."""

@@ -426,3 +426,21 @@ async def test_on_a_real_disk(tmp_path: Any) -> None:
     assert loaded is not None
     assert loaded.next_offset == 25
     assert not any(again.peek(TOPIC, 0, 25, 5))
+
+
+@pytest.mark.parametrize("dirty", [False, True])
+@pytest.mark.parametrize("start", [0, 5, 9])
+def test_units_of_a_batch_are_put_as_one_by_one(dirty: bool, start: int) -> None:
+    queues = []
+    for _ in range(2):
+        queue = ConsumeQueue("T", 0, "/q/T/0", QueueShape(10, 1 << 20), lambda _: None)
+        queue.put(100, 50, 1, 4)
+        queue.dirty = dirty
+        queues.append(queue)
+    one, many = queues
+    places, sizes, tags = [150, 250, 350], [100, 100, 60], [1, -2, 3]
+    for number, unit in enumerate(zip(places, sizes, tags, strict=True)):
+        one.put(*unit, start + number)
+    many.put_all(places, sizes, tags, start)
+    for name in ("tail", "next_offset", "max_phy", "min_offset", "tail_offset", "dirty"):
+        assert getattr(one, name) == getattr(many, name), name
