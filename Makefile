@@ -11,7 +11,7 @@ ROOMS := protocol remoting namesrv client broker pipeline
 SOURCES := $(ROOMS) pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-partners test-exchange test-sdk test-operations check check-format check-lint check-types check-layers check-generated \
+.PHONY: help run test test-partners test-exchange test-sdk test-operations check check-format check-lint check-types check-public-types check-layers check-generated \
 	format generate bench lock changelog clean
 
 help: ## this list
@@ -75,7 +75,7 @@ test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus 
 	@$(call pytest,-m partners tests/docker tests/broker/metrics $(ARGS))
 
 check: $(VENV)/.dev-stamp ## format, lint, types, layers, generated files; reports all of them, fails on any
-	@$(MAKE) --no-print-directory --keep-going check-format check-lint check-types check-layers check-generated
+	@$(MAKE) --no-print-directory --keep-going check-format check-lint check-types check-public-types check-layers check-generated
 
 check-format: $(VENV)/.dev-stamp
 	@$(BIN)/ruff format --check .
@@ -85,6 +85,11 @@ check-lint: $(VENV)/.dev-stamp
 
 check-types: $(VENV)/.dev-stamp
 	@$(BIN)/mypy $(SOURCES)
+
+check-public-types: $(VENV)/.dev-stamp
+	@PYTHONPATH="$(CURDIR):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		$(BIN)/basedpyright --ignoreexternal --verifytypes client > $(VENV)/verifytypes.txt || { cat $(VENV)/verifytypes.txt; exit 1; }
+	@echo "client: $$(grep 'Type completeness score' $(VENV)/verifytypes.txt)"
 
 check-layers: $(VENV)/.dev-stamp
 	@$(BIN)/lint-imports

@@ -60,10 +60,10 @@ class PullCall:
         hold: float = HOLD,
         receiver: object = None,
     ) -> None:
-        self.queue = queue
-        self.tags = subscription.tags
-        self.hold = hold
-        self.receiver = receiver
+        self.queue: MessageQueue = queue
+        self.tags: frozenset[str] = subscription.tags
+        self.hold: float = hold
+        self.receiver: object = receiver
         data = subscription.data
         flags = (sysflag.PULL_SUSPEND if hold else 0) | (sysflag.PULL_SUBSCRIPTION if with_subscription else 0)
         self._commit = str(flags | sysflag.PULL_COMMIT_OFFSET)
