@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from client.compression import decompress
 from pipeline.schema import ARROW_SCHEMA
 from pipeline.store.gather import as_text, gather
 from pipeline.store.heads import Array, Heads
@@ -72,6 +71,8 @@ class Rows:
         packed = (heads.sys_flag & sysflag.COMPRESSED) != 0
         if not packed.any():
             return stored, []
+        from client.compression import decompress  # noqa: PLC0415 - brings the whole SDK, which few stores need
+
         bad = []
         bodies = []
         for number in np.flatnonzero(packed).tolist():

@@ -1,0 +1,205 @@
+"""``python -m pipeline NAME --help``: the jobs as commands. Spark's own settings come from the environment.
+
+On a cluster, the same with ``spark-submit``; ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf`` count as ever.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_store = click.argument("store")
+_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+_page = click.option("--page", type=click.Path(dir_okay=False), help="Write a page with tables and plots (HTML).")
+_split = click.option("--split-size", default=64 << 20, show_default=True, help="Bytes of the log that one task reads.")
+
+
+@click.group(name="pipeline", context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Jobs over message stores on Spark. STORE is a directory or any path that fsspec knows."""
+
+
+@main.command()
+@_store
+@click.argument("target")
+@_split
+@_json
+@click.option("--queue-file-size", default=6_000_000, show_default=True, help="mappedFileSizeConsumeQueue, in bytes.")
+@click.option("--slots", default=5_000_000, show_default=True, help="maxHashSlotNum.")
+@click.option("--entries", default=20_000_000, show_default=True, help="maxIndexNum.")
+@click.option("--delay-levels", help="messageDelayLevel, where the broker's is not the default one.")
+@click.option("--index/--no-index", default=True, help="With the index, or without.")
+def rebuild(store: str, target: str, split_size: int, as_json: bool, **sizes: Any) -> None:
+    """Make consume queues, index and checkpoint of STORE from its log alone, into TARGET.
+
+    Exit code 3 where records are damaged.
+    """
+    with _session("rebuild") as spark:
+        from pipeline.jobs.rebuild import RebuildOptions  # noqa: PLC0415 - needs PySpark
+        from pipeline.jobs.rebuild import rebuild as run  # noqa: PLC0415 - as above
+
+        options = RebuildOptions(**{name: value for name, value in sizes.items() if value is not None})
+        report = run(spark, store, target, options, split_size=split_size)
+    _tell(
+        as_json,
+        report,
+        f"{report.records} records read up to offset {report.log_end}; {report.units} units in {report.queues} queues, "
+        f"{report.keys} keys in {report.index_files} index files",
+        *(f"damaged: {length} bytes at offset {phy}: {why}" for phy, length, why in report.damages),
+    )
+    sys.exit(3 if report.damages else 0)
+
+
+@main.command()
+@_store
+@_split
+@_json
+@_page
+@click.option("--slots", default=5_000_000, show_default=True, help="maxHashSlotNum.")
+@click.option("--entries", default=20_000_000, show_default=True, help="maxIndexNum.")
+@click.option("--delay-levels", help="messageDelayLevel, where the broker's is not the default one.")
+def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
+    """Compare records, the chain of the log, queues and index of STORE. Exit code 1 where something is wrong."""
+    with _session("audit") as spark:
+        from pipeline.jobs import audit as job  # noqa: PLC0415 - needs PySpark
+
+        report = job.audit(spark, store, **{name: value for name, value in settings.items() if value is not None})
+    if page:
+        job.write_page(report, page)
+    _tell(
+        as_json,
+        report,
+        f"{report.records} records, {report.units} units in {report.queues} queues, {report.keys} keys in "
+        f"{report.index_files} index files",
+        *(f"fault: {fault.kind}: {fault.count}: {'; '.join(fault.examples[:3])}" for fault in report.faults),
+        "the store is sound" if report.is_sound else "the store has faults",
+    )
+    sys.exit(0 if report.is_sound else 1)
+
+
+@main.command()
+@_store
+@_json
+@_page
+@click.option("--topics", help="Only these, separated by commas.")
+@click.option("--begin", help="Only what was stored then or later: ms, or 2026-01-31T12:00:00 (UTC).")
+@click.option("--end", help="Only what was stored until then.")
+def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin: str | None, end: str | None) -> None:
+    """Traffic by topic, tag, producer host and hour; sizes, latencies, hot keys."""
+    given = {"topics": topics, "startingTimestamp": begin, "endingTimestamp": end}
+    with _session("stats") as spark:
+        from pipeline.jobs import stats as job  # noqa: PLC0415 - needs PySpark
+
+        found = job.stats(spark, store, **{name: value for name, value in given.items() if value})
+    if page:
+        job.write_page(found, page)
+    rows = found.tables["topics"]
+    _tell(as_json, found, *(f"{row['topic']:40} {row['messages']:>12} {row['bytes']:>16}" for row in rows))
+
+
+@main.command()
+@_store
+@click.argument("target")
+@_split
+@_json
+@click.option("--topics", default="", help="Only these, separated by commas.")
+@click.option("--broker-name", default="broker", show_default=True, help="Keeps archives of several brokers apart.")
+@click.option("--file-size", default=128 << 20, show_default=True, help="About how large a file gets, in bytes.")
+@click.option("--fail-on-data-loss/--accept-data-loss", default=True, help="Stop where the log was deleted unarchived.")
+def archive(store: str, target: str, as_json: bool, **settings: Any) -> None:
+    """Put what came to STORE since the last run into TARGET, as Parquet by topic and day."""
+    with _session("archive") as spark:
+        from pipeline.jobs import archive as job  # noqa: PLC0415 - needs PySpark
+
+        batch = job.archive(spark, store, target, job.ArchiveOptions(**settings))
+    text = "nothing new" if batch is None else f"batch {batch.number}: {batch.rows} rows in {len(batch.files)} files"
+    _tell(as_json, batch, text)
+
+
+@main.command()
+@_store
+@click.option("--namesrv", required=True, help="Addresses of the name servers.")
+@click.option("--to", "topic", required=True, help="The topic to send to; it has to exist.")
+@click.option("--where", default="true", help="Which rows: an SQL condition on the columns of the store.")
+@click.option("--rate", default=0.0, help="Messages a second; 0 for as fast as it goes.")
+@click.option("--key", default="element_at(keys, 1)", show_default=True, help="Rows of one key keep their order.")
+@click.option("--order", default="commitLogOffset", show_default=True, help="That order.")
+@click.option("--tasks", default=2, show_default=True, help="How many send at the same time.")
+def replay(store: str, where: str, **settings: Any) -> None:
+    """Send rows of STORE into a topic again: at least once, those of a key in their order."""
+    with _session("replay") as spark:
+        from pipeline.jobs import replay as job  # noqa: PLC0415 - needs PySpark
+
+        table = spark.read.format("rocketmq-store").load(store).where(where)
+        sent = job.replay(table, job.ReplayOptions(**settings))
+    click.echo(f"{sent} messages sent")
+
+
+@main.command()
+@_store
+@click.argument("target")
+@click.option("--topics", default="", help="Only these, separated by commas.")
+@click.option("--key", default="element_at(keys, 1)", show_default=True, help="An SQL expression.")
+@click.option("--order", default="commitLogOffset", show_default=True, help="By what a row is newer than another.")
+@click.option("--tombstones/--no-tombstones", default=True, help="An empty body takes its key away, or is a row.")
+def compact(store: str, target: str, topics: str, **settings: Any) -> None:
+    """Write the newest record of each key of STORE to TARGET, as Parquet."""
+    with _session("compact") as spark:
+        from pipeline.jobs import compact as job  # noqa: PLC0415 - needs PySpark
+
+        reader = spark.read.format("rocketmq-store")
+        table = (reader.option("topics", topics) if topics else reader).load(store)
+        job.compact(table, **settings).write.parquet(target)
+        click.echo(f"{spark.read.parquet(target).count()} keys")
+
+
+# -- helpers
+
+
+@contextmanager
+def _session(name: str) -> "Iterator[SparkSession]":
+    """A session for one job; what a user can mend is told without a stack."""
+    try:
+        from pipeline.jobs.run import session  # noqa: PLC0415 - PySpark may be missing
+    except ImportError as error:
+        _fail(f"{error}: the jobs need the spark extra, pip install 'trimq[spark]'")
+    spark = session(name)
+    try:
+        yield spark
+    except _known() as error:
+        _fail(str(error))
+    finally:
+        spark.stop()
+
+
+def _known() -> tuple[type[Exception], ...]:
+    from pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - needs PySpark
+    from pipeline.jobs.rebuild import RebuildError  # noqa: PLC0415 - as above
+
+    return ValueError, OSError, ArchiveError, RebuildError
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(f"pipeline: {text}", err=True)
+    sys.exit(2)
+
+
+def _tell(as_json: bool, report: Any, *lines: str) -> None:
+    if as_json:
+        encode: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=str).encode
+        click.echo(encode(report))
+        return
+    for line in lines:
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

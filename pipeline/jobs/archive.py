@@ -1,0 +1,254 @@
+"""``archive``: a store's records to Parquet or ORC, by topic and day, a little more with each run.
+
+Each run archives the log from where the last one ended to where it ends now, as one batch. Tasks write files of bounded
+size into ``_trimq/staging``; their names come back only from tasks that succeeded. They are moved to their places under
+names that carry the batch's number, and then the batch's manifest is put into ``_trimq/batches`` in one step: only with
+that is the batch there. A run that finds files of a batch without a manifest deletes them and does the batch again, so
+after any kill nothing is there twice and nothing is lost.
+"""
+
+import json
+import posixpath
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pipeline.jobs.run import Target, groups
+from pipeline.schema import COLUMNS
+from pipeline.store.files import StoreFiles
+from pipeline.store.scan import Found, record_at
+from pipeline.store.walk import Damage, LogWalk, Stretch
+
+FILE_SIZE: Final = 128 << 20
+_STAGING: Final = "_trimq/staging"
+_BATCHES: Final = "_trimq/batches"
+_SCHEMA: Final = "topic string, day string, path string, rows bigint, bytes bigint"
+_ARROW: Final = pa.schema(
+    [("topic", pa.string()), ("day", pa.string()), ("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())]
+)
+_ROW_GROUP: Final = 16 << 20
+
+
+class ArchiveError(Exception):
+    """The archive cannot go on; the text says why, and what to do."""
+
+
+class ArchiveOptions(Struct, frozen=True):
+    """``file_size`` is about how large a file gets, in bytes. ``broker_name`` keeps archives of several brokers apart.
+
+    ``fail_on_data_loss``: stop where the broker has deleted what was not archived yet.
+    """
+
+    file_size: int = FILE_SIZE
+    topics: str = ""
+    broker_name: str = "broker"
+    compression: str = "zstd"
+    fail_on_data_loss: bool = True
+    split_size: int = 64 << 20
+
+
+class Batch(Struct):
+    """What one run has archived: log offsets [begin, end), and the files by their paths in the archive."""
+
+    number: int
+    broker_name: str
+    begin: int
+    end: int
+    rows: int = 0
+    files: list[str] = []
+    lost: int = 0
+    """Bytes of the log that the broker had deleted before they were archived."""
+
+
+def batches(target: str, broker_name: str) -> list[Batch]:
+    """The batches that are in an archive, in their order."""
+    out = Target(target)
+    found = []
+    for name in out.names(_BATCHES, quote(broker_name, safe="")):
+        if name.endswith(".json"):
+            path = out.join(_BATCHES, quote(broker_name, safe=""), name)
+            found.append(msgspec.json.decode(out.fs.cat_file(path), type=Batch))
+    return sorted(found, key=lambda batch: batch.number)
+
+
+def archive(spark: SparkSession, store: str, target: str, options: ArchiveOptions | None = None) -> Batch | None:
+    """Archive what has come to the log since the last run; None where nothing has.
+
+    Raises ArchiveError, StorePathError.
+    """
+    options = options or ArchiveOptions()
+    out = Target(target)
+    done = batches(target, options.broker_name)
+    number = done[-1].number + 1 if done else 0
+    _clear(out, options.broker_name, number)
+    begin, end, lost = _range(StoreFiles(store), done, options)
+    if begin >= end:
+        return None
+    reader = spark.read.format("rocketmq-store").option("path", store).option("brokerName", options.broker_name)
+    reader = reader.option("startingPosition", begin).option("endingPosition", end)
+    reader = reader.option("splitSize", options.split_size)
+    if options.topics:
+        reader = reader.option("topics", options.topics)
+    staging = out.join(_STAGING, f"{quote(options.broker_name, safe='')}-{number}-{uuid.uuid4().hex}")
+    written = _write(reader.load(), out, staging, options).collect()
+    batch = Batch(number, options.broker_name, begin, end, sum(row.rows for row in written), [], lost)
+    for at, row in enumerate(sorted(written, key=lambda row: str(row.path))):
+        place = posixpath.join(f"topic={quote(row.topic, safe='')}", f"day={row.day}")
+        name = posixpath.join(place, f"{_prefix(options.broker_name, number)}-{at:05d}.parquet")
+        out.move(row.path, out.join(name))
+        batch.files.append(name)
+    out.write(_manifest(out, options.broker_name, number), msgspec.json.encode(batch))
+    out.remove(out.join(_STAGING))
+    return batch
+
+
+def _prefix(broker_name: str, number: int) -> str:
+    return f"{quote(broker_name, safe='')}-{number:08d}"
+
+
+def _manifest(out: Target, broker_name: str, number: int) -> str:
+    return out.join(_BATCHES, quote(broker_name, safe=""), f"{number:08d}.json")
+
+
+def _clear(out: Target, broker_name: str, number: int) -> None:
+    """Delete what a run left that did not come to its end: it has no manifest, so it is not there."""
+    out.remove(out.join(_STAGING))
+    prefix = _prefix(broker_name, number)
+    for topic in out.names():
+        if topic.startswith("topic="):
+            for day in out.names(topic):
+                for name in out.names(topic, day):
+                    if name.startswith(f"{prefix}-"):
+                        out.remove(out.join(topic, day, name))
+
+
+def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tuple[int, int, int]:
+    """Log offsets of the next batch, and how many bytes before it are gone."""
+    log = files.log_files()
+    if not log:
+        return 0, 0, 0
+    begin = done[-1].end if done else log[0].start
+    lost = max(0, log[0].start - begin)
+    if lost and options.fail_on_data_loss:
+        raise ArchiveError(
+            f"the log begins at {log[0].start}, the archive ends at {begin}: {lost} bytes were deleted before they "
+            "were archived; go on without them with failOnDataLoss=false"
+        )
+    begin = max(begin, log[0].start)
+    return begin, _log_end(files, begin), lost
+
+
+def _log_end(files: StoreFiles, begin: int) -> int:
+    """Where the log ends: behind its last record. Only the file that is written to is looked through."""
+    for file in reversed(files.log_files()):
+        if file.end <= begin:
+            return begin
+        with files.opened(file) as source:
+            known = isinstance(record_at(source, max(0, begin - file.start), file.start, check_crc=False), Found)
+            start = begin - file.start if begin > file.start and known else 0
+            walk = LogWalk(source, Stretch(file, start, file.size, is_newest=True, followed=False), check_crc=False)
+            records = sum(not isinstance(item, Damage) for item in walk)
+            if records:
+                return file.start + walk.end
+    return begin
+
+
+def _write(table: DataFrame, out: Target, staging: str, options: ArchiveOptions) -> DataFrame:
+    """Write the rows into files by topic and day; a row for each file."""
+    work = partial(_write_files, out, staging, options.file_size, options.compression)
+    day = f.date_format("storeTimestamp", "yyyy-MM-dd").alias("day")
+    rows = table.select(*COLUMNS, day)
+    # many tasks for a large topic: rows go by topic, day and some digits of their place
+    spread = f.expr("commitLogOffset div 1073741824")
+    spark = table.sparkSession
+    count = max(2, int(spark.conf.get("spark.sql.shuffle.partitions", "200") or 200))
+    rows = rows.repartition(count, "topic", "day", spread).sortWithinPartitions("topic", "day", "commitLogOffset")
+    return rows.mapInArrow(work, _SCHEMA)
+
+
+class _Files:
+    """Files of one topic and day: a new one where the last is large enough."""
+
+    def __init__(self, out: Target, directory: str, topic: str, day: str, file_size: int, compression: str) -> None:
+        self._out = out
+        self._directory = directory
+        self._place = topic, day
+        self._file_size = file_size
+        self._compression = compression
+        self._writer: Any = None
+        self._stream: Any = None
+        self._path = ""
+        self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+        """Add rows; tells of each file that is full."""
+        import pyarrow.parquet as pq  # noqa: PLC0415 - only tasks that write need it
+
+        step = max(1, int(_ROW_GROUP // max(1, batch.nbytes / max(1, batch.num_rows))))
+        for at in range(0, batch.num_rows, step):
+            if self._writer is None:
+                self._path = posixpath.join(self._directory, f"{uuid.uuid4().hex}.parquet")
+                self._out.make_directory(self._directory)
+                self._stream = self._out.fs.open(self._path, "wb")
+                self._writer = pq.ParquetWriter(self._stream, batch.schema, compression=self._compression)
+                self._rows = 0
+            piece = batch.slice(at, step)
+            self._writer.write_batch(piece)
+            self._rows += piece.num_rows
+            if self._stream.tell() >= self._file_size:
+                yield self.end()
+
+    def end(self) -> tuple[Any, ...]:
+        """Close the file."""
+        self._writer.close()
+        size = self._stream.tell()
+        self._stream.close()
+        self._writer = None
+        return (*self._place, self._path, self._rows, size)
+
+    @property
+    def is_open(self) -> bool:
+        """There is a file that was not told of."""
+        return self._writer is not None
+
+
+def _write_files(
+    out: Target, staging: str, file_size: int, compression: str, found: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    files: _Files | None = None
+    key: tuple[Any, ...] = ()
+    told: list[tuple[Any, ...]] = []
+    for batch in found:
+        for place, table in groups(iter([batch]), ("topic", "day")):
+            if place != key:
+                if files is not None and files.is_open:
+                    told.append(files.end())
+                key, files = place, _Files(out, staging, place[0], place[1], file_size, compression)
+            assert files is not None
+            for piece in table.drop_columns(["topic", "day"]).combine_chunks().to_batches():
+                told += files.write(piece)
+    if files is not None and files.is_open:
+        told.append(files.end())
+    yield pa.RecordBatch.from_pylist([dict(zip(_ARROW.names, row, strict=True)) for row in told], schema=_ARROW)
+
+
+def read(spark: SparkSession, target: str) -> DataFrame:
+    """An archive as a table: the files of batches that are complete, and nothing else."""
+    out = Target(target)
+    files = []
+    for broker in out.names(_BATCHES):
+        for name in out.names(_BATCHES, broker):
+            if name.endswith(".json"):
+                files += json.loads(out.fs.cat_file(out.join(_BATCHES, broker, name)))["files"]
+    if not files:
+        raise ArchiveError(f"{target} has no batch that is complete")
+    names = [posixpath.join(target, name) for name in files]
+    return spark.read.option("basePath", target).parquet(*names)

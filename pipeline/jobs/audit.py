@@ -1,0 +1,271 @@
+"""``audit``: whether a store holds together: records, the chain of the log, queues, index; a report with plots.
+
+Everything is compared with the log, which is read once, every record with its checksum. On one machine,
+``mqstore verify`` says the same and looks at the small files too.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct, field
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
+from pipeline.jobs.index_files import read_index_file
+from pipeline.jobs.page import Page
+from pipeline.jobs.rebuild import ENTRIES, SLOTS
+from pipeline.jobs.run import groups, on_parts
+from pipeline.store.files import DataFile, StoreFiles
+from pipeline.store.options import StoreOptions
+from pipeline.store.queues import UNIT_TYPE
+from protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
+
+_SHOWN: Final = 20
+_FAULT_SCHEMA: Final = "kind string, count bigint, example string"
+_FAULT_ARROW: Final = pa.schema([("kind", pa.string()), ("count", pa.int64()), ("example", pa.string())])
+_INDEX_SCHEMA: Final = "hash int, phy bigint, kind string, example string"
+
+
+class Fault(Struct):
+    """Faults of one kind: how many, and some of them in words."""
+
+    kind: str
+    count: int
+    examples: list[str]
+
+
+class AuditReport(Struct):
+    """What an audit found. ``hours`` are (hour, records, bytes)."""
+
+    records: int = 0
+    bytes: int = 0
+    queues: int = 0
+    units: int = 0
+    superseded: int = 0
+    """Records of an earlier life of their topic: a later one has their place in the queue."""
+    keys: int = 0
+    index_files: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    hours: list[tuple[Any, int, int]] = field(default_factory=list)
+    topics: list[tuple[str, int, int]] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Nothing is wrong."""
+        return not self.faults
+
+
+def audit(
+    spark: SparkSession,
+    store: str,
+    *,
+    delay_levels: str = DELAY_LEVELS,
+    slots: int = SLOTS,
+    entries: int = ENTRIES,
+    split_size: int = 64 << 20,
+) -> AuditReport:
+    """Look at everything; delay levels, slots and entries as in the broker's configuration. Raises StorePathError."""
+    files = StoreFiles(store)
+    report = AuditReport()
+    reading = StoreOptions(path=store, split_size=split_size)
+    table, _, gaps = dispatched(spark, files, reading, delay_table(delay_levels))
+    table.persist(StorageLevel.DISK_ONLY)
+    try:
+        _totals(table, report)
+        examples = [f"{gap.length} bytes at {gap.phy}: {gap.why}" for gap in gaps]
+        if gaps:
+            report.faults.append(Fault("log chain", len(gaps), examples[:_SHOWN]))
+        _add(report, table.where("why is not null").select(_told("damaged record", "why", "phy", "size")))
+        _add(report, _times(table))
+        _queues(spark, files, table, report)
+        _index(spark, files, table, report, partial(read_index_file, files, slots, entries))
+    finally:
+        table.unpersist()
+    return report
+
+
+def _told(kind: str, *columns: str) -> Any:
+    """A fault of each row, with some columns as its example."""
+    texts = [f.concat(f.lit(f"{name}="), f.col(name).cast("string")) for name in columns]
+    return f.struct(
+        f.lit(kind).alias("kind"), f.lit(1).cast("bigint").alias("count"), f.concat_ws(" ", *texts).alias("example")
+    ).alias("fault")
+
+
+def _add(report: AuditReport, faults: DataFrame) -> None:
+    """Count a table of faults by kind and take some examples."""
+    rows = faults.select("fault.*") if faults.columns == ["fault"] else faults
+    found = rows.groupBy("kind").agg(f.sum("count").alias("count"), f.slice(f.collect_set("example"), 1, _SHOWN))
+    for row in found.orderBy("kind").collect():
+        if row["count"]:
+            report.faults.append(Fault(row.kind, row["count"], sorted(row[2])))
+
+
+def _totals(table: DataFrame, report: AuditReport) -> None:
+    records = table.where("why is null")
+    hour = f.date_trunc("hour", f.timestamp_millis("storeTime")).alias("hour")
+    size = f.sum("size").alias("bytes")
+    for row in records.groupBy(hour).agg(f.count("*").alias("records"), size).orderBy("hour").collect():
+        report.hours.append((row.hour, row.records, row.bytes))
+    for row in records.groupBy("topic").agg(f.count("*").alias("records"), size).orderBy(f.desc("records")).collect():
+        report.topics.append((row.topic, row.records, row.bytes))
+    report.records = sum(records for _, records, _ in report.topics)
+    report.bytes = sum(size for _, _, size in report.topics)
+    report.keys = table.agg(f.sum(f.greatest(f.size("hashes"), f.lit(0)))).collect()[0][0] or 0
+
+
+def _times(table: DataFrame) -> DataFrame:
+    """Parts whose records are older than those of a part before: searches by time miss some of them."""
+    parts = table.where("why is null").groupBy("part")
+    rows = parts.agg(f.min("storeTime").alias("first"), f.max("storeTime").alias("last"), f.min("phy").alias("phy"))
+    found = sorted(rows.collect(), key=lambda row: int(row.part))
+    newest = 0
+    faults = []
+    for row in found:
+        if row.first < newest:
+            faults.append(("store time goes back", 1, f"by {newest - row.first} ms behind log offset {row.phy}"))
+        newest = max(newest, row.last)
+    return table.sparkSession.createDataFrame(faults, _FAULT_SCHEMA)
+
+
+# -- queues
+
+
+def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: AuditReport) -> None:
+    """Each unit leads to its record, each record has its unit, offsets follow one another."""
+    stored = {
+        (topic, queue_id): files.queue_files(topic, queue_id)
+        for topic in files.topics()
+        for queue_id in files.queue_ids(topic)
+    }
+    size = max((file.size for found in stored.values() for file in found), default=6_000_000)
+    units = max(1, size // UNIT_SIZE)
+    log = files.log_files()
+    bounds = (log[0].start, log[-1].end) if log else (0, 0)
+    paths = {(topic, queue_id, file.start // size): file for (topic, queue_id), own in stored.items() for file in own}
+    # every file that is there gets a row, so that those without records are looked at too
+    expected = table.where("queued").select(
+        "topic", "queueId", f.expr(f"queueOffset div {units}").alias("file"), "queueOffset", "phy", "size", "tagsCode"
+    )
+    marks = [(topic, queue_id, number, -1, -1, 0, 0) for topic, queue_id, number in paths]
+    if marks:
+        expected = expected.union(spark.createDataFrame(marks, expected.schema))
+    work = partial(check_queue_files, files, paths, units, bounds)
+    checked = (
+        expected.repartition("topic", "queueId", "file")
+        .sortWithinPartitions("topic", "queueId", "file", "queueOffset", "phy")
+        .mapInArrow(work, _FAULT_SCHEMA)
+    ).cache()
+    totals = {row.kind: row["count"] for row in checked.groupBy("kind").agg(f.sum("count").alias("count")).collect()}
+    report.units, report.superseded = totals.get("=units", 0), totals.get("=superseded", 0)
+    report.queues = len(stored)
+    _add(report, checked.where("kind not like '=%'"))
+    checked.unpersist()
+    density = (
+        table.where("queued")
+        .groupBy("topic", "queueId")
+        .agg(
+            f.count_distinct("queueOffset").alias("offsets"),
+            (f.max("queueOffset") - f.min("queueOffset") + 1).alias("span"),
+        )
+    )
+    _add(
+        report,
+        density.where("offsets < span").select(
+            _told("offsets without a record", "topic", "queueId", "offsets", "span")
+        ),
+    )
+
+
+def check_queue_files(
+    files: StoreFiles,
+    paths: dict[tuple[str, int, int], DataFile],
+    units: int,
+    bounds: tuple[int, int],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Compare each queue file with the records of its range, sorted by offset and place in the log."""
+    for (topic, queue_id, number), table in groups(batches, ("topic", "queueId", "file")):
+        name = f"{topic}/{queue_id}"
+        offset = table["queueOffset"].to_numpy()
+        real = offset >= 0
+        offset = offset[real]
+        wanted = np.empty(len(offset), UNIT_TYPE)
+        wanted["phy"], wanted["size"] = table["phy"].to_numpy()[real], table["size"].to_numpy()[real]
+        wanted["tags_code"] = table["tagsCode"].to_numpy()[real]
+        last = np.append(offset[1:] != offset[:-1], True)[: len(offset)]
+        superseded = int((~last).sum())
+        offset, wanted = offset[last], wanted[last]
+        file = paths.get((topic, queue_id, number))
+        rows = [("=superseded", superseded, "")]
+        if file is None:
+            rows.append(("record without queue unit", len(offset), f"{name}: the file of offset {number * units}"))
+        else:
+            begin = number * units
+            held = np.frombuffer(files.units([file], begin, begin + units), UNIT_TYPE)
+            place = offset - begin
+            good = held[place] == wanted
+            rows.append(("=units", int(good.sum()), ""))
+            for at in np.flatnonzero(~good)[:_SHOWN].tolist():
+                stands = tuple(int(value) for value in held[place[at]])
+                text = f"{name} at {offset[at]}: {stands} for the record at {int(wanted['phy'][at])}"
+                rows.append(("queue unit is not the record's", 1, text))
+            more = int((~good).sum()) - _SHOWN
+            if more > 0:
+                rows.append(("queue unit is not the record's", more, f"{name}: and more"))
+            extra = (held["size"] > 0) & (held["size"] != FILLER_SIZE)
+            extra &= (held["phy"] >= bounds[0]) & (held["phy"] < bounds[1])
+            extra[place] = False
+            if extra.any():
+                first = begin + int(np.argmax(extra))
+                rows.append(("queue unit without record", int(extra.sum()), f"{name} at {first}"))
+        yield pa.RecordBatch.from_pylist(
+            [dict(zip(_FAULT_ARROW.names, row, strict=True)) for row in rows], schema=_FAULT_ARROW
+        )
+
+
+# -- index
+
+
+def _index(
+    spark: SparkSession, files: StoreFiles, table: DataFrame, report: AuditReport, read: Callable[..., Any]
+) -> None:
+    """Every key of every record is found by a query: an entry of its hash leads to it, and is in its slot's chain."""
+    found = files.index_files()
+    report.index_files = len(found)
+    if not found:
+        return
+    entries = on_parts(spark, found, read, _INDEX_SCHEMA).persist(StorageLevel.DISK_ONLY)
+    wrong = entries.where("kind is not null")
+    _add(report, wrong.select("kind", f.lit(1).cast("bigint").alias("count"), "example"))
+    keys = table.where("size(hashes) > 0").select("topic", "phy", f.explode("hashes").alias("hash"))
+    reached = entries.where("kind is null").select("hash", "phy")
+    missing = keys.join(reached, ["hash", "phy"], "left_anti")
+    _add(report, missing.select(_told("key that a query does not find", "topic", "phy", "hash")))
+    entries.unpersist()
+
+
+def write_page(report: AuditReport, path: str | Path) -> None:
+    """A page with the faults and plots."""
+    page = Page("Audit of a store")
+    page.text(
+        f"{report.records} records with {report.bytes} bytes; {report.queues} queues with {report.units} units that "
+        f"lead to their records; {report.index_files} index files for {report.keys} keys; {report.superseded} records "
+        "of earlier lives of their topics."
+    )
+    page.text("The store is sound." if report.is_sound else "The store has faults.")
+    rows = [
+        {"kind": fault.kind, "count": fault.count, "examples": "; ".join(fault.examples)} for fault in report.faults
+    ]
+    page.table("faults", rows)
+    page.line("Records by hour", [hour for hour, _, _ in report.hours], [count for _, count, _ in report.hours])
+    top = report.topics[:_SHOWN]
+    page.bars("Bytes by topic", [name for name, _, _ in top], [size for _, _, size in top])
+    page.bars("Faults by kind", [fault.kind for fault in report.faults], [fault.count for fault in report.faults])
+    page.write(path)

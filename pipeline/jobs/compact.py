@@ -1,0 +1,25 @@
+"""``compact``: the newest record of each key, of a store, an archive, or any table with their columns.
+
+What a compaction topic means: a key's later record takes the place of the earlier ones, and one with an empty body
+takes the key away. Records without a key are left out, as such topics refuse them.
+"""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+
+def compact(
+    table: DataFrame, *, key: str = "element_at(keys, 1)", order: str = "commitLogOffset", tombstones: bool = True
+) -> DataFrame:
+    """The newest row of each ``key`` of each topic, by ``order``; both are SQL expressions.
+
+    With ``tombstones`` keys whose newest row has an empty body are left out. Rows of several brokers need an order that
+    compares them: ``struct(storeTimestamp, brokerName, commitLogOffset)``.
+    """
+    columns = table.columns
+    by = ["topic", "compactKey"] if "topic" in columns else ["compactKey"]
+    rows = table.withColumn("compactKey", f.expr(key)).where(
+        "compactKey is not null and cast(compactKey as string) <> ''"
+    )
+    newest = rows.groupBy(*by).agg(f.max_by(f.struct(*columns), f.expr(order)).alias("newest")).select("newest.*")
+    return newest.where("length(body) > 0") if tombstones else newest

@@ -1,0 +1,153 @@
+"""What dispatch makes of each record of a log: its queue unit and the hashes of its index keys, many at a time.
+
+Layouts and rules: protocol.queue_unit, protocol.index_layout; RocketMQ's CommitLogDispatcherBuildConsumeQueue and
+CommitLogDispatcherBuildIndex.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline.jobs.run import on_parts
+from pipeline.store.columns import Rows
+from pipeline.store.files import StoreFiles
+from pipeline.store.gather import as_text
+from pipeline.store.heads import Array
+from pipeline.store.options import StoreOptions
+from pipeline.store.plan import plan
+from pipeline.store.table import walk
+from pipeline.store.walk import Chunk, Damage, Stretch
+from protocol import sysflag
+from protocol.hashing import tags_code
+from protocol.index_batch import make_batch
+from protocol.topic_rules import SCHEDULE_TOPIC
+
+DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+"""The broker's messageDelayLevel by default: the tag slot of a delayed message's unit is the time it is due."""
+_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNKNOWN_LEVEL_MS: Final = 1000
+
+SCHEMA: Final = (
+    "part int, topic string, queueId int, queueOffset bigint, phy bigint, size int, tagsCode bigint, "
+    "storeTime bigint, queued boolean, keyNumber bigint, hashes array<int>, why string"
+)
+"""``queued``: has a queue unit. ``keyNumber``: keys of the part before this record's. ``why``: no record but damage."""
+_ARROW: Final = pa.schema(
+    [
+        ("part", pa.int32()),
+        ("topic", pa.string()),
+        ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
+        ("phy", pa.int64()),
+        ("size", pa.int32()),
+        ("tagsCode", pa.int64()),
+        ("storeTime", pa.int64()),
+        ("queued", pa.bool_()),
+        ("keyNumber", pa.int64()),
+        ("hashes", pa.list_(pa.field("element", pa.int32()))),
+        ("why", pa.string()),
+    ]
+)
+
+
+def delay_table(levels: str) -> list[int]:
+    """Milliseconds of each delay level, [0] being none.
+
+    >>> delay_table("1s 5m")
+    [0, 1000, 300000]
+    """
+    return [0, *(int(level[:-1]) * _UNIT_MS[level[-1]] for level in levels.split())]
+
+
+def dispatched(
+    spark: SparkSession, files: StoreFiles, options: StoreOptions, delays: Sequence[int]
+) -> tuple[DataFrame, int, list[Damage]]:
+    """A row for each record and each damaged place of a store; how many parts it was read in, gaps between files."""
+    found = plan(files, options)
+    parts = [part for part in found.parts if isinstance(part, Stretch)]
+
+    def work(number: int, part: Stretch) -> Iterator[pa.RecordBatch]:
+        keys = 0
+        for item in walk(files, part, options):
+            if isinstance(item, Damage):
+                yield _damage_batch(number, item)
+            elif len(item.heads):
+                batch, more = dispatch_batch(item, number, keys, delays)
+                keys += more
+                yield batch
+
+    return on_parts(spark, parts, work, SCHEMA), len(parts), found.damages
+
+
+def _damage_batch(number: int, damage: Damage) -> pa.RecordBatch:
+    row = dict.fromkeys(_ARROW.names)
+    row |= {"part": number, "phy": damage.phy, "size": min(damage.length, 0x7FFFFFFF), "why": damage.why}
+    return pa.RecordBatch.from_pylist([row], schema=_ARROW)
+
+
+def dispatch_batch(chunk: Chunk, number: int, keys: int, delays: Sequence[int]) -> tuple[pa.RecordBatch, int]:
+    """The rows of one window, and how many keys they have; ``keys`` is how many there were before."""
+    heads = chunk.heads
+    rows = Rows(chunk.view, heads, None)
+    count = len(heads)
+    topics = rows.topics()
+    kind = heads.sys_flag & sysflag.TRANSACTION_MASK
+    queued = (kind != sysflag.TRANSACTION_PREPARED) & (kind != sysflag.TRANSACTION_ROLLBACK)
+    offsets, hashes = key_hashes(rows, topics, kind != sysflag.TRANSACTION_ROLLBACK)
+    arrays = [
+        pa.array(np.full(count, number, dtype=np.int32)),
+        topics,
+        pa.array(heads.queue_id, pa.int32()),
+        pa.array(heads.queue_offset),
+        pa.array(heads.phy),
+        pa.array(heads.size.astype(np.int32)),
+        pa.array(tag_slots(rows, topics, delays)),
+        pa.array(heads.store_timestamp),
+        pa.array(queued),
+        pa.array(keys + offsets[:-1].astype(np.int64)),
+        pa.ListArray.from_arrays(pa.array(offsets), pa.array(hashes, pa.int32()), type=_ARROW.field("hashes").type),
+        pa.nulls(count, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW), int(offsets[-1])
+
+
+def tag_slots(rows: Rows, topics: pa.StringArray, delays: Sequence[int]) -> Array:
+    """The tag slot of each record's unit: the tag's hash, or for a delayed message the time it is due."""
+    tags = rows.properties.column(b"TAGS").dictionary_encode()
+    codes = np.array([tags_code(tag) for tag in tags.dictionary.to_pylist()] or [0], dtype=np.int64)
+    slots: Array = codes[tags.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    slots[tags.indices.is_null().to_numpy(zero_copy_only=False)] = 0
+    delayed = np.flatnonzero(pa.compute.equal(topics, SCHEDULE_TOPIC).to_numpy(zero_copy_only=False))
+    if len(delayed):
+        texts = rows.properties.column(b"DELAY").take(pa.array(delayed)).to_pylist()
+        for row, text in zip(delayed.tolist(), texts, strict=True):
+            if text and text.isascii() and text.isdigit() and int(text) > 0:
+                level = min(int(text), len(delays) - 1)
+                delay = delays[level] if level > 0 else _UNKNOWN_LEVEL_MS
+                slots[row] = int(rows.heads.store_timestamp[row]) + delay
+    return slots
+
+
+def key_hashes(rows: Rows, topics: pa.StringArray, indexed: Array) -> tuple[Array, list[int]]:
+    """Where the key hashes of each record begin (one more than records), and all of them in the order of the index.
+
+    A record's keys are its unique key, then the words of KEYS.
+    """
+    found = rows.properties
+    unique_rows, which = found.named(b"UNIQ_KEY")
+    word_offsets, words = found.words(b"KEYS")
+    word_rows = np.repeat(np.arange(found.count), np.diff(word_offsets))
+    uniques = as_text(found.raw_values(which))
+    row = np.concatenate((unique_rows, word_rows))
+    texts = pa.concat_arrays([uniques, words])
+    order = np.argsort(row, kind="stable")
+    order = order[indexed[row[order]]]
+    row = row[order]
+    keyed = pa.compute.binary_join_element_wise(topics.take(pa.array(row)), texts.take(pa.array(order)), "#")
+    offsets = np.zeros(found.count + 1, dtype=np.int32)
+    np.cumsum(np.bincount(row, minlength=found.count), out=offsets[1:])
+    return offsets, make_batch().key_hashes(keyed.to_pylist()) if len(row) else []

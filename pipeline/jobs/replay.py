@@ -1,0 +1,105 @@
+"""``replay``: rows of a query back into a topic, as fast as allowed, those of one key in their order.
+
+A key's rows go through one task, one queue, one after the other. What a task has sent when it fails is sent again by
+its next attempt: at least once. Where that matters, write to the topic's table with ``idempotent=true`` instead.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+from msgspec import Struct
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from protocol.hashing import string_hash
+
+_BATCH: Final = 32
+
+
+class ReplayOptions(Struct, frozen=True):
+    """``rate``: messages a second of all tasks together, 0 for no limit. ``key``: a column, or "" for any order.
+
+    ``order``: a column or an expression by which rows of one key follow one another.
+    """
+
+    namesrv: str
+    topic: str
+    rate: float = 0.0
+    key: str = "element_at(keys, 1)"
+    order: str = "commitLogOffset"
+    tasks: int = 2
+    group: str = "trimq-replay"
+
+
+def replay(table: DataFrame, options: ReplayOptions) -> int:
+    """Send the rows (columns ``body``, and where there are some ``tags``, ``keys``, ``properties``); how many."""
+    names = [name for name in ("body", "tags", "keys", "properties") if name in table.columns]
+    key = f.expr(options.key).cast("string") if options.key else f.lit(None).cast("string")
+    rows = table.select(*names, key.alias("replayKey"), f.expr(options.order).alias("replayOrder"))
+    # rows without a key go anywhere
+    place = f.coalesce("replayKey", f.col("replayOrder").cast("string"))
+    rows = rows.repartition(options.tasks, place).sortWithinPartitions("replayOrder")
+    sent = rows.mapInArrow(_Sender(options), "sent bigint").agg(f.sum("sent")).collect()
+    return int(sent[0][0] or 0)
+
+
+class Pace:
+    """Lets so many through a second, evenly, without making up for what was not used."""
+
+    def __init__(self, rate: float, clock: Any = time.monotonic, sleep: Any = time.sleep) -> None:
+        self._step = 1 / rate if rate else 0.0
+        self._clock = clock
+        self._sleep = sleep
+        self._next = clock()
+
+    def wait(self, count: int) -> None:
+        """Wait until ``count`` more may go."""
+        if not self._step:
+            return
+        now = self._clock()
+        if self._next > now:
+            self._sleep(self._next - now)
+        self._next = max(now, self._next) + count * self._step
+
+
+class _Sender:
+    """Sends the rows of one task."""
+
+    def __init__(self, options: ReplayOptions) -> None:
+        self._options = options
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See replay."""
+        from client.sync import Producer  # noqa: PLC0415 - only executors that have rows need the SDK
+
+        options = self._options
+        pace = Pace(options.rate / options.tasks)
+        sent = 0
+        with Producer(options.group, namesrv=options.namesrv) as producer:
+            queues = sorted(producer.queues(options.topic))
+            for batch in batches:
+                rows = batch.to_pylist()
+                for at in range(0, len(rows), _BATCH):
+                    part = rows[at : at + _BATCH]
+                    pace.wait(len(part))
+                    for row in part:
+                        self._send(producer, queues, row)
+                        sent += 1
+        yield pa.RecordBatch.from_pydict({"sent": pa.array([sent], pa.int64())})
+
+    def _send(self, producer: Any, queues: list[Any], row: dict[str, Any]) -> None:
+        from client.message import RESERVED, Message  # noqa: PLC0415 - as above
+
+        properties = {name: value for name, value in (row.get("properties") or []) if name not in RESERVED}
+        message = Message(
+            self._options.topic,
+            row["body"],
+            tags=row.get("tags") or None,
+            keys=row.get("keys") or (),
+            properties=properties,
+        )
+        key = row["replayKey"]
+        queue = queues[string_hash(key) % len(queues)] if key is not None else None
+        producer.send(message, queue=queue)

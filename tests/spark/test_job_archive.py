@@ -1,0 +1,158 @@
+"""Archives: every record once, whatever is killed when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.logs import START, LogWriter, Sent
+from tests.spark.stores import some
+
+# PySpark 4.0 leaves sockets to its clients open
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DAY = 86_400_000
+ROOT = Path(__file__).parents[2]
+
+
+def archived(spark: SparkSession, target: Path) -> list[bytes]:
+    from pipeline.jobs.archive import read  # noqa: PLC0415 - PySpark may be missing
+
+    return [bytes(row.body) for row in read(spark, str(target)).orderBy("commitLogOffset").collect()]
+
+
+def everything(spark: SparkSession, target: Path) -> list[bytes]:
+    """As a reader that knows nothing of batches sees it."""
+    table = spark.read.option("basePath", str(target)).parquet(f"{target}/topic=*/day=*")
+    return [bytes(row.body) for row in table.orderBy("commitLogOffset").collect()]
+
+
+def run(spark: SparkSession, root: Path, target: Path, **options: Any) -> Any:
+    from pipeline.jobs.archive import ArchiveOptions, archive  # noqa: PLC0415 - PySpark may be missing
+
+    return archive(spark, str(root), str(target), ArchiveOptions(**options))
+
+
+def test_by_topic_and_day_a_little_more_each_time(spark: SparkSession, tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store", file_size=8192)
+    target = tmp_path / "archive"
+    writer.put_all(some(60))
+    first = run(spark, writer.write(), target)
+    assert (first.rows, first.begin) == (60, 0)
+    assert run(spark, writer.write(), target) is None
+    writer.put_all(some(50, time=START + DAY))
+    second = run(spark, writer.write(), target)
+    assert (second.rows, second.begin) == (50, first.end)
+    assert archived(spark, target) == everything(spark, target) == [one.body for one in writer.sent]
+    assert {path.parent.name for path in target.glob("topic=T1/*/*.parquet")} == {"day=2023-11-14", "day=2023-11-15"}
+
+
+def test_files_have_bounded_sizes(spark: SparkSession, tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store", file_size=64 << 20)
+    writer.put_all([Sent(body=os.urandom(1 << 20), time=START + number) for number in range(40)])
+    batch = run(spark, writer.write(), tmp_path / "archive", file_size=20 << 20)
+    sizes = [(tmp_path / "archive" / name).stat().st_size for name in batch.files]
+    assert len(sizes) >= 2
+    assert max(sizes) < 40 << 20
+
+
+class Killed(BaseException):
+    """Nothing may catch it."""
+
+
+@pytest.mark.timeout(600, func_only=True)
+def test_a_run_that_ends_at_any_step_is_done_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each move, each write and each deletion of the second batch, and of the runs that clear up."""
+    from pipeline.jobs.run import Target  # noqa: PLC0415 - PySpark may be missing
+
+    writer = LogWriter(tmp_path / "store")
+    target = tmp_path / "archive"
+    writer.put_all([Sent(body=b"%d" % number, time=START + number) for number in range(10)])
+    run(spark, writer.write(), target)
+    writer.put_all([Sent(topic=f"T{n % 2}", body=b"b%d" % n, time=START + n * DAY // 4) for n in range(8)])
+    root = writer.write()
+    left = 0
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return real(*arguments, **options)
+
+        return step
+
+    for name in ("move", "write", "remove"):
+        monkeypatch.setattr(Target, name, counted(getattr(Target, name)))
+    wanted = [one.body for one in writer.sent]
+    kills = 0
+    for steps in range(50):
+        left = steps
+        try:
+            run(spark, root, target)
+        except Killed:
+            kills += 1
+            assert archived(spark, target) in (wanted[:10], wanted), "a batch is there as a whole or not at all"
+            continue
+        break
+    assert kills >= 5
+    left = -1
+    assert run(spark, root, target) is None
+    assert archived(spark, target) == everything(spark, target) == wanted
+
+
+@pytest.mark.timeout(600, func_only=True)
+def test_a_real_kill(spark: SparkSession, tmp_path: Path) -> None:
+    """kill -9 of a driver once its first file is there; the next run does it all."""
+    writer = LogWriter(tmp_path / "store", file_size=1 << 20)
+    writer.put_all(some(3000))
+    root, target = writer.write(), tmp_path / "archive"
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [sys.executable, "-m", "pipeline", "archive", str(root), str(target), "--file-size", "1000"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        while process.poll() is None and not list(target.glob("_trimq/staging/*/*")):
+            try:
+                process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        # the JVM and its Python workers are of the driver's session
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    run(spark, root, target)
+    assert archived(spark, target) == everything(spark, target) == [one.body for one in writer.sent]
+
+
+def test_a_log_that_was_deleted_too_early_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    from pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - PySpark may be missing
+
+    writer = LogWriter(tmp_path / "store", file_size=2048)
+    writer.put_all(some(10))
+    run(spark, writer.write(), tmp_path / "archive")
+    writer.put_all(some(60))
+    root = writer.write()
+    for name in sorted((root / "commitlog").iterdir())[:2]:
+        name.unlink()
+    with pytest.raises(ArchiveError, match="deleted before"):
+        run(spark, root, tmp_path / "archive")
+    batch = run(spark, root, tmp_path / "archive", fail_on_data_loss=False)
+    assert batch.lost > 0
+    kept = [one.body for one in writer.sent if one.phy >= 4096]
+    assert archived(spark, tmp_path / "archive")[10:] == kept

@@ -1,0 +1,202 @@
+"""Audit, figures, compaction, replay; and the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.__main__ import main
+from protocol.file_names import offset_name
+from tests.spark.logs import START, LogWriter, Sent
+from tests.spark.stores import some
+
+# PySpark 4.0 leaves sockets to its clients open
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from client.sync import Admin
+    from tests.interop.harness.servers import Cluster
+
+SLOTS, ENTRIES = 64, 100
+
+
+def built(spark: SparkSession, root: Path) -> Path:
+    from pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
+
+    rebuild(spark, str(root), str(root), RebuildOptions(queue_file_size=400, slots=SLOTS, entries=ENTRIES))
+    return root
+
+
+def audited(spark: SparkSession, root: Path) -> Any:
+    from pipeline.jobs.audit import audit  # noqa: PLC0415 - PySpark may be missing
+
+    return audit(spark, str(root), slots=SLOTS, entries=ENTRIES)
+
+
+def test_audit_finds_each_fault_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
+    from pipeline.jobs.audit import write_page  # noqa: PLC0415 - PySpark may be missing
+
+    writer = LogWriter(tmp_path / "store", file_size=16_384).put_all(some(150))
+    root = built(spark, writer.write())
+    report = audited(spark, root)
+    assert report.is_sound, report.faults
+    assert (report.records, report.units, report.queues, report.keys) == (150, 150, 10, 150)
+    queue = root / "consumequeue" / "T1" / "0" / offset_name(0)
+    units = bytearray(queue.read_bytes())
+    units[3 * 20 + 7] ^= 1
+    queue.write_bytes(units)
+    last = root / "consumequeue" / "T2" / "1" / offset_name(0)
+    units = bytearray(last.read_bytes())
+    units[15 * 20 : 16 * 20] = units[14 * 20 : 15 * 20]
+    last.write_bytes(units)
+    index = min((root / "index").iterdir())
+    data = bytearray(index.read_bytes())
+    at = 40 + SLOTS * 4 + 5 * 20
+    data[at : at + 4] = bytes([1, 2, 3, 4])
+    index.write_bytes(data)
+    log = root / "commitlog" / offset_name(0)
+    data = bytearray(log.read_bytes())
+    data[writer.sent[50].phy + 90] ^= 1
+    log.write_bytes(data)
+    report = audited(spark, root)
+    found = {fault.kind: fault.count for fault in report.faults}
+    assert found["damaged record"] == 1
+    assert found["queue unit is not the record's"] == 1
+    # the damaged record's unit leads to none any more
+    assert found["queue unit without record"] == 2
+    assert found["offsets without a record"] == 1
+    assert found["key that a query does not find"] >= 1
+    write_page(report, tmp_path / "audit.html")
+    page = (tmp_path / "audit.html").read_text()
+    assert "damaged record" in page
+    assert "<img" in page or "matplotlib" in page
+
+
+def test_figures(spark: SparkSession, tmp_path: Path) -> None:
+    from pipeline.jobs.stats import stats, write_page  # noqa: PLC0415 - PySpark may be missing
+
+    messages = [
+        Sent(
+            topic="Orders" if number % 3 else "Pays",
+            body=b"x" * number,
+            properties={"KEYS": "hot" if number % 2 else f"k{number}", "TAGS": f"t{number % 2}"},
+            time=START + number * 600_000,
+            born=START + number * 600_000 - number,
+            born_host=(f"10.0.0.{number % 2}", 40_000 + number),
+        )
+        for number in range(30)
+    ]
+    root = LogWriter(tmp_path / "store").put_all(messages).write()
+    found = stats(spark, str(root))
+    assert found.records == 30
+    tables = found.tables
+    assert {row["topic"]: row["messages"] for row in tables["topics"]} == {"Orders": 20, "Pays": 10}
+    assert sum(row["bytes"] for row in tables["topics"]) == sum(range(30))
+    assert {row["host"]: row["messages"] for row in tables["hosts"]} == {"10.0.0.0": 15, "10.0.0.1": 15}
+    assert tables["keys"][0]["key"] == "hot"
+    assert sum(row["messages"] for row in tables["hours"]) == 30
+    assert {row["topic"]: (row["least"], row["most"]) for row in tables["latencies"]} == {
+        "Orders": (1, 29),
+        "Pays": (0, 27),
+    }
+    assert {row["topic"]: sum(row["powers"].values()) for row in tables["sizes"]} == {"Orders": 20, "Pays": 10}
+    assert {row["topic"]: 10 < row["p50"] < 18 for row in tables["latencies"]}["Pays"]
+    write_page(found, tmp_path / "stats.html")
+    assert "Messages by hour" in (tmp_path / "stats.html").read_text()
+
+
+def test_the_newest_of_each_key(spark: SparkSession, tmp_path: Path) -> None:
+    from pipeline.jobs.compact import compact  # noqa: PLC0415 - PySpark may be missing
+
+    writer = LogWriter(tmp_path / "store")
+    for number in range(40):
+        properties = {"KEYS": f"k{number % 7}"} if number % 5 else {}
+        writer.put(Sent(topic=f"T{number % 2}", body=b"%d" % number, properties=properties, time=START))
+    writer.put(Sent(topic="T0", body=b"", properties={"KEYS": "k1"}, time=START))
+    wanted: dict[tuple[str, str], bytes] = {}
+    for one in writer.sent:
+        if "KEYS" in one.properties:
+            wanted[one.topic, one.properties["KEYS"]] = one.body
+    table = spark.read.format("rocketmq-store").load(str(writer.write()))
+    rows = compact(table).collect()
+    assert {(row.topic, row["keys"][0]): bytes(row.body) for row in rows} == {k: v for k, v in wanted.items() if v}
+    assert len(rows) == len(wanted) - 1
+    assert compact(table, tombstones=False).count() == len(wanted)
+
+
+def test_replay_keeps_the_order_of_each_key(
+    spark: SparkSession, tmp_path: Path, cluster: Cluster, admin: Admin
+) -> None:
+    from pipeline.jobs.replay import ReplayOptions, replay  # noqa: PLC0415 - PySpark may be missing
+
+    admin.create_topic("Replayed", queues=4)
+    writer = LogWriter(tmp_path / "store")
+    for number in range(60):
+        properties = {"KEYS": f"k{number % 5}", "TAGS": "t", "UNIQ_KEY": f"U{number}", "colour": "red"}
+        writer.put(Sent(body=b"%d" % number, properties=properties, time=START + number))
+    table = spark.read.format("rocketmq-store").load(str(writer.write()))
+    assert replay(table, ReplayOptions(namesrv=cluster.namesrv, topic="Replayed")) == 60
+    topic = spark.read.format("rocketmq").option("namesrv", cluster.namesrv).option("topics", "Replayed").load()
+    rows = topic.orderBy("brokerName", "queueId", "queueOffset").collect()
+    assert sorted(int(bytes(row.body)) for row in rows) == list(range(60))
+    for key in {row["keys"][0] for row in rows}:
+        mine = [row for row in rows if row["keys"][0] == key]
+        assert len({(row.brokerName, row.queueId) for row in mine}) == 1
+        assert [int(bytes(row.body)) for row in mine] == sorted(int(bytes(row.body)) for row in mine)
+    assert {row.properties["colour"] for row in rows} == {"red"}
+    assert not {row.uniqId for row in rows} & {f"U{number}" for number in range(60)}
+
+
+def test_replay_lets_no_more_through_than_allowed() -> None:
+    from pipeline.jobs.replay import Pace  # noqa: PLC0415 - PySpark may be missing
+
+    now = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    pace = Pace(50, lambda: now, sleep)
+    for _ in range(20):
+        pace.wait(10)
+    assert now == pytest.approx(100 + 190 / 50)
+    now += 60
+    pace.wait(10)
+    pace.wait(10)
+    assert now == pytest.approx(100 + 190 / 50 + 60 + 10 / 50)
+
+
+@pytest.mark.parametrize("name", ["rebuild", "audit", "stats", "archive", "replay", "compact"])
+def test_every_job_is_a_command_with_help(name: str) -> None:
+    told = CliRunner().invoke(main, [name, "--help"])
+    assert told.exit_code == 0
+    assert "STORE" in told.output
+
+
+def test_commands(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    root = str(LogWriter(tmp_path / "store").put_all(some(20)).write())
+    told = CliRunner().invoke(main, ["stats", root, "--json", "--page", str(tmp_path / "page.html")])
+    assert sum(row["messages"] for row in json.loads(told.output)["tables"]["topics"]) == 20
+    assert (tmp_path / "page.html").exists()
+    sizes = ["--slots", "64", "--entries", "100"]
+    told = CliRunner().invoke(main, ["rebuild", root, str(tmp_path / "out"), *sizes])
+    assert (told.exit_code, told.output[:15]) == (0, "20 records read")
+    told = CliRunner().invoke(main, ["rebuild", root, str(tmp_path / "out"), *sizes])
+    assert told.exit_code == 2
+    told = CliRunner().invoke(main, ["audit", root, *sizes])
+    assert told.exit_code == 1
+    assert "record without queue unit: 20" in told.output
+    told = CliRunner().invoke(main, ["compact", root, str(tmp_path / "compact"), "--key", "uniqId"])
+    assert told.output == "20 keys\n"
+    told = CliRunner().invoke(main, ["stats", str(tmp_path / "nowhere")])
+    assert told.exit_code == 2, told.output

@@ -1,0 +1,192 @@
+"""Queues and index made on Spark are those that the broker makes of the same log."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from broker.tools.offline_store import find_config, opened
+from broker.tools.rebuild import rebuild as broker_rebuild
+from broker.tools.verify import Verdict, Verification
+from protocol.index_layout import ENTRY, HEADER_SIZE, entry_at
+from tests.interop.harness.drivers import JavaClient, java_client
+from tests.interop.harness.servers import Peer, broker_on_store
+from tests.interop.harness.waiting import wait_until
+from tests.spark.logs import START, LogWriter, Sent
+
+# PySpark 4.0 leaves sockets to its clients open
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline.jobs.rebuild import RebuildReport
+
+QUEUE_FILE = 400
+SLOTS, ENTRIES = 64, 100
+SIZES = f"maxHashSlotNum={SLOTS}\nmaxIndexNum={ENTRIES}\n"
+
+
+def mixed(count: int, seed: int = 1) -> list[Sent]:
+    """Messages of all kinds: keys, none, delayed, transactions, long topics, IPv6."""
+    chance = random.Random(seed)
+    sent = []
+    for number in range(count):
+        properties = {}
+        if chance.random() < 0.8:
+            properties["UNIQ_KEY"] = f"U{number}"
+        if chance.random() < 0.5:
+            properties["KEYS"] = " ".join(f"k{chance.randrange(20)}" for _ in range(chance.randrange(1, 4)))
+        if chance.random() < 0.5:
+            properties["TAGS"] = chance.choice(["red", "blue", "зелёный"])
+        topic = chance.choice(["A", "B", "%RETRY%g", "z" * 140, "SCHEDULE_TOPIC_XXXX"])
+        if topic.startswith("SCHEDULE"):
+            properties["DELAY"] = str(chance.randrange(1, 25))
+        sent.append(
+            Sent(
+                topic=topic,
+                queue_id=chance.randrange(3),
+                body=chance.randbytes(chance.randrange(60)),
+                properties=properties,
+                time=START + number * 700,
+                sys_flag=chance.choice([0, 0, 0, 8]),
+                store_host=("fe80::1", 10911) if chance.random() < 0.1 else ("127.0.0.1", 10911),
+            )
+        )
+    return sent
+
+
+def queue_files(root: Path) -> dict[str, bytes]:
+    base = root / "consumequeue"
+    return {str(path.relative_to(base)): path.read_bytes() for path in sorted(base.glob("*/*/*"))}
+
+
+def entries(root: Path) -> list[list[bytes]]:
+    """The slots and entries of each index file; a broker names its files by its own clock."""
+    found = []
+    for path in sorted((root / "index").iterdir()):
+        data = path.read_bytes()
+        count = int.from_bytes(data[36:40], "big")
+        found.append(
+            [
+                data[:HEADER_SIZE],
+                data[HEADER_SIZE : entry_at(SLOTS, 0)],
+                data[entry_at(SLOTS, 1) :][: (count - 1) * ENTRY.size],
+            ]
+        )
+    return found
+
+
+def by_broker(root: Path, tmp_path: Path) -> Path:
+    """A copy of the log, with queues and index that the broker's own recovery made."""
+    copy = tmp_path / "broker"
+    shutil.copytree(root / "commitlog", copy / "commitlog")
+    config = tmp_path / "broker.conf"
+    config.write_text(f"{SIZES}mappedFileSizeConsumeQueue={QUEUE_FILE}\n")
+    broker_rebuild(find_config(copy, str(config)), lambda _: None)
+    return copy
+
+
+def by_spark(spark: SparkSession, root: Path, **options: Any) -> RebuildReport:
+    from pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
+
+    sizes = RebuildOptions(queue_file_size=QUEUE_FILE, slots=SLOTS, entries=ENTRIES)
+    return rebuild(spark, str(root), str(root), sizes, **options)
+
+
+def verified(root: Path, tmp_path: Path) -> Verdict:
+    config = tmp_path / "verify.conf"
+    config.write_text(SIZES)
+    with opened(root, str(config)) as store:
+        report = Verification(store).run(lambda _: None)
+        assert not report.consume_queues.shown, report.consume_queues.shown
+        assert not report.index.shown, report.index.shown
+        return report.verdict
+
+
+def test_queues_and_index_are_byte_for_byte_the_brokers(spark: SparkSession, tmp_path: Path) -> None:
+    root = LogWriter(tmp_path / "store", file_size=16_384).put_all(mixed(400)).write()
+    report = by_spark(spark, root, split_size=3000)
+    assert (report.records, report.damages, report.irregular) == (400, [], 0)
+    broker = by_broker(root, tmp_path)
+    assert queue_files(root) == queue_files(broker)
+    assert entries(root) == entries(broker)
+    assert report.index_files == len(entries(broker)) > 2
+    assert verified(root, tmp_path) is Verdict.SOUND
+
+
+def test_queues_that_begin_late_have_gaps_or_a_second_life(spark: SparkSession, tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store", file_size=16_384)
+    writer.offsets |= {("Late", 0): 27, ("Gap", 0): 3}
+    writer.put_all([Sent(topic="Late", time=START + number) for number in range(30)])
+    writer.put_all([Sent(topic="Gap", time=START + 50 + number) for number in range(30)])
+    writer.put_all([Sent(topic="Twice", time=START + 90 + number) for number in range(5)])
+    writer.offsets["Twice", 0] = 0
+    writer.put_all([Sent(topic="Twice", time=START + 100 + number) for number in range(7)])
+    for hurt in (writer.sent[40], writer.sent[41], writer.sent[45]):
+        start = hurt.phy // 16_384 * 16_384
+        writer.files[start][hurt.phy - start + 90] ^= 255
+    root = writer.write()
+    report = by_spark(spark, root)
+    assert report.irregular == 2
+    assert [phy for phy, _, _ in report.damages] == [writer.sent[40].phy, writer.sent[41].phy, writer.sent[45].phy]
+    assert queue_files(root) == queue_files(by_broker(root, tmp_path))
+
+
+def test_what_is_there_is_not_overwritten(spark: SparkSession, tmp_path: Path) -> None:
+    from pipeline.jobs.rebuild import RebuildError  # noqa: PLC0415 - PySpark may be missing
+
+    root = LogWriter(tmp_path / "store").put_all(mixed(5)).write()
+    (root / "checkpoint").write_bytes(b"")
+    with pytest.raises(RebuildError, match="checkpoint"):
+        by_spark(spark, root)
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
+    with java_client("5.5.0", "JSON", tmp_path_factory.mktemp("java")) as client:
+        yield client
+
+
+@pytest.mark.parametrize("peer", ["trimq", "apache"])
+def test_brokers_open_the_result(spark: SparkSession, tmp_path: Path, java: JavaClient, peer: Peer) -> None:
+    """A broker's log, with everything else taken away: messages and keys are found after a rebuild, and it goes on."""
+    from pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
+
+    store = tmp_path / "store"
+    texts = [f"message {number}" for number in range(60)]
+    with broker_on_store("trimq", tmp_path / "first", store) as cluster:
+        cluster.create_topic("Rebuilt", queues=1)
+        with java.producer(cluster) as producer:
+            specs = [{"body": text, "keys": f"key{number}", "tags": "T"} for number, text in enumerate(texts)]
+            producer.send("Rebuilt", specs)
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(store / name)
+    for name in ("checkpoint", "consumequeue.snapshot"):
+        (store / name).unlink(missing_ok=True)
+    assert rebuild(spark, str(store), str(store), RebuildOptions()).records >= 60
+    before = queue_files(store)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(broker_on_store(peer, tmp_path / "second", store))
+        producer = stack.enter_context(java.producer(cluster))
+        reader = stack.enter_context(java.lite_consumer(cluster, "G"))
+        place = {"topic": "Rebuilt", "broker": "broker-a", "queue": 0}
+        assert producer.ask("offsets", **place) == {"min": 0, "max": 60}
+        reader.ask("assign", queues=[place])
+        reader.ask("seek", **place, to="begin")
+        assert [one["body"] for one in reader.poll(60)] == texts
+        found = wait_until(lambda: producer.query_key("Rebuilt", "key17"), "a key")
+        assert [one["body"] for one in found] == ["message 17"]
+        (sent,) = producer.send("Rebuilt", [{"body": "one more", "keys": "more", "tags": "T"}])
+        assert sent["offset"] == 60
+    name = "Rebuilt/0/" + "0" * 20
+    assert queue_files(store)[name][: 60 * 20] == before[name][: 60 * 20]
