@@ -11,7 +11,7 @@ ROOMS := protocol remoting namesrv client broker pipeline
 SOURCES := $(ROOMS) pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-partners test-exchange test-sdk test-operations check check-format check-lint check-types check-public-types check-layers check-generated \
+.PHONY: help run test crash test-partners test-exchange test-sdk test-operations check check-format check-lint check-types check-public-types check-layers check-generated \
 	format generate bench lock changelog clean
 
 help: ## this list
@@ -59,6 +59,9 @@ pytest = $(compile) && $(BIN)/python -m pytest $(1) || { code=$$?; [ $$code -ne 
 
 test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 	@$(call pytest,-m "not partners and not slow" $(ARGS))
+
+crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
+	@$(call pytest,-m "slow and not partners" tests/crash $(ARGS))
 
 test-partners: $(VENV)/.dev-stamp ## run the tests against the official clients (JDK with Maven, Node.js, Go)
 	@$(call pytest,-m partners tests/interop --ignore=tests/interop/test_store_exchange.py \
