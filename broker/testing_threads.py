@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import trio
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from broker.controller import BrokerController
 from broker.testing import running_broker
+from remoting.clock import ManualClock
 
 
 class BrokerUnderTest(NamedTuple):
@@ -18,6 +19,22 @@ class BrokerUnderTest(NamedTuple):
     namesrv: str
     address: str
     controller: BrokerController
+    portal: BlockingPortal
+    clock: ManualClock | None = None
+
+    def advance(self, seconds: float) -> None:
+        """Moves the broker's time on: what is due by then happens. For a broker with a ManualClock only.
+
+        >>> clock = ManualClock()
+        >>> with broker_in_thread(clock=clock) as broker:
+        ...     before = clock.wall_ms()
+        ...     broker.advance(3600)
+        ...     clock.wall_ms() - before
+        3600000
+        """
+        if self.clock is None:
+            raise RuntimeError("this broker has the machine's time: start it with clock=ManualClock()")
+        self.portal.call(self.clock.advance, seconds)
 
 
 class ClusterUnderTest(NamedTuple):
@@ -28,8 +45,12 @@ class ClusterUnderTest(NamedTuple):
 
 
 @contextmanager
-def broker_in_thread(directory: Path | None = None, **changes: object) -> Iterator[BrokerUnderTest]:
+def broker_in_thread(
+    directory: Path | None = None, *, clock: ManualClock | None = None, **changes: object
+) -> Iterator[BrokerUnderTest]:
     """A broker and its name server on free ports; ``changes`` are configuration keys as RocketMQ spells them.
+
+    With a ``clock`` its time stands still until ``advance`` moves it.
 
     >>> with broker_in_thread(brokerName="broker-x") as broker:
     ...     broker.namesrv.startswith("127.0.0.1:")
@@ -39,9 +60,9 @@ def broker_in_thread(directory: Path | None = None, **changes: object) -> Iterat
     settings = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": 0, **changes}
     with (
         start_blocking_portal("trio") as portal,
-        portal.wrap_async_context_manager(running_broker(directory, **settings)) as controller,  # type: ignore[arg-type]
+        portal.wrap_async_context_manager(running_broker(directory, clock=clock, **settings)) as controller,  # type: ignore[arg-type]
     ):
-        yield BrokerUnderTest(_name_server(controller), controller.address, controller)
+        yield BrokerUnderTest(_name_server(controller), controller.address, controller, portal, clock)
 
 
 @contextmanager
@@ -65,7 +86,7 @@ def cluster_in_thread(brokers: int = 2, **changes: object) -> Iterator[ClusterUn
             portal = stack.enter_context(start_blocking_portal("trio"))
             cm = portal.wrap_async_context_manager(running_broker(None, **settings))  # type: ignore[arg-type]
             controller = stack.enter_context(cm)
-            running.append(BrokerUnderTest(first.namesrv, controller.address, controller))
+            running.append(BrokerUnderTest(first.namesrv, controller.address, controller, portal))
         yield ClusterUnderTest(first.namesrv, tuple(running))
 
 

@@ -24,7 +24,6 @@ def blocks(guide: Path) -> Iterator[str]:
         yield "\n" * text.count("\n", 0, found.start(1)) + found.group(1)
 
 
-@pytest.mark.slow  # on a busy machine a guide that makes its topic by a send was seen to meet it too early
 @pytest.mark.anyio
 @pytest.mark.parametrize("guide", sorted(path.stem for path in GUIDES.glob("*.md") if path.stem != "README"))
 async def test_examples(servers: Servers, guide: str, request: pytest.FixtureRequest) -> None:
