@@ -69,7 +69,7 @@ class FlushConsumeQueueService:
             return complete
 
     def _jobs_for(self, queue: ConsumeQueue) -> Iterator[WriteJob]:
-        """What to write for a queue. A file is made when it gets its first unit, never before.
+        """What to write for a queue. A file is made with its first unit in it, never before.
 
         RocketMQ's recovery (ConsumeQueue.truncateDirtyLogicFiles) takes the zeros at the front of an empty last file
         for a unit: every later message of the queue would stand one place too far back.

@@ -15,6 +15,8 @@ from protocol.file_names import offset_name, parse_offset_name
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 _PAGE: Final = 4096
+_UNNAMED: Final = "consumequeue.unnamed"
+_DEPTH: Final = 3  # a queue's directory is <store>/consumequeue/<topic>/<queue id>
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -70,7 +72,7 @@ class DescriptorCache:
 
 
 class WriteJob(NamedTuple):
-    """Bytes that go into one file; no bytes only make (or sync) it."""
+    """Bytes that go into one file; no bytes only sync it."""
 
     queue: ConsumeQueue
     file_offset: int
@@ -93,9 +95,9 @@ def run_jobs(disk: Disk, file_size: int, jobs: list[WriteJob], sync: bool) -> li
 
 def _run_job(disk: Disk, file_size: int, job: WriteJob, *, sync: bool) -> None:
     path = job.queue.path_of(job.file_offset)
-    fd = make_file(disk, job.queue.directory, path, file_size) if job.make else disk.open(path)
+    fd = make_file(disk, job, path, file_size) if job.make else disk.open(path)
     try:
-        if job.data:
+        if job.data and not job.make:
             disk.pwrite(fd, job.data, job.at)
         if sync:
             disk.data_sync(fd)
@@ -103,16 +105,23 @@ def _run_job(disk: Disk, file_size: int, job: WriteJob, *, sync: bool) -> None:
         disk.close(fd)
 
 
-def make_file(disk: Disk, directory: str, path: str, file_size: int) -> int:
-    """An open, empty queue file of full size. What stands there already is the rest of something that was cut off."""
+def make_file(disk: Disk, job: WriteJob, path: str, file_size: int) -> int:
+    """An open queue file of full size that holds the job's units. What stands there already is a rest, and goes.
+
+    It gets its name with its first units in it: RocketMQ would find a unit in an empty file that a kill left behind.
+    Until then it stands in the store's directory, where nobody takes it for a queue's.
+    """
+    directory = job.queue.directory
+    unnamed = f"{directory.rsplit('/', _DEPTH)[0]}/{_UNNAMED}"
     disk.make_directory(directory)
     try:
-        return disk.create(path, file_size)
-    except FileExistsError:
-        fd = disk.open(path)
+        fd = disk.create(unnamed, file_size)
+    except FileExistsError:  # of a process that was killed, or of a write that failed
+        disk.delete(unnamed)
+        fd = disk.create(unnamed, file_size)
     try:
-        disk.truncate(fd, 0)
-        disk.truncate(fd, file_size)
+        disk.pwrite(fd, job.data, job.at)
+        disk.rename(unnamed, path)
     except BaseException:
         disk.close(fd)
         raise
