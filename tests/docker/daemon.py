@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -58,11 +59,18 @@ class Docker:
         command = ("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)
         return self.run(*command, timeout=timeout)
 
-    def type_in(self, name: str, directory: Path) -> str:
-        """Runs a block of commands of the pages, on the base that the tests have made.
+    def type_in(self, name: str, directory: Path, *, until: str = "\0", since: str = "") -> str:
+        """Runs a block of commands of the pages, all of it or up to or from a line, on the base that the tests made.
 
         Debian's docker-compose is a command of its own; elsewhere it is docker's command compose, as the pages say.
         """
+        before, _, after = ALL[name].partition(until)
+        text = before
+        if since:
+            before, found, after = ALL[name].partition(since)
+            assert found, since
+            exports = [line for line in before.splitlines() if line.startswith("export ")]
+            text = "\n".join([*exports, since + after])
         plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
         if plugin.returncode:
             script = (
@@ -72,19 +80,7 @@ class Docker:
             (directory / "docker").chmod(0o755)
         environment = {"BASE": "trimq-base", "PYTHON": sys.executable, "OPTIONS": "--network=host"}
         path = f"{directory}:{self.environment['PATH']}"
-        return self.run("sh", "-euc", ALL[name], timeout=400, PATH=path, **environment)
-
-    @contextmanager
-    def up(self, profile: str, *healthy: str) -> Iterator[float]:
-        """The profile's containers, and how many seconds they took to be healthy; nothing is left afterwards."""
-        began = time.monotonic()
-        try:
-            self.compose(profile, "up", "-d")
-            self.wait_healthy(*healthy)
-            yield time.monotonic() - began
-        finally:
-            print(self.compose(profile, "logs", "--tail=60"))
-            self.compose(profile, "down", "-v")
+        return self.run("sh", "-euc", text, timeout=400, PATH=path, **environment)
 
     def container(self, service: str) -> str:
         return self.run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.service={service}")
@@ -95,6 +91,11 @@ class Docker:
 
     def state(self, service: str) -> Any:
         return self.inspect(self.container(service))["State"]
+
+    def started_in(self, service: str) -> str:
+        """What the server says of its start."""
+        (seconds,) = re.findall(r"is up after ([\d.]+) s", self.run("docker", "logs", self.container(service)))[-1:]
+        return str(seconds)
 
     def events(self, since: float) -> list[str]:
         """What happened to services since a time, in order: "SERVICE EVENT"."""

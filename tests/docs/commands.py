@@ -20,11 +20,11 @@ RUN_IN: dict[str, str] = {
     "operate backup": "tests/docs/test_operate.py",
     "operate restore": "tests/docs/test_operate.py",
     "operate move": "tests/docs/test_operate.py",
-    "operate docker": "tests/docker/test_pages.py",
-    "operate systemd": "tests/docker/test_pages.py",
-    "operate systemd_upgrade": "tests/docker/test_pages.py",
-    "operate upgrade": "tests/docker/test_pages.py",
-    "operate pipeline": "tests/docker/test_pipeline.py",
-    "readme": "tests/docker/test_pages.py",
+    "operate docker": "tests/docker/test_single.py",
+    "readme": "tests/docker/test_single.py",
+    "operate systemd": "tests/docker/test_systemd.py",
+    "operate systemd_upgrade": "tests/docker/test_systemd.py",
+    "operate upgrade": "tests/docker/test_cluster.py",
+    "operate pipeline": "tests/docker/test_cluster.py",
 }
 """Block to the tests that run it."""

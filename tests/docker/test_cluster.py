@@ -1,0 +1,99 @@
+"""Two name servers and two brokers: the order of the start, kills, an upgrade, and a job with PySpark beside them.
+
+The tests of this module share the cluster and run in their order.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docker.daemon import ADDRESS, Docker, flood, java_round_trip, job
+from tests.interop.harness.drivers import java_client
+from tests.interop.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.partners, pytest.mark.timeout(600)]
+
+OUTSIDE, INSIDE = f"{ADDRESS}:9876;{ADDRESS}:9886", "namesrv-a:9876;namesrv-b:9876"
+NAMESRVS, BROKERS = ("namesrv-a", "namesrv-b"), ("broker-a", "broker-b")
+SHOW = "import json, sys, pyarrow.parquet as p; json.dump(p.read_table(sys.argv[1]).to_pylist(), sys.stdout)"
+
+
+@pytest.fixture(scope="module")
+def cluster(image: Docker, remarks: list[str]) -> Iterator[Docker]:
+    # an image that differs from the one that the upgrade makes
+    image.run("sh", "-c", "printf 'FROM trimq\\nLABEL old=1\\n' | docker build --quiet --tag trimq -")
+    began = time.time()
+    try:
+        image.compose("cluster", "up", "-d")
+        image.wait_healthy(*NAMESRVS, *BROKERS)
+        remarks.append(f"docker: profile cluster is healthy after {time.time() - began:.1f} s")
+        health_orders_the_start(image.events(began))
+        yield image
+    finally:
+        print(image.compose("pipeline", "logs", "--tail=60"))
+        image.compose("pipeline", "down", "-v")
+
+
+def health_orders_the_start(happened: list[str]) -> None:
+    for name in BROKERS:
+        before = happened[: happened.index(f"{name} start")]
+        assert {f"{namesrv} health_status: healthy" for namesrv in NAMESRVS} <= set(before)
+
+
+def test_the_java_client_on_the_host(cluster: Docker, tmp_path: Path) -> None:
+    with java_client("5.5.0", "ROCKETMQ", tmp_path) as java:
+        java_round_trip(java, OUTSIDE, "Java", 40)
+
+
+def test_a_killed_name_server_and_a_killed_broker(cluster: Docker) -> None:
+    with flood(OUTSIDE, "Both") as sender:
+        assert sender.stdout is not None
+        acknowledged = [sender.stdout.readline().strip() for _ in range(300)]
+        cluster.run("docker", "kill", cluster.container("namesrv-a"))
+        cluster.run("docker", "kill", cluster.container("broker-b"))
+        acknowledged += [sender.stdout.readline().strip() for _ in range(100)]  # broker-a goes on
+        cluster.run("docker", "start", cluster.container("broker-b"))
+        cluster.wait_healthy(*BROKERS)  # one name server is enough
+        rest, _ = sender.communicate(timeout=60)
+    acknowledged += rest.split()
+    assert set(acknowledged) <= set(job("read", f"{ADDRESS}:9886", "Both").split())
+    assert set(acknowledged) <= set(cluster.job_in("trimq", "read", "namesrv-b:9876", "Both").split())
+    cluster.run("docker", "start", cluster.container("namesrv-a"))
+    cluster.wait_healthy(*NAMESRVS)
+
+
+def test_an_upgrade_loses_nothing(cluster: Docker, tmp_path: Path) -> None:
+    before = {cluster.container(name) for name in BROKERS}
+    with flood(OUTSIDE, "Upgrade") as sender:
+        assert sender.stdout is not None
+        acknowledged = [sender.stdout.readline().strip() for _ in range(50)]
+        cluster.type_in("operate upgrade", tmp_path)
+        rest, _ = sender.communicate(timeout=60)
+    assert not before & {cluster.container(name) for name in BROKERS}
+    cluster.wait_healthy(*NAMESRVS, *BROKERS)
+    acknowledged += rest.split()
+    assert set(acknowledged) <= set(job("read", OUTSIDE, "Upgrade").split())
+
+
+def table(docker: Docker, path: str) -> dict[str | None, int]:
+    """The Parquet files as they are, read without Spark."""
+    rows = docker.run(
+        *("docker", "run", "--rm", "-v", "trimqtest_tables:/tables:ro", "--entrypoint", "python3"),
+        *("trimq-pipeline", "-c", SHOW, path),
+    )
+    return {row["tags"]: row["count"] for row in json.loads(rows)}
+
+
+@pytest.mark.usefixtures("pipeline_image")
+def test_the_job_counts_what_was_sent(cluster: Docker, tmp_path: Path) -> None:
+    """It runs at the start and when it is asked to; its Parquet equals the input."""
+    job("send", OUTSIDE, "orders", 100)
+    job("send", OUTSIDE, "payments", 10)
+    cluster.type_in("operate pipeline", tmp_path)
+    assert table(cluster, "/tables/payments_by_tag") == {"third": 4, "other": 6}
+    wait_until(lambda: cluster.state("pipeline")["Status"] == "exited", "the first run has ended", 120)
+    assert cluster.state("pipeline")["ExitCode"] == 0
+    assert table(cluster, "/tables/orders_by_tag") == {"third": 34, "other": 66}

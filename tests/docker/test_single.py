@@ -1,0 +1,119 @@
+"""One broker with its name server, as the pages say: clients on the host, in containers and in a second network.
+
+The tests of this module share it and run in their order: it is started, taken down and up again, killed, stopped.
+"""
+
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docker.daemon import ADDRESS, Docker, flood, java_round_trip, job
+from tests.interop.harness.drivers import java_client
+from tests.interop.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.partners, pytest.mark.timeout(600)]
+
+BASE_ALLOWANCE = 150e6
+"""Bytes that the image may add to its base."""
+OUTSIDE, INSIDE = f"{ADDRESS}:9876", "broker:9876"
+DOWN = "docker compose down"
+
+
+def numbers(count: int) -> set[str]:
+    return {str(number) for number in range(count)}
+
+
+def test_the_image_is_small_and_not_root(image: Docker) -> None:
+    found, base = image.inspect("trimq"), image.inspect("trimq-base")
+    assert found["Config"]["User"] == "trimq"
+    assert found["Size"] - base["Size"] < BASE_ALLOWANCE
+    in_image = ("docker", "run", "--rm", "--no-healthcheck")
+    assert image.run(*in_image, "trimq", "id", "-un") == "trimq"
+    assert "# TRIMQ_LISTEN_PORT: " in image.run(*in_image, "-e", "TRIMQ_LISTEN_PORT=7", "trimq", "mqbroker", "-p")
+
+
+def test_only_the_last_layer_is_new_after_a_change_of_the_code(image: Docker) -> None:
+    """Dependencies before code: what a user downloads after an upgrade is small."""
+    layers = image.run(
+        "docker", "history", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", "trimq"
+    ).splitlines()
+    copied = [int(line.split()[0]) for line in layers if "COPY" in line]
+    assert len(copied) == 2
+    assert copied[0] < 8e6 < copied[1]
+
+
+@pytest.fixture(scope="module")
+def single(image: Docker, tmp_path_factory: pytest.TempPathFactory, remarks: list[str]) -> Iterator[Docker]:
+    try:
+        said = image.type_in("operate docker", tmp_path_factory.mktemp("operate"), until=DOWN)
+        assert "TriMQ broker broker of DefaultCluster is up" in said
+        remarks.append(f"docker: the broker is up {image.started_in('broker')} s after its container's start")
+        yield image
+    finally:
+        print(image.compose("single", "logs", "--tail=60"))
+        image.compose("single", "down", "-v")
+
+
+def test_the_sdk_on_the_host_and_in_a_container(single: Docker) -> None:
+    job("send", OUTSIDE, "FromHost", 50)
+    single.job_in("trimq", "send", INSIDE, "FromContainer", 50)
+    assert set(single.job_in("trimq", "read", INSIDE, "FromHost").split()) == numbers(50)
+    assert set(job("read", OUTSIDE, "FromContainer").split()) == numbers(50)
+    with urllib.request.urlopen(f"http://{ADDRESS}:5557/metrics") as answer:
+        assert b'\nrocketmq_messages_in_total{cluster="DefaultCluster"' in answer.read()
+
+
+def test_the_store_stays_when_containers_go(single: Docker, tmp_path: Path) -> None:
+    job("send", OUTSIDE, "Stays", 50)
+    single.type_in("operate docker", tmp_path, since=DOWN)
+    assert not single.container("broker")
+    single.type_in("readme", tmp_path, until=DOWN)
+    single.wait_healthy("broker")
+    assert set(job("read", OUTSIDE, "Stays").split()) == numbers(50)
+
+
+def test_a_killed_broker_comes_back_with_all_that_was_acknowledged(single: Docker) -> None:
+    with flood(OUTSIDE, "Flood") as sender:
+        assert sender.stdout is not None
+        acknowledged = [sender.stdout.readline().strip() for _ in range(300)]
+        before = single.state("broker")
+        os.kill(before["Pid"], signal.SIGKILL)
+        wait_until(lambda: single.state("broker")["StartedAt"] != before["StartedAt"], "Docker starts it again", 60)
+        single.wait_healthy("broker")
+        rest, _ = sender.communicate(timeout=60)
+    acknowledged += rest.split()
+    assert len(acknowledged) > 300
+    assert set(acknowledged) <= set(job("read", OUTSIDE, "Flood").split())
+
+
+@pytest.mark.usefixtures("pipeline_image")
+def test_clients_of_two_networks(single: Docker, tmp_path: Path) -> None:
+    """The Java client and the SDK, on the host, beside the broker and in a network that the broker is put into."""
+    single.run("docker", "network", "create", "elsewhere")
+    try:
+        single.run("docker", "network", "connect", "--alias", "broker", "elsewhere", single.container("broker"))
+        with java_client("5.5.0", "JSON", tmp_path / "host") as java:
+            java_round_trip(java, OUTSIDE, "JavaOnHost", 20)
+        for network in ("trimq", "elsewhere"):
+            with single.java_in(network, tmp_path / network) as java:
+                java_round_trip(java, INSIDE, f"JavaIn-{network}", 20)
+            single.job_in(network, "send", INSIDE, f"Sdk-{network}", 20)
+            assert set(single.job_in(network, "read", INSIDE, f"Sdk-{network}").split()) == numbers(20)
+            assert set(job("read", OUTSIDE, f"Sdk-{network}").split()) == numbers(20)
+        single.run("docker", "network", "disconnect", "elsewhere", single.container("broker"))
+    finally:
+        single.run("docker", "network", "rm", "elsewhere")
+
+
+def test_an_orderly_stop(single: Docker, tmp_path: Path, remarks: list[str]) -> None:
+    began = time.monotonic()
+    single.run("docker", "stop", single.container("broker"))
+    remarks.append(f"docker: an orderly stop takes {time.monotonic() - began:.1f} s")
+    assert single.state("broker")["ExitCode"] == 0
+    single.type_in("readme", tmp_path, since=DOWN)
+    assert not single.container("broker")
