@@ -10,8 +10,9 @@ from collections.abc import Mapping
 import trio
 
 from broker.config import MessageStoreConfig, saved_changes_path
-from broker.services.state_file import StateFileError, read_file, replace_file
+from broker.services.state_file import StateFileError, replace_file
 from broker.store.disk import Disk
+from broker.store.durable_files import read_whole
 from remoting import properties
 from remoting.config import Configuration
 
@@ -29,7 +30,7 @@ class ConfigFile:
         """Write changed keys. Raises StateFileError; then the file is as it was, and the change must not be made."""
         async with self._lock:
             try:
-                data = await self._disk.run(read_file, self._disk, str(self.path))
+                data = await self._disk.run(read_whole, self._disk, str(self.path))
                 text = properties.replace_values(properties.decode(data or b""), changes)
                 with trio.CancelScope(shield=True):
                     await self._disk.run(replace_file, self._disk, str(self.path), text.encode())

@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from broker.store.disk import Disk
+from broker.store.durable_files import make_durable_directory, read_whole
 from protocol import lenient_json
 from protocol.body import DataVersion
 
@@ -63,7 +64,7 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
     """
     temporary, backup = path + ".tmp", path + ".bak"
     directory = path.rpartition("/")[0]
-    _make_directory(disk, directory)
+    make_durable_directory(disk, directory)
     if disk.stat(temporary) is not None:
         disk.delete(temporary)
     fd = disk.create(temporary, 0)
@@ -76,29 +77,6 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
         disk.rename(path, backup)
     disk.rename(temporary, path)
     disk.sync_directory(directory)
-
-
-def _make_directory(disk: Disk, path: str) -> None:
-    """Make a directory and its missing parents, durably."""
-    missing = []
-    while path and disk.stat(path) is None:
-        missing.append(path)
-        path = path.rpartition("/")[0]
-    for name in reversed(missing):
-        disk.make_directory(name)
-        disk.sync_directory(name.rpartition("/")[0] or "/")
-
-
-def read_file(disk: Disk, path: str) -> bytes | None:
-    """The content of a file, None if there is none. Blocks."""
-    try:
-        fd = disk.open(path, writable=False)
-    except FileNotFoundError:
-        return None
-    try:
-        return disk.pread(fd, disk.size(fd), 0)
-    finally:
-        disk.close(fd)
 
 
 class StateFile:
@@ -139,7 +117,7 @@ class StateFile:
         problems: list[str] = []
         for path in (self.path, self.path + ".bak"):
             try:
-                data = await self._disk.run(read_file, self._disk, path)
+                data = await self._disk.run(read_whole, self._disk, path)
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}")
                 continue

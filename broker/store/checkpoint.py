@@ -13,8 +13,9 @@ import trio
 from broker.config import MessageStoreConfig
 from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import Disk, read_whole, write_durably
+from broker.store.disk import Disk
 from broker.store.dispatcher import StoreDispatcher
+from broker.store.durable_files import read_whole, write_durably
 from broker.store.index_service import IndexMark, IndexService
 from broker.store.queue_snapshot import write_snapshot
 from broker.store.running_flags import Flag, RunningFlags

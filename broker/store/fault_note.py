@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from broker.store.disk import Disk, read_whole
+from broker.store.disk import Disk
+from broker.store.durable_files import read_whole
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.running_flags import Flag
 

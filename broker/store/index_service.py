@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from broker.store.disk import Disk, make_durable_directory
+from broker.store.disk import Disk
+from broker.store.durable_files import make_durable_directory
 from broker.store.index_file import Cold, IndexFile, IndexShape
 from broker.store.running_flags import Flag, RunningFlags
 from protocol.file_names import index_name, is_index_name

@@ -17,8 +17,9 @@ from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import Disk, RealDisk, make_durable_directory
+from broker.store.disk import Disk, RealDisk
 from broker.store.dispatcher import MessageArriving, StoreDispatcher
+from broker.store.durable_files import make_durable_directory
 from broker.store.fault_note import FaultNote, delete_files_below, write_log_again
 from broker.store.flush import SyncPlace
 from broker.store.get_message import MessageGetter

@@ -9,7 +9,8 @@ import trio.testing
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.commit_log import CommitLog
-from broker.store.disk import Disk, make_durable_directory
+from broker.store.disk import Disk
+from broker.store.durable_files import make_durable_directory
 from broker.store.flush import SyncPlace
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.running_flags import RunningFlags

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.store.disk import Disk, RealDisk, make_durable_directory, read_whole, write_durably
+from broker.store.disk import Disk, RealDisk
+from broker.store.durable_files import make_durable_directory, read_whole, write_durably
 from tests.store.simdisk import Loss, MappedStoreError, PowerCut, SimDisk
 
 

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from broker.store.disk import make_durable_directory
+from broker.store.durable_files import make_durable_directory
 from broker.store.flush import SyncPace, SyncPlace
 from broker.store.types import PutMessageResult, PutMessageStatus
 from protocol.message import decode_messages

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.disk import make_durable_directory
+from broker.store.durable_files import make_durable_directory
 from broker.store.log_scan import Blank, Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
 from broker.store.mapped_file import MappedFile
 from protocol import record

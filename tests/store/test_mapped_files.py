@@ -2,7 +2,7 @@ import errno
 
 import pytest
 
-from broker.store.disk import make_durable_directory
+from broker.store.durable_files import make_durable_directory
 from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 from tests.store.simdisk import Loss, SimDisk
