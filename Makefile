@@ -64,7 +64,7 @@ crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a sc
 	@$(call pytest,-m "slow and not partners" tests/crash $(ARGS))
 
 test-partners: $(VENV)/.dev-stamp ## run the tests against the official clients (JDK with Maven, Node.js, Go)
-	@$(call pytest,-m partners tests/interop --ignore=tests/interop/test_store_exchange.py \
+	@$(call pytest,-m partners tests/interop tests/broker/metrics --ignore=tests/interop/test_store_exchange.py \
 		--ignore=tests/interop/test_store_turns.py $(ARGS))
 
 # Not part of CI yet: each of these has passed, none of them often enough on a busy machine.
