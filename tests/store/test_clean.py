@@ -19,6 +19,8 @@ from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, op
 
 HOUR = 3_600_000
 NOON = 1_700_000_000_000 // (24 * HOUR) * 24 * HOUR
+DUE_IN = 5
+"""Hours from noon to the hour in which the model's expired files go."""
 
 
 def _hour_of(wall_ms: int) -> str:
@@ -311,6 +313,7 @@ async def test_a_kill_between_deletion_and_checkpoint() -> None:
         st.one_of(
             st.tuples(st.just("put"), st.integers(1, 60)),
             st.tuples(st.just("age"), st.integers(0, 100)),
+            st.tuples(st.just("clock"), st.sampled_from([1, DUE_IN, 24, 24 + DUE_IN, 80])),
             st.tuples(st.just("look"), st.integers(0, 1)),
             st.tuples(st.just("read"), st.integers(0, 200)),
             st.tuples(st.just("release"), st.just(0)),
@@ -323,7 +326,8 @@ async def test_a_kill_between_deletion_and_checkpoint() -> None:
 def test_retention_against_a_model(steps: list[tuple[str, int]]) -> None:
     async def run() -> None:
         rig = Rig()
-        async with opened(rig.disk, rig.settings(), rig.clock) as store:
+        due = _hour_of(NOON + DUE_IN * HOUR)
+        async with opened(rig.disk, rig.settings(delete_when=due), rig.clock) as store:
             total = 0
             held = []
             for what, number in steps:
@@ -332,6 +336,8 @@ def test_retention_against_a_model(steps: list[tuple[str, int]]) -> None:
                     total += number
                 elif what == "age":
                     rig.age(store, number)
+                elif what == "clock":
+                    rig.clock.advance(number * 3600)
                 elif what == "used":
                     # what the disk reports, not what it takes: puts that find no room are another test's business
                     rig.disk.space = lambda _path, used=number: DiskSpace(100, 100 - used)  # type: ignore[method-assign, misc]
@@ -348,7 +354,7 @@ def test_retention_against_a_model(steps: list[tuple[str, int]]) -> None:
                 elif what == "look":
                     if number:
                         store._clean._manual_rounds = 20
-                    await _look_and_compare(rig, store)
+                    await _look_and_compare(rig, store, due)
                 for result, before in held:
                     assert [bytes(data) for data in result.buffers] == before
                 low = store.min_offset(TOPIC, 0)
@@ -362,8 +368,8 @@ def test_retention_against_a_model(steps: list[tuple[str, int]]) -> None:
     trio.run(run)
 
 
-async def _look_and_compare(rig: Rig, store: MessageStore) -> None:
-    """Which files go follows from their ages, the disk and whether somebody asked."""
+async def _look_and_compare(rig: Rig, store: MessageStore, due: str) -> None:
+    """Which files go follows from their ages, the disk, the hour and whether somebody asked."""
     manual = store._clean._manual_rounds > 0
     space = rig.disk.space("/store")
     used = -(-100 * (space.total - space.free) // space.total)
@@ -373,7 +379,7 @@ async def _look_and_compare(rig: Rig, store: MessageStore) -> None:
         assert info is not None
         ages.append((rig.clock.wall_ms() - info.modified_ms) / HOUR)
     expected = 0
-    if used > 75 or manual:
+    if used > 75 or manual or _hour_of(rig.clock.wall_ms()) == due:
         for age in ages:
             if expected == 10 or not (used > 85 or age >= 72):
                 break
