@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.config import BrokerConfig
 from broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
 from broker.processors.common import invalid, let_go, no_such_group, no_such_topic
+from broker.processors.pull_direct import COPIED, DirectPulls
 from broker.processors.pull_reply import (
     BROADCASTING_FORBIDDEN,
     BROKER_FORBIDDEN,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 _FILTERS_KEPT: Final = 10_000
 _LONGEST_CACHED: Final = 256
-_COPIED: Final = 64 * 1024
-"""Up to this much goes out as one buffer: one copy costs less than views, their owner and a vector for the kernel."""
 _FEW: Final = 2
 _MAX_BYTES: Final = 128 * 1024 * 1024
 _LITE: Final = int(RequestCode.LITE_PULL_MESSAGE)
@@ -70,11 +69,13 @@ class PullMessageProcessor:
         self._count = parts.stats.group_get
         self._store = parts.store
         self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
+        self._direct = DirectPulls(parts, self._filter)
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family (the main port only: the VIP port serves no pulls)."""
         table.register(RequestCode.PULL_MESSAGE, self.pull)
         table.register(RequestCode.LITE_PULL_MESSAGE, self.pull)
+        self._direct.register(table)
 
     def again(self, request: PullRequest) -> None:
         """Serve a held pull: something arrived, or its time is over. It is not held a second time."""
@@ -278,7 +279,7 @@ class PullMessageProcessor:
         buffers, size = result.buffers, result.size
         self._count(group, topic, result.count, size)
         head = pull_head(command, 0, result, flags, size)
-        if size <= _COPIED or (len(buffers) > _FEW and size < len(buffers) * SMALL):
+        if size <= COPIED or (len(buffers) > _FEW and size < len(buffers) * SMALL):
             reply = b"".join([head, *buffers])
             buffers.clear()
             result.release()

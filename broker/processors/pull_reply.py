@@ -63,6 +63,16 @@ def code_of(status: GetMessageStatus, offset: int) -> int:
     return _CODES[status]
 
 
+def found_template(topic_flag: int, group_flag: int) -> bytes:
+    """The header of the reply to a pull that finds messages: takes max, min and next offset, and the opaque."""
+    return (
+        _TEMPLATE.replace(b'"code":%d', b'"code":0', 1)
+        .replace(b'"groupSysFlag":"%d"', b'"groupSysFlag":"%d"' % group_flag, 1)
+        .replace(b'"topicSysFlag":"%d"', b'"topicSysFlag":"%d"' % topic_flag, 1)
+        .replace(b"%s", b"FOUND", 1)
+    )
+
+
 def pull_head(
     command: RemotingCommand, code: int, result: GetMessageResult, flags: tuple[int, int], body_size: int
 ) -> bytes:

@@ -121,7 +121,7 @@ class BrokerStats:
         self._get_nums = self._tables[GROUP_GET_NUMS]
         self._get_size = self._tables[GROUP_GET_SIZE]
         self.broker_put = self._item(BROKER_PUT_NUMS, cluster)
-        self._broker_get = self._item(BROKER_GET_NUMS, cluster)
+        self.broker_get = self._item(BROKER_GET_NUMS, cluster)
         self.boot_timestamp = clock.wall_ms()
         self.put_total_yesterday_morning = 0
         self.put_total_today_morning = 0
@@ -151,6 +151,14 @@ class BrokerStats:
             self._item(TOPIC_PUT_SIZE, topic)
         return self._put_nums[topic], self._put_size[topic]
 
+    def group_counters(self, group: str, topic: str) -> tuple[StatsItem, StatsItem]:
+        """What ``group_get`` counts of a group in a topic, until either is removed; ``broker_get`` is the sum."""
+        key = f"{topic}@{group}"
+        if key not in self._get_nums:
+            self._item(GROUP_GET_NUMS, key)
+            self._item(GROUP_GET_SIZE, key)
+        return self._get_nums[key], self._get_size[key]
+
     def group_get(self, group: str, topic: str, count: int, size: int) -> None:
         """Messages handed to a group, and their bytes."""
         key = f"{topic}@{group}"
@@ -163,8 +171,8 @@ class BrokerStats:
         sizes = self._get_size[key]
         sizes.value += size
         sizes.times += 1
-        self._broker_get.value += count
-        self._broker_get.times += 1
+        self.broker_get.value += count
+        self.broker_get.times += 1
 
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
         """Count anything else. Raises KeyError for an unknown name."""
@@ -224,7 +232,7 @@ class BrokerStats:
     @property
     def get_total(self) -> int:
         """Messages handed out since the start."""
-        return self._broker_get.value
+        return self.broker_get.value
 
     def runtime_info(self) -> dict[str, str]:
         """The counters' part of GET_BROKER_RUNTIME_INFO (28)."""

@@ -14,7 +14,7 @@ from broker.config import MessageStoreConfig
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.hot_records import Found, hot_records, known_records, tagged, views_of
+from broker.store.hot_records import Found, hot_records, tagged, unpacker, views_of
 from broker.store.mapped_file import Hold, MappedFile
 from broker.store.stats import StoreStats
 from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
@@ -33,6 +33,8 @@ _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
 ReadRequest = tuple[int, int]
 """Offset and length in the log."""
+Hot = tuple[MappedFile, Found, int]
+"""The log file, what was found in it, and the queue offset that follows."""
 Steps = Generator[ReadRequest, bytes, GetMessageResult]
 
 
@@ -87,15 +89,17 @@ class MessageGetter:
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.next_offset:
             return self._refuse(queue, offset)
+        hot = self.hot(queue, offset, max_count, max_bytes, filter)
+        if hot is not None:
+            file, (buffers, count, size), following = hot
+            low, high = queue.min_offset, queue.next_offset
+            if not count:
+                return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
+            file.hold()
+            return GetMessageResult(_FOUND, following, low, high, buffers, count, size, False, file.release)
         units = self._queues.read(queue, offset, self._units_to_read(max_count, filter))
         if units is None:
             return None
-        if filter is None:
-            hot = self._get_hot(queue, offset, units, max_count, max_bytes)
-        else:
-            hot = self._get_tagged(queue, offset, units, max_count, max_bytes, filter)
-        if hot is not None:
-            return hot
         steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
         try:
             next(steps)
@@ -105,56 +109,83 @@ class MessageGetter:
         steps.close()
         return None
 
-    def _get_hot(
-        self, queue: ConsumeQueue, offset: int, units: bytes, max_count: int, max_bytes: int
-    ) -> GetMessageResult | None:
-        """The answer where all records lie in the memory of one file; None leaves it to the general way."""
-        file = self._hot_file(units)
+    def hot(
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+    ) -> Hot | None:
+        """Messages from a readable ``offset`` on that all lie in the memory of one log file; None for anything else.
+
+        None of them where the filter wants none of those that it may look at. The views are good until the next await,
+        or for as long as the caller holds the file.
+        """
+        limit_bytes, limit_count = self._memory_limits
+        if max_bytes < limit_bytes:
+            limit_bytes = max(max_bytes, _MIN_BYTES)
+        limit_count = min(max_count, limit_count)
+        if filter is not None:
+            return self._hot_tagged(queue, offset, limit_bytes, limit_count, filter)
+        if limit_count < 1:
+            return None
+        if offset >= queue.tail_offset:
+            at = (offset - queue.tail_offset) * UNIT_SIZE
+            units: bytes | bytearray | None = queue.tail[at : at + limit_count * UNIT_SIZE]
+        else:
+            units = self._queues.read(queue, offset, limit_count)
+        if not units:
+            return None
+        fields = unpacker(len(units) // UNIT_SIZE)(units)
+        file = self._hot_file(fields[0])
         if file is None:
             return None
-        look = known_records if offset >= queue.known_from else hot_records
-        found = look(file, self._warm, units, *self._limits(max_bytes, max_count, on_disk=False))
+        if offset >= queue.known_from:
+            found = views_of(file, self._warm, fields[::3], fields[1::3], limit_bytes)
+        else:
+            found = hot_records(file, self._warm, units, limit_bytes, limit_count)
         if found is None:
             return None
-        return self._found(queue, file, found, offset + found[1])
+        stats = self._stats
+        stats.transferred_messages_total += found[1]
+        stats.found_times_total += 1
+        return file, found, offset + found[1]
 
-    def _get_tagged(
-        self, queue: ConsumeQueue, offset: int, units: bytes, max_count: int, max_bytes: int, filter: MessageFilter
-    ) -> GetMessageResult | None:
+    def _hot_tagged(
+        self, queue: ConsumeQueue, offset: int, limit_bytes: int, limit_count: int, filter: MessageFilter
+    ) -> Hot | None:
         """The same for a filter by tags alone, among units that this process has put itself."""
         codes: frozenset[int] | None = getattr(filter, "codes", None)
         if codes is None or offset < queue.known_from:
             return None
-        file = self._hot_file(units)
+        units = self._queues.read(queue, offset, self._units_to_read(limit_count, filter))
+        if not units:
+            return None
+        file = self._hot_file(int.from_bytes(units[:8], "big"))
         if file is None:
             return None
-        limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=False)
         chosen = tagged(units, codes, limit_bytes, limit_count)
         if chosen is None:
             return None
         places, sizes, scanned = chosen
         if not places:
             self._stats.missed_times_total += 1
-            low, high = queue.min_offset, queue.next_offset
-            return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, offset + scanned, low, high)
+            return file, ([], 0, 0), offset + scanned
         found = views_of(file, self._warm, places, sizes, limit_bytes)
-        return None if found is None else self._found(queue, file, found, offset + scanned)
-
-    def _hot_file(self, units: bytes) -> MappedFile | None:
-        """The log file of the first unit, unless that counts as on disk."""
-        first = int.from_bytes(units[:8], "big")
-        log = self._log.files
-        file = log.find(first)
-        return None if file is None or first < log.max_offset - self._memory else file
-
-    def _found(self, queue: ConsumeQueue, file: MappedFile, found: Found, following: int) -> GetMessageResult:
-        buffers, count, size = found
-        file.hold()
+        if found is None:
+            return None
         stats = self._stats
-        stats.transferred_messages_total += count
+        stats.transferred_messages_total += found[1]
         stats.found_times_total += 1
-        low, high = queue.min_offset, queue.next_offset
-        return GetMessageResult(_FOUND, following, low, high, buffers, count, size, False, file.release)
+        return file, found, offset + scanned
+
+    def _hot_file(self, first: int) -> MappedFile | None:
+        """The log file of a message, unless that counts as on disk."""
+        log = self._log.files
+        files = log.files
+        if not files:
+            return None
+        index = (first - files[0].start) // log.size
+        last = files[-1]
+        if not 0 <= index < len(files) or first < last.start + last.wrote - self._memory:
+            return None
+        return files[index]
 
     async def get_cold(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None

@@ -3,7 +3,7 @@
 A queue whose messages stand between those of others has one run of bytes for each message: what is done for each is
 what a pull costs. Anything unusual (a filler, another file, bytes that are no record) is left to get_message.py.
 
-Units that this process has put itself (``known_records``) tell the truth about records that it has written itself, so
+Units that this process has put itself (``views_of``) tell the truth about records that it has written itself, so
 that nothing is looked up for each of them. Others came out of files: each place is looked at (``hot_records``).
 """
 
@@ -34,29 +34,19 @@ Found = tuple[list[memoryview], int, int]
 
 
 @lru_cache(maxsize=256)
-def unpacker(count: int) -> Callable[[bytes], tuple[Any, ...]]:
+def unpacker(count: int) -> Callable[[bytes | bytearray], tuple[Any, ...]]:
     """What unpacks ``count`` units into one flat tuple: place, size and tag code of each, one after the other."""
     return struct.Struct(">" + "qiq" * count).unpack
-
-
-def known_records(file: MappedFile, warm: WarmRanges, units: bytes, limit_bytes: int, limit_count: int) -> Found | None:
-    """Views of the records of ``units``, which this process has put itself; None for anything unusual.
-
-    At least one record, then as many as fit the limits (``limit_bytes`` is below FILLER_SIZE). The caller holds
-    ``file`` for as long as the views are used.
-    """
-    count = len(units) // UNIT_SIZE
-    if count > limit_count:
-        count = limit_count
-        units = units[: count * UNIT_SIZE]
-    fields = unpacker(count)(units)
-    return views_of(file, warm, fields[::3], fields[1::3], limit_bytes)
 
 
 def views_of(
     file: MappedFile, warm: WarmRanges, places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int
 ) -> Found | None:
-    """Views of records at rising log offsets, as many as fit; None where they are not all in the file's memory."""
+    """Views of the records that units of this process tell of; None for anything unusual.
+
+    At least one record, then as many as fit (``limit_bytes`` is below FILLER_SIZE). The caller holds ``file`` for as
+    long as the views are used.
+    """
     total = sum(sizes)
     if total > limit_bytes:
         count = _fitting(sizes, limit_bytes)
@@ -137,8 +127,10 @@ def _merged(view: memoryview, start: int, places: tuple[int, ...], sizes: tuple[
     return buffers
 
 
-def hot_records(file: MappedFile, warm: WarmRanges, units: bytes, limit_bytes: int, limit_count: int) -> Found | None:
-    """The same for units that came out of a file.
+def hot_records(
+    file: MappedFile, warm: WarmRanges, units: bytes | bytearray, limit_bytes: int, limit_count: int
+) -> Found | None:
+    """The same for units that came out of a file, ``limit_count`` of them at most.
 
     At least one record, then as many as fit the limits. Both ends of each run are checked to be the records that their
     units tell of. The caller holds ``file`` for as long as the views are used.

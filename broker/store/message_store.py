@@ -14,7 +14,7 @@ from broker.config import MessageStoreConfig
 from broker.store.checkpoint import CheckpointService, StoreCheckpoint
 from broker.store.clean import CleanService
 from broker.store.commit_log import CommitLog
-from broker.store.consume_queue import QueueShape
+from broker.store.consume_queue import ConsumeQueue, QueueShape
 from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.disk import Disk, RealDisk
@@ -22,7 +22,7 @@ from broker.store.dispatcher import MessageArriving, StoreDispatcher
 from broker.store.durable_files import make_durable_directory
 from broker.store.fault_note import FaultNote, delete_files_below, write_log_again
 from broker.store.flush import SyncPlace
-from broker.store.get_message import MessageGetter
+from broker.store.get_message import Hot, MessageGetter
 from broker.store.index_file import IndexShape
 from broker.store.index_service import IndexService
 from broker.store.mapped_file import MappedFile
@@ -77,6 +77,8 @@ class MessageStore:
     """(topic, queue id, offset, max count, max bytes, filter): None where the answer has to come from the device."""
     get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
     """The same, waiting for the device."""
+    get_hot: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], Hot | None]
+    """What a queue has in memory from a readable offset on, see MessageGetter.hot."""
     query_message: Callable[[str, str, int, int, int], QueryMessageResult | None]
     """(topic, key, max number, begin ms, end ms): None where the answer has to come from the device."""
     query_message_cold: Callable[[str, str, int, int, int], Awaitable[QueryMessageResult]]
@@ -128,6 +130,7 @@ class MessageStore:
         self._finder = MessageFinder(self.commit_log, self.queues, self.index, max_query=config.max_msgs_num_batch)
         self.get_message = self._getter.get
         self.get_message_cold = self._getter.get_cold
+        self.get_hot = self._getter.hot
         self.query_message = self._finder.query
         self.query_message_cold = self._finder.query_cold
 

@@ -1,0 +1,174 @@
+"""The short way of a pull: from the bytes of its header to the bytes of its reply, without an object in between.
+
+A pull that finds messages in memory takes it, of a known group and topic, with a JSON header. Whatever is found to be
+otherwise (nothing new, cold data, a reset, a refusal) is passed over before anything has happened, and pull.py, which
+knows every case, does it from the beginning.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from broker.config import BrokerConfig
+from broker.filters.tag import ALL, TAG, TagFilter
+from broker.processors.pull_reply import found_template
+from broker.services.stats import StatsItem
+from broker.store.consume_queue import ConsumeQueue
+from protocol.body import PERM_READ, SubscriptionGroupConfig, TopicConfig
+from protocol.codes import RequestCode
+from protocol.errors import RemotingError
+from protocol.headers.pull import PullMessageRequestHeader
+from protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+from remoting.connection import Connection
+from remoting.handlers import DirectHandler, HandlerTable
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+COPIED: Final = 64 * 1024
+"""Up to this much goes out as one buffer: one copy costs less than views, their owner and a vector for the kernel."""
+_READERS_KEPT: Final = 10_000
+_MAX_BYTES: Final = 128 * 1024 * 1024
+_pack_words: Final = struct.Struct(">II").pack
+
+
+class _Frame(Struct, gc=False):
+    """A pull's envelope and ext fields, decoded in one pass."""
+
+    header: PullMessageRequestHeader = field(name="extFields")
+    code: int
+    opaque: int = 0
+    flag: int = 0
+
+
+class _Reader:
+    """What a pull needs to know of a group in a topic, as long as both configurations are those in their tables."""
+
+    __slots__ = ("group", "key", "nums", "queues", "sizes", "template", "topic")
+
+    def __init__(self, group: SubscriptionGroupConfig, topic: TopicConfig, nums: StatsItem, sizes: StatsItem) -> None:
+        self.group = group
+        self.topic = topic
+        self.queues: dict[int, ConsumeQueue] = {}
+        self.nums = nums
+        self.sizes = sizes
+        self.template = found_template(topic.topic_sys_flag, group.group_sys_flag)
+
+
+class DirectPulls:
+    """Serves pulls that find something in memory; ``register`` puts it in front of the handlers that know all."""
+
+    def __init__(self, parts: "BrokerParts", filter_of: Callable[[PullMessageRequestHeader], TagFilter | None]) -> None:
+        """``filter_of`` gives the filter of a pull, or raises RemotingError."""
+        self._filter_of = filter_of
+        self._configuration = parts.configuration
+        self._groups = parts.groups.table
+        self._topics = parts.topics.table
+        self._offsets = parts.offsets
+        self._stats = parts.stats
+        self._queues = parts.store.queues
+        self._hot = parts.store.get_hot
+        self._readers: dict[tuple[str, str], _Reader] = {}
+        self._usable = self._lite = False
+        self._configure()
+        parts.configuration.listeners.append(lambda _keys: self._configure())
+
+    def _configure(self) -> None:
+        config = self._configuration.section(BrokerConfig)
+        self._usable = bool(config.broker_permission & PERM_READ)
+        self._lite = self._usable and config.lite_pull_message_enable
+
+    def register(self, table: HandlerTable) -> None:
+        """Take pulls of both kinds."""
+        table.register_direct(RequestCode.PULL_MESSAGE, self._handler(RequestCode.PULL_MESSAGE))
+        table.register_direct(RequestCode.LITE_PULL_MESSAGE, self._handler(RequestCode.LITE_PULL_MESSAGE))
+
+    def _handler(self, code: int) -> DirectHandler:
+        decode: Callable[[memoryview], Any] = msgspec.json.Decoder(_Frame, strict=False).decode
+        lite = code == RequestCode.LITE_PULL_MESSAGE
+        readers, groups, topics = self._readers, self._groups, self._topics
+        offsets, filter_of, hot = self._offsets, self._filter_of, self._hot
+        commit_pull = offsets.commit_pull
+        broker_get = self._stats.broker_get
+
+        def serve(connection: Connection, head: memoryview, _body: memoryview) -> bytes | None:
+            try:
+                frame = decode(head)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return None
+            header = frame.header
+            group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+            reader = readers.get((group, topic))
+            if reader is None or reader.topic is not topics.get(topic) or reader.group is not groups.get(group):
+                reader = self._find(group, topic)
+                if reader is None:
+                    return None
+            if (
+                frame.flag
+                or frame.code != code
+                or offsets.reset_offset_table
+                or not (self._lite if lite else self._usable)
+            ):
+                return None
+            queue = reader.queues.get(queue_id)
+            if queue is None or queue.deleted:
+                queue = self._find_queue(reader, queue_id)
+                if queue is None:
+                    return None
+            offset = header.queue_offset
+            if not queue.min_offset <= offset < queue.next_offset:
+                return None
+            sys_flag = header.sys_flag
+            if sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
+                accept = None
+            else:
+                try:
+                    accept = filter_of(header)
+                except RemotingError:
+                    return None
+            limit = header.max_msg_bytes
+            found = hot(
+                queue, offset, header.max_msg_nums, limit if limit and 0 < limit < _MAX_BYTES else _MAX_BYTES, accept
+            )
+            if found is None:
+                return None
+            _, (buffers, count, size), following = found
+            if not count or size > COPIED:
+                return None
+            if sys_flag & PULL_COMMIT_OFFSET:
+                offsets.commit(connection.peer_text, group, topic, queue_id, header.commit_offset)
+            commit_pull(group, topic, queue_id, following)
+            nums, sizes = reader.nums, reader.sizes
+            nums.value += count
+            nums.times += 1
+            sizes.value += size
+            sizes.times += 1
+            broker_get.value += count
+            broker_get.times += 1
+            text = reader.template % (queue.next_offset, queue.min_offset, following, frame.opaque)
+            length = len(text)
+            return b"".join([_pack_words(length + 4 + size, length), text, *buffers])
+
+        return serve
+
+    def _find(self, group: str, topic: str) -> _Reader | None:
+        """What is to be known of a group in a topic when it pulls for the first time, or again after a change."""
+        self._readers.pop((group, topic), None)
+        its, of = self._groups.get(group), self._topics.get(topic)
+        if its is None or of is None or not its.consume_enable or not of.perm & PERM_READ:
+            return None
+        if len(self._readers) >= _READERS_KEPT:
+            self._readers.clear()
+        reader = self._readers[group, topic] = _Reader(its, of, *self._stats.group_counters(group, topic))
+        return reader
+
+    def _find_queue(self, reader: _Reader, queue_id: int) -> ConsumeQueue | None:
+        if not 0 <= queue_id < reader.topic.read_queue_nums:
+            return None
+        queue = self._queues.find(reader.topic.topic_name, queue_id)
+        if queue is not None:
+            reader.queues[queue_id] = queue
+        return queue

@@ -1,0 +1,153 @@
+"""The short way of a pull gives, byte for byte, the replies of the general one, and leaves it the same traces."""
+
+import struct
+from typing import Any
+
+import pytest
+import trio
+
+from broker.controller import BrokerController
+from broker.processors.pull_direct import COPIED
+from broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
+from protocol.codes import RequestCode
+from protocol.message import decode_messages
+from tests.broker.wire_client import WireClient, consumer
+
+FIELDS = {
+    "consumerGroup": "group",
+    "topic": "Orders",
+    "queueId": "0",
+    "queueOffset": "0",
+    "maxMsgNums": "32",
+    "sysFlag": "4",
+    "commitOffset": "3",
+    "suspendTimeoutMillis": "0",
+    "subscription": "*",
+    "subVersion": "0",
+    "expressionType": "TAG",
+}
+CASES: list[dict[str, Any]] = [
+    {},
+    {"queueOffset": "7", "maxMsgNums": "3"},
+    {"subscription": "a"},
+    {"subscription": "a || b", "queueOffset": "2"},
+    {"subscription": "none"},
+    {"subscription": "||"},
+    {"sysFlag": "5"},
+    {"sysFlag": "0"},
+    {"expressionType": "SQL92"},
+    {"maxMsgNums": "0"},
+    {"maxMsgBytes": "1"},
+    {"queueId": "9"},
+    {"queueOffset": "99"},
+    {"topic": "None"},
+    {"queueOffset": "40"},
+    {"queueId": 0, "queueOffset": " 1"},
+]
+
+
+def _frame(code: int, fields: dict[str, Any], *, direct: bool) -> bytes:
+    ext = ",".join(
+        f'"{name}":{value if isinstance(value, int) else chr(34) + value + chr(34)}' for name, value in fields.items()
+    )
+    front, back = ("", ',"flag":0') if direct else ('"flag":0,', "")
+    header = f'{{{front}"code":{code},"extFields":{{{ext}}},"opaque":7{back},"language":"GO","version":453}}'.encode()
+    return struct.pack(">II", 4 + len(header), len(header)) + header
+
+
+class Raw:
+    """A connection whose replies are looked at as bytes."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._data = b""
+
+    async def _take(self, size: int) -> bytes:
+        while len(self._data) < size:
+            more = await self._stream.receive_some(1 << 20)
+            assert more, "the broker has closed the connection"
+            self._data += more
+        taken, self._data = self._data[:size], self._data[size:]
+        return taken
+
+    async def ask(self, frame: bytes) -> bytes:
+        await self._stream.send_all(frame)
+        word = await self._take(4)
+        return word + await self._take(int.from_bytes(word, "big"))
+
+
+def _traces(broker: BrokerController) -> dict[str, Any]:
+    parts = broker.parts
+    stats = {
+        name: {key: (item.value, item.times) for key, item in parts.stats.items(name).items()}
+        for name in (GROUP_GET_NUMS, GROUP_GET_SIZE)
+    }
+    store = parts.store.stats
+    return {
+        **stats,
+        "total": parts.stats.get_total,
+        "found": (store.found_times_total, store.transferred_messages_total),
+        "offsets": {key: dict(table) for key, table in parts.offsets.offset_table.items()},
+        "pulled": {key: dict(table) for key, table in parts.offsets.pull_offset_table.items()},
+    }
+
+
+def _growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    grown: dict[Any, Any] = {}
+    for name in (GROUP_GET_NUMS, GROUP_GET_SIZE):
+        for key, (value, times) in after[name].items():
+            old = before[name].get(key, (0, 0))
+            grown[name, key] = (value - old[0], times - old[1])
+    grown["total"] = after["total"] - before["total"]
+    grown["found"] = tuple(new - old for new, old in zip(after["found"], before["found"], strict=True))
+    return grown | {name: after[name] for name in ("offsets", "pulled")}
+
+
+@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
+async def test_both_ways_say_and_leave_the_same(broker: BrokerController, client: WireClient, code: int) -> None:
+    await client.heartbeat("c1", consumers=[consumer("group", "Orders", "a")])
+    for number in range(40):
+        await client.send("Orders", b"x" * (number * 3), properties=f"TAGS\x01{'ab'[number % 3 == 0]}\x02")
+    stream = await trio.open_tcp_stream(*broker.endpoint)
+    async with stream:
+        raw = Raw(stream)
+        await raw.ask(_frame(code, FIELDS, direct=True))  # the group is made, the counters are there
+        for case in CASES:
+            fields = FIELDS | case
+            start = _traces(broker)
+            general = await raw.ask(_frame(code, fields, direct=False))
+            middle = _traces(broker)
+            direct = await raw.ask(_frame(code, fields, direct=True))
+            assert direct == general, case
+            assert _growth(middle, _traces(broker)) == _growth(start, middle), case
+
+
+async def test_what_is_changed_counts_at_once(broker: BrokerController, client: WireClient) -> None:
+    await client.send("Orders", b"body")
+    stream = await trio.open_tcp_stream(*broker.endpoint)
+    async with stream:
+        raw = Raw(stream)
+        frame = _frame(11, FIELDS, direct=True)
+        assert b"FOUND" in await raw.ask(frame)
+        topics, groups = broker.parts.topics.table, broker.parts.groups.table
+        topic, group = topics["Orders"], groups["group"]
+        topics["Orders"] = type(topic)(topic_name="Orders", perm=2)
+        assert b"hands out no messages" in await raw.ask(frame)
+        topics["Orders"] = topic
+        groups["group"] = type(group)(group_name="group", consume_enable=False)
+        assert b"may not consume" in await raw.ask(frame)
+        groups["group"] = group
+        assert b"FOUND" in await raw.ask(frame)
+        broker.parts.offsets.assign_reset("Orders", "group", 0, 0)
+        assert b"OFFSET_RESET" in await raw.ask(frame)
+        assert b"FOUND" in await raw.ask(frame)
+        broker.parts.store.queues.drop_topic("Orders")
+        assert b"FOUND" not in await raw.ask(frame)
+
+
+async def test_large_answers_are_not_copied(broker: BrokerController, client: WireClient) -> None:
+    for _ in range(5):
+        await client.send("Orders", b"l" * (COPIED // 4))
+    found = await client.pull("Orders")
+    assert len(found.body) > COPIED
+    assert len(decode_messages(bytes(found.body))) == 5
