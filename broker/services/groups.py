@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import structlog
-import trio
 
 from broker.config import BrokerConfig, MessageStoreConfig
 from broker.services.state_file import (
     EntryTable,
+    KeptTable,
     StateFile,
     StateFileError,
     encode_pieces,
@@ -34,7 +34,7 @@ def is_system_group(group: str) -> bool:
     return group in topic_rules.SYSTEM_GROUPS or group.startswith("CID_RMQ_SYS_")
 
 
-class SubscriptionGroupManager:
+class SubscriptionGroupManager(KeptTable):
     """Consumer groups by name.
 
     ``get`` is a plain dict look-up; ``find`` also creates the group where that is allowed, which is what every request
@@ -70,19 +70,6 @@ class SubscriptionGroupManager:
                 self.table[name] = SubscriptionGroupConfig(group_name=name)
             if missing:
                 self._next_version()
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write subscriptionGroup.json after changes, for ever."""
-        task_status.started()
-        await self._file.run(self._clock.sleep)
-
-    async def persisted(self) -> None:
-        """Return when all changes made until now are on disk. Raises StateFileError."""
-        await self._file.persisted()
-
-    async def persist(self) -> None:
-        """Write subscriptionGroup.json if it is behind (shutdown)."""
-        await self._file.persist()
 
     def encode(self) -> bytes:
         """The content of subscriptionGroup.json; also the body of GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""

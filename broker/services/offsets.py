@@ -4,10 +4,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import structlog
-import trio
 
 from broker.config import BrokerConfig, MessageStoreConfig
-from broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
+from broker.services.state_file import (
+    KeptTable,
+    StateFile,
+    StateFileError,
+    encode_pieces,
+    load_data_version,
+    unknown_fields,
+)
 from broker.store.disk import Disk
 from protocol.body import DataVersion
 from remoting.clock import Clock
@@ -23,7 +29,7 @@ _KNOWN: Final = frozenset({"dataVersion", "groupTopicMap", "offsetTable", "pullO
 Table = dict[str, dict[int, int]]
 
 
-class ConsumerOffsetManager:
+class ConsumerOffsetManager(KeptTable):
     """Offsets by ``topic@group`` and queue.
 
     Commits are memory only and reach the disk every flushConsumerOffsetInterval: after a kill, a group gets the
@@ -63,19 +69,6 @@ class ConsumerOffsetManager:
         self._rest = unknown_fields(state, _KNOWN)
         for key in self.offset_table:
             self._index(key)
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write consumerOffset.json at its interval when there was a commit, for ever."""
-        task_status.started()
-        await self._file.run(self._clock.sleep)
-
-    async def persisted(self) -> None:
-        """Write what is not yet on disk now (resets, clones). Raises StateFileError."""
-        await self._file.persisted()
-
-    async def persist(self) -> None:
-        """Write consumerOffset.json if it is behind (shutdown)."""
-        await self._file.persist()
 
     def encode(self) -> bytes:
         """The content of consumerOffset.json; also the body of GET_ALL_CONSUMER_OFFSET (43)."""

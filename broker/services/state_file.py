@@ -19,6 +19,7 @@ from broker.store.disk import Disk
 from broker.store.durable_files import make_durable_directory, read_whole
 from protocol import lenient_json
 from protocol.body import DataVersion
+from remoting.clock import Clock
 
 E = TypeVar("E", bound=msgspec.Struct)
 
@@ -212,6 +213,29 @@ class StateFile:
                 self._wake = trio.Event()
                 await self._wake.wait()
             await self.persist()
+
+
+class KeptTable:
+    """What the managers of topics, groups and offsets have in common: a table in memory, and its file behind it.
+
+    A subclass sets ``_file`` and ``_clock``.
+    """
+
+    _file: StateFile
+    _clock: Clock
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write the file after changes, or at its interval, for ever."""
+        task_status.started()
+        await self._file.run(self._clock.sleep)
+
+    async def persisted(self) -> None:
+        """Return when all changes made until now are on disk. Raises StateFileError."""
+        await self._file.persisted()
+
+    async def persist(self) -> None:
+        """Write the file if it is behind (shutdown)."""
+        await self._file.persist()
 
 
 def unknown_fields(raw: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-import trio
 
 from broker.config import BrokerConfig, MessageStoreConfig
 from broker.services.state_file import (
     EntryTable,
+    KeptTable,
     StateFile,
     encode_pieces,
     load_data_version,
@@ -76,7 +76,7 @@ def _auto_create_topic(config: BrokerConfig) -> TopicConfig:
     return _topic(topic_rules.AUTO_CREATE_TOPIC, config.default_topic_queue_nums, PERM_INHERIT | _READ_WRITE)
 
 
-class TopicConfigManager:
+class TopicConfigManager(KeptTable):
     """Topics by name.
 
     ``table`` is the look-up of the hot path: a plain dict. Whoever changes a topic goes through the methods, which
@@ -115,19 +115,6 @@ class TopicConfigManager:
         missing = [topic for topic in system if topic.topic_name not in self.table]
         if missing:
             self._put(missing)
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write topics.json after changes, for ever."""
-        task_status.started()
-        await self._file.run(self._clock.sleep)
-
-    async def persisted(self) -> None:
-        """Return when all changes made until now are on disk. Raises StateFileError."""
-        await self._file.persisted()
-
-    async def persist(self) -> None:
-        """Write topics.json if it is behind (shutdown)."""
-        await self._file.persist()
 
     def encode(self) -> bytes:
         """The content of topics.json."""
