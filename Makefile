@@ -9,9 +9,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOMS := protocol remoting namesrv client broker pipeline
 SOURCES := $(ROOMS) pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
+SPARK ?= oldest newest
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash test-partners test-exchange test-sdk test-operations check check-format check-lint check-types check-public-types check-layers check-generated \
+.PHONY: help run test crash test-partners test-spark check-spark test-exchange test-sdk test-operations check check-format check-lint check-types check-public-types check-layers check-generated \
 	format generate bench lock changelog clean
 
 help: ## this list
@@ -42,6 +43,17 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements/dev.txt
 	@$(PIP) install --no-build-isolation --require-hashes -r requirements/dev.txt
 	@touch $@
 
+# PySpark is heavy (400 MB), and two versions are tested: each has an environment of its own.
+.PRECIOUS: .venv-spark-%/.stamp
+.venv-spark-%/.stamp: requirements/spark-%.txt requirements/build.txt pyproject.toml
+	@echo "installing PySpark ($*) into .venv-spark-$* ..."
+	@$(PYTHON) -m venv .venv-spark-$*
+	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/build.txt
+	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --require-hashes \
+		-r requirements/spark-$*.txt
+	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
+	@touch $@
+
 # Byte code is written even where PYTHONDONTWRITEBYTECODE is set: without it a start takes twice as long.
 compile = $(BIN)/python -m compileall -q $(ROOMS)
 
@@ -61,11 +73,19 @@ test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 	@$(call pytest,-m "not partners and not slow" $(ARGS))
 
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
-	@$(call pytest,-m "slow and not partners" tests/crash $(ARGS))
+	@$(call pytest,-m "slow and not partners" -o faulthandler_timeout=0 tests/crash $(ARGS))
 
 test-partners: $(VENV)/.dev-stamp ## run the tests against the official clients (JDK with Maven, Node.js, Go)
 	@$(call pytest,-m partners tests/interop tests/broker/metrics --ignore=tests/interop/test_store_exchange.py \
 		--ignore=tests/interop/test_store_turns.py $(ARGS))
+
+test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
+	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q $(ROOMS) &&  \
+		.venv-spark-$$which/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)' && \
+		.venv-spark-$$which/bin/python -m pytest tests/spark $(ARGS) || exit; done
+
+check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
+	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy pipeline pyspark_rocketmq.py tests/spark || exit; done
 
 # Not part of CI yet: each of these has passed, none of them often enough on a busy machine.
 test-exchange: $(VENV)/.dev-stamp ## take turns on one store with Apache's broker (JDK with Maven)

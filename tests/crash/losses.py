@@ -282,10 +282,11 @@ def _records(data: bytes, start: int) -> Iterator[Damage]:
 
 def _checked_bytes(data: bytes, at: int) -> Iterator[int]:
     """Length, magic, checksum, own offset, body length and body of a record with IPv4 hosts."""
+    size = int.from_bytes(data[at : at + 4], "big")
     body = int.from_bytes(data[at + 84 : at + 88], "big")
     yield from range(at, at + 12)
     yield from range(at + 28, at + 36)
-    yield from range(at + 84, at + 88 + body)
+    yield from range(at + 84, min(at + 88 + body, at + size))  # a length may be wrong already
 
 
 def _rot(image: DiskImage, random: Random) -> Survivor | None:
