@@ -15,5 +15,8 @@ __all__ = ["DefaultSource", "register"]
 
 
 def register(spark: "SparkSession") -> None:
-    """Makes ``format("rocketmq")`` known to a running session."""
+    """Makes ``format("rocketmq")`` and ``format("rocketmq-store")`` known to a running session."""
+    from pipeline.store.source import RocketMQStoreDataSource  # noqa: PLC0415 - Spark's workers need only one of them
+
     spark.dataSource.register(DefaultSource)
+    spark.dataSource.register(RocketMQStoreDataSource)

@@ -10,7 +10,7 @@ batch again starts at the same place, wherever ``latest`` or ``earliest`` are by
 ``{"v": 1}``: it is the same whenever Spark asks, as often as it asks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from client.message import MessageQueue
@@ -98,7 +98,7 @@ def _positions(table: Any) -> Positions:
 def limited(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], most: int) -> Positions:
     """``ends``, moved back so that at most ``most`` messages lie between: each queue gets its share of them.
 
-    Every queue that has messages gets at least one as long as there are enough, so that none waits for ever.
+    Every queue that has messages gets at least one where there are enough; where not, they take turns.
 
     >>> one, two = (MessageQueue(topic="T", broker_name="b", queue_id=number) for number in (0, 1))
     >>> [end for end in limited({one: 0, two: 10}, {one: 90, two: 20}, 20).values()]
@@ -108,17 +108,15 @@ def limited(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int],
     total = sum(sizes.values())
     if total <= most:
         return dict(ends)
-    shares = {queue: size * most // total for queue, size in sizes.items()}
-    spare = most - sum(shares.values())
-    for queue in _neediest(sizes, shares, total, most):
-        if not spare:
-            break
-        shares[queue] += 1
-        spare -= 1
+    waiting = sorted(queue for queue, size in sizes.items() if size)
+    # Where a batch begins tells whose turn it is: it changes from batch to batch, and not when one is planned again.
+    turn = sum(start.get(queue, 0) for queue in ends) % len(waiting)
+    waiting = waiting[turn:] + waiting[:turn]
+    shares = dict.fromkeys(ends, 0) | dict.fromkeys(waiting[:most], 1)
+    spare = max(0, most - len(waiting))
+    beyond = max(1, total - len(waiting))
+    for queue in waiting:
+        shares[queue] += (sizes[queue] - 1) * spare // beyond
+    for queue in waiting[: most - sum(shares.values())]:
+        shares[queue] += shares[queue] < sizes[queue]
     return {queue: start.get(queue, 0) + shares[queue] for queue in ends}
-
-
-def _neediest(sizes: Positions, shares: Positions, total: int, most: int) -> Iterable[MessageQueue]:
-    """Queues without a share first, then those that rounding has cost most."""
-    waiting = [queue for queue, size in sizes.items() if shares[queue] < size]
-    return sorted(waiting, key=lambda queue: (shares[queue] > 0, -(sizes[queue] * most % total), queue))

@@ -78,7 +78,8 @@ class Patience:
 
 def is_passing(error: RocketMQError) -> bool:
     """Whether trying again later may help: nobody answers, or a broker says that it is busy."""
-    return isinstance(error, UnreachableError | PerhapsStoredError) or error.code in _PASSING
+    unanswered = isinstance(error, UnreachableError | PerhapsStoredError) and error.code is None
+    return unanswered or error.code in _PASSING
 
 
 async def persistently(patience: Patience, action: Callable[[], Awaitable[T]], *, also: type[Exception]) -> T:

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 
 from pipeline.options import Options
 from pipeline.schema import spark_schema
@@ -15,6 +22,7 @@ from pipeline.topics import planning, session
 from pipeline.topics.partition import RangePartition
 from pipeline.topics.rows import read_range
 from pipeline.topics.settings import ReadSettings
+from pipeline.topics.sink import batch_writer, stream_writer
 from pipeline.topics.stream import stream_reader
 
 NAME = "rocketmq"
@@ -39,6 +47,15 @@ class TopicDataSource(DataSource):
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark passes it by this name
         """A stream read; options that only a stream refuses are refused by its first call."""
         return stream_reader(Options(self.options))
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
+        """A batch write. Raises OptionError."""
+        return batch_writer(Options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """A stream write. Raises OptionError."""
+        writer: DataSourceStreamWriter = stream_writer(Options(self.options), schema, overwrite=overwrite)
+        return writer
 
 
 class TopicReader(DataSourceReader):

@@ -1,0 +1,305 @@
+"""How a task's rows get to the brokers, and how often.
+
+Rows go out in batches of some hundred KiB, each to one queue and stored as a whole. What is not certain is sent again,
+for ``pollTimeoutMs``: at least once.
+
+With ``idempotent=true`` batches go out one after the other, and the id of each row (UNIQ_KEY) is made of the query, the
+batch, the partition and the number of the row in it. Spark gives a task that runs again the same rows in the same order
+(as long as the query before it does), so what an earlier run has stored are the first rows, up to some batch. A task
+asks the brokers for its first row's id; where that is there, it asks for all, batch by batch, until a batch is not
+there. The question goes through the index that every RocketMQ broker has.
+
+Where this ends: messages that were deleted, or whose index was; a broker that is away while a task runs again and has
+its rows; two runs of one task at the same time (speculation, a worker that was given up and still runs); a query whose
+rows come in another order when it runs again.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+import pyarrow as pa
+import structlog
+from anyio.abc import TaskGroup
+
+from client.admin import Admin
+from client.core import Client
+from client.errors import RocketMQError, TopicNotFoundError
+from client.message import Message, MessageQueue
+from client.producer import Producer
+from client.sending import BatchEntry, prepare_batch
+from pipeline.options import OptionError, Options
+from pipeline.topics import session
+from pipeline.topics.places import Patience, is_passing
+from pipeline.topics.settings import group_of, namesrv_of
+from pipeline.topics.sink_rows import Row, rows_of
+from protocol.hashing import string_hash
+from protocol.message import decode_properties
+from protocol.topic_rules import topic_problem
+
+WRITE_OPTIONS: Final = ("namesrv", "topic", "group", "idempotent", "writeId", "batchBytes", "pollTimeoutMs")
+DEFAULT_GROUP: Final = "spark-rocketmq-sink"
+_IN_FLIGHT: Final = 3
+_SETTLE: Final = 0.5
+"""Seconds after which an index has what was stored before: brokers fill it a moment after they acknowledge."""
+_ASKED_AT_ONCE: Final = 16
+
+_log = structlog.get_logger("pipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteSettings:
+    """What a writer needs to know; ``topic`` is for all rows, None where each has its own."""
+
+    namesrv: str
+    topic: str | None
+    group: str
+    idempotent: bool
+    batch_bytes: int
+    timeout: float
+
+    @staticmethod
+    def of(options: Options) -> "WriteSettings":
+        """The settings of a write. Raises OptionError."""
+        options.check_names(WRITE_OPTIONS, "the rocketmq sink")
+        topic = options.text("topic")
+        problem = topic_problem(topic) if topic is not None else None
+        if problem is not None:
+            raise OptionError("topic", topic, f"the name of a topic ({problem})")
+        return WriteSettings(
+            namesrv=namesrv_of(options),
+            topic=topic,
+            group=group_of(options) or DEFAULT_GROUP,
+            idempotent=options.flag("idempotent", default=False),
+            batch_bytes=options.integer("batchBytes", 512 * 1024, least=1, unit="bytes") or 0,
+            timeout=(options.integer("pollTimeoutMs", 120_000, least=1, unit="milliseconds") or 0) / 1000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a task is, the same whenever it runs; ``again``: Spark says that it ran before."""
+
+    text: str
+    again: bool = False
+
+    def key(self, row: int) -> str:
+        """The id of a row: 32 hexadecimal digits, as RocketMQ's own have.
+
+        >>> Identity("q/1/0").key(7) == Identity("q/1/0", again=True).key(7) != Identity("q/1/1").key(7)
+        True
+        """
+        return hashlib.blake2b(f"{self.text}/{row}".encode(), digest_size=16).hexdigest().upper()
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows that travel together: of one topic, to one queue where their sharding keys say so."""
+
+    topic: str
+    queue: MessageQueue | None
+    entries: list[BatchEntry]
+    size: int = 0
+
+
+def deliver(batches: Iterable[pa.RecordBatch], settings: WriteSettings, identity: Identity) -> tuple[int, int]:
+    """Sends all rows; how many were sent, and how many an earlier run had stored.
+
+    Raises RocketMQError where a broker refuses or does not answer for too long, RowError for a row none takes.
+    """
+
+    async def run(client: Client) -> tuple[int, int]:
+        async with (
+            Producer(settings.group, client=client, retries=0, retry_unknown=False) as producer,
+            Admin(client=client) as admin,
+        ):
+            return await _Delivery(producer, admin, settings, identity).run(batches)
+
+    return session.ask(settings.namesrv, run)
+
+
+class _Delivery:
+    """One task's rows on their way."""
+
+    def __init__(self, producer: Producer, admin: Admin, settings: WriteSettings, identity: Identity) -> None:
+        self._producer = producer
+        self._admin = admin
+        self._settings = settings
+        self._identity = identity
+        self._patience = Patience(settings.timeout)
+        self._open: dict[tuple[str, MessageQueue | None], Chunk] = {}
+        self._queues: dict[str, list[MessageQueue]] = {}
+        self._topics: set[str] = set()
+        self._room = anyio.Semaphore(1 if settings.idempotent else _IN_FLIGHT)
+        self._locks: dict[MessageQueue, anyio.Lock] = {}
+        self._asking = settings.idempotent
+        self._first = True
+        self._error: Exception | None = None
+        self._sent = 0
+        self._found = 0
+
+    async def run(self, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+        """Rows sent, and rows found to be stored already."""
+        async with anyio.create_task_group() as group:
+            try:
+                await self._take(batches, group)
+                for chunk in self._open.values():
+                    await self._start(chunk, group)
+            except Exception as error:  # noqa: BLE001 - raised below, not wrapped in a group
+                self._error = self._error or error
+                group.cancel_scope.cancel()
+        if self._error is not None:
+            raise self._error
+        return self._sent, self._found
+
+    async def _take(self, batches: Iterable[pa.RecordBatch], group: TaskGroup) -> None:
+        settings = self._settings
+        next_id = self._producer.client.unique_ids.next
+        number = 0
+        for batch in batches:
+            for row in rows_of(batch, settings.topic):
+                message_id = self._identity.key(number) if settings.idempotent else next_id()
+                number += 1
+                if row.delay:
+                    await self._send_delayed(row)
+                    continue
+                queue = None if row.sharding_key is None else await self._queue_of(row.topic, row.sharding_key)
+                chunk = self._open.get((row.topic, queue))
+                if chunk is None:
+                    chunk = self._open[row.topic, queue] = Chunk(row.topic, queue, [])
+                entry = BatchEntry(message_id, 0, row.body, f"UNIQ_KEY\x01{message_id}\x02{row.properties}".encode())
+                chunk.entries.append(entry)
+                chunk.size += entry.size
+                if chunk.size >= settings.batch_bytes:
+                    del self._open[row.topic, queue]
+                    await self._start(chunk, group)
+
+    async def _queue_of(self, topic: str, sharding_key: str) -> MessageQueue:
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = self._queues[topic] = await self._producer.queues(topic)
+        return queues[abs(string_hash(sharding_key)) % len(queues)]
+
+    async def _start(self, chunk: Chunk, group: TaskGroup) -> None:
+        """Sends it in the background as soon as there is room. Raises the error of one that went out before."""
+        await self._room.acquire()
+        if self._error is not None:
+            raise self._error
+        group.start_soon(self._send_in_order, chunk)
+        await anyio.lowlevel.checkpoint()
+
+    async def _send_in_order(self, chunk: Chunk) -> None:
+        try:
+            if chunk.queue is None:
+                await self._send(chunk)
+            else:
+                async with self._locks.setdefault(chunk.queue, anyio.Lock()):
+                    await self._send(chunk)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits, not wrapped in a group
+            self._error = self._error or error
+        finally:
+            self._room.release()
+
+    async def _send(self, chunk: Chunk) -> None:
+        entries = await self._wanted(chunk) if self._asking else chunk.entries
+        while entries:
+            prepared = prepare_batch(chunk.topic, entries)
+            try:
+                # One id stands for all: receipts of single rows are not looked at.
+                await self._producer.deliver(prepared._replace(message_ids=prepared.message_ids[:1]), chunk.queue, ())
+            except RocketMQError as error:
+                await self._pause(chunk.topic, error)
+                if self._settings.idempotent:
+                    entries = await self._missing(chunk.topic, entries)
+            else:
+                self._patience.worked()
+                self._topics.add(chunk.topic)
+                self._sent += len(entries)
+                return
+
+    async def _pause(self, topic: str, error: RocketMQError) -> None:
+        """Waits before the next attempt. Raises ``error`` where there is none."""
+        may_pass = is_passing(error)
+        if isinstance(error, TopicNotFoundError):
+            may_pass = topic in self._topics or not (await self._admin.cluster_info()).broker_addr_table
+        if not may_pass or self._patience.is_over:
+            raise error
+        _log.info("a batch is sent again", topic=topic, reason=str(error))
+        await self._patience.wait()
+        try:
+            await self._producer.client.routes.refresh(topic)
+        except RocketMQError:
+            return
+
+    async def _send_delayed(self, row: Row) -> None:
+        message = Message(row.topic, row.body, delay_level=row.delay)
+        message.system_properties = decode_properties(row.properties)
+        while True:
+            try:
+                await self._producer.send(message)
+            except RocketMQError as error:
+                await self._pause(row.topic, error)
+            else:
+                self._patience.worked()
+                self._sent += 1
+                return
+
+    # -- what an earlier run has stored ----------------------------------------------------------------------------
+
+    async def _wanted(self, chunk: Chunk) -> list[BatchEntry]:
+        """The rows that no earlier run has stored. Ends the asking at the first batch of which nothing is there."""
+        first, self._first = self._first, False
+        if first and not self._identity.again and await self._missing(chunk.topic, chunk.entries[:1], settle=False):
+            self._asking = False
+            return chunk.entries
+        missing = await self._missing(chunk.topic, chunk.entries)
+        found = len(chunk.entries) - len(missing)
+        self._found += found
+        self._asking = found > 0
+        return missing
+
+    async def _missing(self, topic: str, entries: list[BatchEntry], *, settle: bool = True) -> list[BatchEntry]:
+        """Those that no broker of the topic finds by their id, also when it is asked once more a moment later."""
+        missing = await self._not_found(topic, entries)
+        if missing and settle:
+            await anyio.sleep(_SETTLE)
+            missing = await self._not_found(topic, missing)
+        return missing
+
+    async def _not_found(self, topic: str, entries: list[BatchEntry]) -> list[BatchEntry]:
+        stored: set[str] = set()
+        errors: list[RocketMQError] = []
+        limiter = anyio.CapacityLimiter(_ASKED_AT_ONCE)
+
+        async def one(message_id: str) -> None:
+            async with limiter:
+                try:
+                    if await self._is_stored(topic, message_id):
+                        stored.add(message_id)
+                except RocketMQError as error:
+                    errors.append(error)
+
+        async with anyio.create_task_group() as group:
+            for entry in entries:
+                group.start_soon(one, entry.message_id)
+        if errors:
+            raise errors[0]
+        return [entry for entry in entries if entry.message_id not in stored]
+
+    async def _is_stored(self, topic: str, message_id: str) -> bool:
+        """Waits for brokers: one that does not answer may have the row."""
+        while True:
+            try:
+                return bool(await self._admin.messages_by_unique_key(topic, message_id))
+            except TopicNotFoundError:
+                if (await self._admin.cluster_info()).broker_addr_table:
+                    return False
+                if self._patience.is_over:
+                    raise
+            except RocketMQError as error:
+                if not is_passing(error) or self._patience.is_over:
+                    raise
+            await self._patience.wait()

@@ -1,0 +1,48 @@
+"""The source without a JVM: what Spark's workers would call, called here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.options import Options
+from pipeline.topics.delivery import Identity, WriteSettings, deliver
+from pipeline.topics.source import TopicDataSource
+from pipeline.topics.stream import stream_reader
+from tests.interop.harness.servers import Cluster
+
+
+def options_of(cluster: Cluster, **options: object) -> dict[str, str]:
+    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    return {"namesrv": cluster.namesrv, **given}
+
+
+def batch_reader(cluster: Cluster, **options: object) -> Any:
+    return TopicDataSource(options_of(cluster, **options)).reader(None)
+
+
+def read_partitions(reader: Any, partitions: Iterable[Any]) -> list[dict[str, Any]]:
+    return [row for partition in partitions for batch in reader.read(partition) for row in batch.to_pylist()]
+
+
+def read(cluster: Cluster, **options: object) -> list[dict[str, Any]]:
+    reader = batch_reader(cluster, **options)
+    return read_partitions(reader, reader.partitions())
+
+
+def bodies(rows: Iterable[dict[str, Any]]) -> list[bytes]:
+    return sorted(row["body"] for row in rows)
+
+
+def stream(cluster: Cluster, **options: object) -> Any:
+    return stream_reader(Options(options_of(cluster, **options)))
+
+
+def write(
+    cluster: Cluster, rows: list[dict[str, Any]], *, task: str = "query/0/0", again: bool = False, **options: object
+) -> tuple[int, int]:
+    """Sends rows as a task of a sink does: how many were sent, and how many were there."""
+    settings = WriteSettings.of(Options(options_of(cluster, **options)))
+    return deliver([pa.RecordBatch.from_pylist(rows)] if rows else [], settings, Identity(task, again))

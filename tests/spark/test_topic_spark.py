@@ -1,0 +1,185 @@
+"""Topics in real Spark: streams, sinks, and the traps of PySpark's Python Data Source API."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from client.message import Message
+from client.sync import Admin, Producer
+from pipeline.topics.stream import HAS_ADMISSION_CONTROL
+from tests.interop.harness.servers import Cluster
+from tests.interop.harness.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def table(spark: SparkSession, cluster: Cluster, topic: str, **options: str) -> DataFrame:
+    return spark.read.format("rocketmq").options(namesrv=cluster.namesrv, topics=topic, **options).load()
+
+
+def table_stream(spark: SparkSession, cluster: Cluster, topic: str, **options: str) -> DataFrame:
+    return spark.readStream.format("rocketmq").options(namesrv=cluster.namesrv, topics=topic, **options).load()
+
+
+def send(producer: Producer, topic: str, count: int, first: int = 0) -> None:
+    for queue in producer.queues(topic):
+        name = f"{queue.broker_name}/{queue.queue_id}"
+        messages = [Message(topic, f"{name}/{number:04d}".encode()) for number in range(first, first + count)]
+        producer.send_batch(messages, queue=queue)
+
+
+def available_now(frame: DataFrame, checkpoint: Path, **options: str) -> StreamingQuery:
+    writer = frame.writeStream.format("rocketmq").options(checkpointLocation=str(checkpoint), **options)
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    return query
+
+
+def test_a_stream_reads_writes_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, cluster: Cluster, producer: Producer, admin: Admin, tmp_path: Path
+) -> None:
+    source, target = cluster.create_topic("FlowIn", 1), cluster.create_topic("FlowOut", 2)
+    send(producer, source, 10)
+    limit = {"maxOffsetsPerTrigger": "8"} if HAS_ADMISSION_CONTROL else {}
+    frame = table_stream(spark, cluster, source, startingOffsets="earliest", group="flow", **limit).select("body")
+    sink = {"namesrv": cluster.namesrv, "topic": target, "idempotent": "true"}
+    first = available_now(frame, tmp_path / "flow", **sink)
+    sizes = [int(progress["numInputRows"]) for progress in first.recentProgress if progress["numInputRows"]]
+    assert sizes == ([8, 8, 4] if HAS_ADMISSION_CONTROL else [20])
+    send(producer, source, 3, first=10)
+    second = available_now(frame, tmp_path / "flow", **sink)
+    assert sum(int(progress["numInputRows"]) for progress in second.recentProgress) == 6
+    found = sorted(bytes(row.body).decode() for row in table(spark, cluster, target).select("body").collect())
+    assert found == sorted(f"broker-{name}/0/{number:04d}" for name in "ab" for number in range(13))
+    # The last batch of a run is not committed by Spark; what it began with is.
+    committed = {
+        queue: wrapper.consumer_offset for queue, wrapper in admin.consume_stats("flow", source).offsets.items()
+    }
+    assert min(committed.values()) >= 8
+
+
+def test_a_running_stream_takes_what_comes_and_shows_it_to_the_group(
+    spark: SparkSession, cluster: Cluster, producer: Producer, tmp_path: Path
+) -> None:
+    topic = cluster.create_topic("FlowLive", 1)
+    frame = table_stream(spark, cluster, topic)
+    query = (
+        frame.groupBy()
+        .count()
+        .writeStream.format("memory")
+        .queryName("live")
+        .outputMode("complete")
+        .option("checkpointLocation", str(tmp_path / "live"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        # A batch without rows pins where "latest" was: from then on nothing that comes is missed.
+        wait_until(lambda: (tmp_path / "live" / "commits" / "0").exists(), "the first batch", 90)
+        send(producer, topic, 25)
+        wait_until(lambda: [row["count"] for row in spark.table("live").collect()] == [50], "the count", 90)
+    finally:
+        query.stop()
+
+
+def test_a_failed_sink_is_run_again_with_the_same_rows_and_ids(
+    spark: SparkSession, cluster: Cluster, producer: Producer, tmp_path: Path
+) -> None:
+    """After a failure Spark runs the batch again: same query, batch, partition and order, another attempt."""
+    from pyspark.sql import functions  # noqa: PLC0415 - PySpark may be missing
+
+    source, target = cluster.create_topic("FlowAgainIn", 1), cluster.create_topic("FlowAgainOut", 2)
+    send(producer, source, 400)
+    marker = tmp_path / "failed-once"
+
+    def fails_once(body: bytes) -> bytes:
+        if body.endswith(b"a/0/0399") and not marker.exists():
+            marker.touch()
+            raise RuntimeError("on purpose")
+        return bytes(body)
+
+    udf = functions.udf(fails_once, "binary")
+    frame = table_stream(spark, cluster, source, startingOffsets="earliest").select(udf("body").alias("body"))
+    sink = {"namesrv": cluster.namesrv, "topic": target, "idempotent": "true", "batchBytes": "4000"}
+    with pytest.raises(Exception, match="on purpose"):
+        available_now(frame, tmp_path / "again", **sink)
+    before = table(spark, cluster, target).count()
+    assert before > 0, "something of the failed run was stored: now it would come twice"
+    available_now(frame, tmp_path / "again", **sink)
+    rows = table(spark, cluster, target).select("body").collect()
+    assert len(rows) == 800
+    assert len({bytes(row.body) for row in rows}) == 800
+
+
+def test_a_batch_write_appends_and_keeps_what_the_columns_say(spark: SparkSession, cluster: Cluster) -> None:
+    topic = cluster.create_topic("FlowBatch", 2)
+    rows = [(f"order {number}", "paid", [f"o-{number}"], {"shop": "north"}) for number in range(100)]
+    frame = spark.createDataFrame(rows, "body string, tags string, keys array<string>, properties map<string,string>")
+    frame.write.format("rocketmq").options(namesrv=cluster.namesrv, topic=topic).mode("append").save()
+    found = table(spark, cluster, topic)
+    assert found.where("tags = 'paid' and properties['shop'] = 'north' and array_contains(keys, 'o-7')").count() == 1
+    assert found.count() == 100
+
+
+def test_wrong_options_are_clean_errors_in_spark(spark: SparkSession, cluster: Cluster) -> None:
+    with pytest.raises(Exception, match="option startingOffset = 'x': expected an option of the rocketmq source"):
+        table(spark, cluster, "T", startingOffset="x").count()
+    query = table_stream(spark, cluster, "T", endingOffsets="latest").writeStream.format("noop").start()
+    with pytest.raises(Exception, match="option endingOffsets = 'latest': expected to be given for a batch read only"):
+        query.awaitTermination(60)
+
+
+def test_a_pushed_filter_does_not_break_reads(spark: SparkSession, cluster: Cluster, producer: Producer) -> None:
+    """A source that defines pushFilters fails while spark.sql.python.filterPushdown.enabled is off, its default."""
+    topic = cluster.create_topic("FlowFilter", 1)
+    send(producer, topic, 5)
+    assert table(spark, cluster, topic).where("queueOffset >= 3 and brokerName = 'broker-a'").count() == 2
+
+
+def test_workers_keep_no_thread_and_no_connection(spark: SparkSession, cluster: Cluster, producer: Producer) -> None:
+    """Python workers are used again: what one task leaves behind, the next one has."""
+    from pyspark.sql import functions  # noqa: PLC0415 - PySpark may be missing
+
+    topic = cluster.create_topic("FlowThreads", 2)
+    send(producer, topic, 5)
+
+    def counts(_: Any) -> str:
+        tasks = sum(1 for _ in Path("/proc/self/task").iterdir())
+        sockets = sum("socket:" in str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir())
+        return f"{tasks} {sockets}"
+
+    def seen() -> set[str]:
+        probe = spark.range(4, numPartitions=2).select(functions.udf(counts, "string")("id").alias("n"))
+        return {row.n for row in probe.collect()}
+
+    before = seen()
+    for _ in range(3):
+        assert table(spark, cluster, topic).count() == 20
+    assert seen() == before
+
+
+def test_offsets_in_progress_reports(spark: SparkSession, cluster: Cluster, producer: Producer, tmp_path: Path) -> None:
+    topic = cluster.create_topic("FlowReports", 1)
+    send(producer, topic, 4)
+    frame = table_stream(spark, cluster, topic, startingOffsets="earliest")
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "reports"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    report = next(progress for progress in query.recentProgress if progress["numInputRows"])
+    end = report["sources"][0]["endOffset"]
+    end = json.loads(end) if isinstance(end, str) else end
+    assert end["q"][topic] == {"broker-a": {"0": 4}, "broker-b": {"0": 4}}
+
+
+def test_both_sources_are_found_by_the_names_of_their_modules(spark: SparkSession, cluster: Cluster) -> None:
+    """Nothing here registers them: Spark imports what is called pyspark_* and takes its DefaultSource."""
+    with pytest.raises(Exception, match="option namesrv is not given"):
+        spark.read.format("rocketmq").option("topics", "T").load().count()
+    with pytest.raises(Exception, match="option"):
+        spark.read.format("rocketmq-store").option("noSuchOption", "1").load("/nowhere").count()

@@ -1,0 +1,283 @@
+"""The stream reader without a JVM: offsets, limits, and what becomes of queues while a stream runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from client.message import Message, MessageQueue
+from client.sync import Admin, Producer
+from pipeline.options import OptionError, Options
+from pipeline.topics import progress, session
+from pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset, limited
+from pipeline.topics.planning import DataLossError
+from pipeline.topics.progress import Progress
+from pipeline.topics.settings import ReadSettings
+from pipeline.topics.stream import HAS_ADMISSION_CONTROL
+from tests.interop.harness.servers import Cluster, running_cluster
+from tests.spark.tables import options_of, read_partitions, stream
+
+START = StreamOffset.of(INITIAL)
+
+
+class Clock:
+    """Each look is long after the one before it, so that nothing is taken from a cache."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        self.time += 1.0
+        return self.time
+
+
+def progress_of(cluster: Cluster, **options: object) -> Progress:
+    given = Options(options_of(cluster, startingOffsets="earliest", **options))
+    return Progress(ReadSettings.of(given, stream=True), now=Clock())
+
+
+def send(producer: Producer, topic: str, count: int, queue: int = 0, broker: str = "broker-a") -> None:
+    place = MessageQueue(topic=topic, broker_name=broker, queue_id=queue)
+    producer.send_batch([Message(topic, b"%d" % number) for number in range(count)], queue=place)
+
+
+def total(start: StreamOffset, end: StreamOffset) -> int:
+    return sum(stop - end.begin_of(queue, start) for queue, stop in end.ends.items())
+
+
+def test_an_offset_has_one_text_and_is_understood_again() -> None:
+    queues = [MessageQueue(topic="T", broker_name="b", queue_id=number) for number in (10, 9)]
+    offset = StreamOffset({queues[0]: 1, queues[1]: 2}, {queues[1]: 0})
+    assert json.dumps(offset.to_json()) == json.dumps(
+        StreamOffset(dict(reversed(offset.ends.items())), offset.begins).to_json()
+    )
+    assert StreamOffset.of(json.loads(json.dumps(offset.to_json()))) == offset
+    with pytest.raises(OffsetFormatError, match="another version"):
+        StreamOffset.of({"v": 2})
+    with pytest.raises(OffsetFormatError, match="cannot be read"):
+        StreamOffset.of({"v": 1, "q": {"T": 5}})
+
+
+def test_a_limit_is_kept_and_shared() -> None:
+    queues = [MessageQueue(topic="T", broker_name="b", queue_id=number) for number in range(4)]
+    begins = dict.fromkeys(queues, 100)
+    ends = {queues[0]: 100, queues[1]: 101, queues[2]: 200, queues[3]: 1100}
+    for most in (1, 2, 3, 7, 50, 1101, 5000):
+        found = limited(begins, ends, most)
+        sizes = [found[queue] - 100 for queue in queues]
+        assert min(most, 1101) - 3 <= sum(sizes) <= min(most, 1101), "rounding may leave a few to the next batch"
+        assert all(found[queue] <= ends[queue] for queue in queues)
+    assert min(limited(begins, ends, 3)[queue] for queue in queues[1:]) == 101
+    position, seen = begins, set()
+    for _ in range(6):
+        following = limited(position, ends, 1)
+        seen |= {queue for queue in queues if following[queue] > position[queue]}
+        position = following
+    assert seen == set(queues[1:]), "nobody waits for ever"
+
+
+def test_the_first_offsets_are_pinned_in_the_first_batch(cluster: Cluster, producer: Producer) -> None:
+    topic = cluster.create_topic("SparkPinned", 1)
+    send(producer, topic, 3)
+    given = Options(options_of(cluster, topics=topic))
+    first = Progress(ReadSettings.of(given, stream=True), now=Clock())
+    end = first.end_after(START, None)
+    assert end != START, "a batch without rows, so that the place is in the checkpoint before anything else"
+    assert total(START, end) == 0
+    send(producer, topic, 4)
+    # The driver dies before the first commit; the new one asks for the initial offset again, and latest has moved.
+    second = Progress(ReadSettings.of(given, stream=True), now=Clock())
+    assert second.ranges(START, end) == []
+    following = second.end_after(end, None)
+    spans = second.ranges(end, following)
+    assert sum(span.size for span in spans) == 4
+
+
+def test_the_initial_offset_is_the_same_as_often_as_spark_asks(cluster: Cluster, producer: Producer) -> None:
+    topic = cluster.create_topic("SparkInitial", 1)
+    reader = stream(cluster, topics=topic)
+    before = reader.initialOffset()
+    send(producer, topic, 3)
+    assert reader.initialOffset() == before == stream(cluster, topics=topic).initialOffset()
+
+
+def test_nothing_new_is_the_same_offset(cluster: Cluster, producer: Producer) -> None:
+    topic = cluster.create_topic("SparkIdle", 2)
+    send(producer, topic, 3)
+    reader = progress_of(cluster, topics=topic)
+    end = reader.end_after(START, None)
+    assert reader.end_after(end, None) is end
+    send(producer, topic, 1, queue=1)
+    assert total(end, reader.end_after(end, None)) == 1
+
+
+def test_batches_are_limited_and_an_available_now_run_ends(cluster: Cluster, producer: Producer) -> None:
+    topic = cluster.create_topic("SparkLimited", 2)
+    send(producer, topic, 12)
+    send(producer, topic, 5, queue=1, broker="broker-b")
+    reader = progress_of(cluster, topics=topic)
+    reader.pin_target()
+    send(producer, topic, 30, queue=1)
+    position, sizes = START, []
+    while (following := reader.end_after(position, 5)) != position:
+        sizes.append(total(position, following))
+        position = following
+    assert sizes == [5, 5, 5, 2], "what came after the begin of the run is left to the next one"
+
+
+def test_ends_never_move_backwards(cluster: Cluster, producer: Producer) -> None:
+    topic = cluster.create_topic("SparkForward", 1)
+    send(producer, topic, 5)
+    reader = progress_of(cluster, topics=topic)
+    end = reader.end_after(START, None)
+    reader.remember(end)
+    queue = next(iter(reader.bounds()))
+    reader._bounds[queue] = reader._bounds[queue]._replace(end=2)
+    reader._asked = float("inf")
+    assert reader.end_after(end, None) == end
+    assert reader.end_after(StreamOffset({queue: 3}), None).ends[queue] == 5
+
+
+def test_idle_polling_asks_the_brokers_rarely(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = cluster.create_topic("SparkPolled", 1)
+    asked = []
+    ask = session.ask
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return ask(*arguments)
+
+    monkeypatch.setattr(session, "ask", counted)
+    moments = iter([number / 65 for number in range(1000)])
+    given = Options(options_of(cluster, topics=topic, startingOffsets="earliest"))
+    reader = Progress(ReadSettings.of(given, stream=True), now=lambda: next(moments))
+    end = reader.end_after(START, None)
+    for _ in range(65):
+        end = reader.end_after(end, None)
+    assert len(asked) <= 12, "65 questions of Spark in a second are about five of ours"
+
+
+def test_new_queues_and_brokers_are_noticed_and_read_from_their_begin(
+    cluster: Cluster, producer: Producer, admin: Admin
+) -> None:
+    topic = "SparkGrowing"
+    first = cluster.brokers[0]
+    cluster.create_topic(topic, 1)
+    config = admin.topic_config(first.address, topic)
+    send(producer, topic, 2)
+    reader = progress_of(cluster, topicsPattern="SparkGrowing|SparkGrownLater")
+    end = reader.end_after(START, None)
+    assert len(end.ends) == 2
+    config.read_queue_nums = config.write_queue_nums = 3
+    admin.update_topic(first.address, config)
+    send(producer, topic, 4, queue=2)
+    later = cluster.create_topic("SparkGrownLater", 1)
+    send(producer, later, 5, broker="broker-b")
+    following = reader.end_after(end, None)
+    new = set(following.ends) - set(end.ends)
+    assert {(queue.topic, queue.broker_name, queue.queue_id) for queue in new} == {
+        (topic, "broker-a", 1),
+        (topic, "broker-a", 2),
+        (later, "broker-a", 0),
+        (later, "broker-b", 0),
+    }
+    assert {queue: following.begins[queue] for queue in new} == dict.fromkeys(new, 0)
+    assert sum(span.size for span in reader.ranges(end, following)) == 9
+
+
+def test_a_deleted_topic_is_an_error_or_passed_over(cluster: Cluster, producer: Producer, admin: Admin) -> None:
+    topic = cluster.create_topic("SparkDeleted", 1)
+    send(producer, topic, 2)
+    strict, lenient = progress_of(cluster, topics=topic), progress_of(cluster, topics=topic, failOnDataLoss=False)
+    end = strict.end_after(START, None)
+    assert lenient.end_after(START, None) == end
+    admin.delete_topic(topic)
+    with pytest.raises(DataLossError, match=rf"the queue {topic}/broker-a/0 was deleted while a stream reads it"):
+        strict.end_after(end, None)
+    assert lenient.end_after(end, None) == end
+    with pytest.raises(OptionError, match=f"no broker has {topic}"):
+        progress_of(cluster, topics=topic).end_after(START, None)
+
+
+def test_a_queue_that_was_trimmed_or_is_shorter_is_noticed(cluster: Cluster, producer: Producer) -> None:
+    topic = cluster.create_topic("SparkShorter", 1)
+    send(producer, topic, 9)
+    queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
+    reader = progress_of(cluster, topics=topic, pollTimeoutMs=3000)
+    position = StreamOffset({queue: 12, MessageQueue(topic=topic, broker_name="broker-b", queue_id=0): 0})
+    assert reader.end_after(position, None) == position, "a broker that has just started may not be at its end yet"
+    reader._short_since[queue] = -10.0
+    with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 ends at 9, the stream has read it up to 12"):
+        reader.end_after(position, None)
+    reader._bounds[queue] = reader._bounds[queue]._replace(first=4)
+    reader._asked = float("inf")
+    with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 begins at 4, the stream has read it up to 2"):
+        reader.end_after(StreamOffset({**position.ends, queue: 2}), None)
+    with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 ends at 3, the stream has read it up to 7"):
+        reader.ranges(StreamOffset({queue: 7}), StreamOffset({queue: 3}))
+
+
+@pytest.fixture
+def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("lonely")) as running:
+        yield running
+
+
+def test_a_broker_that_is_away_is_waited_for(lonely: Cluster) -> None:
+    topic = lonely.create_topic("SparkAway", 1)
+    with Producer("away", namesrv=lonely.namesrv) as producer:
+        send(producer, topic, 4)
+        reader = progress_of(lonely, topics=topic)
+        end = reader.end_after(START, None)
+        lonely.broker.kill()
+        assert reader.end_after(end, None) == end
+        assert progress_of(lonely, topics=topic).end_after(end, None) == end, "a restarted query waits too"
+        lonely.broker.start()
+        send(producer, topic, 3)
+        assert total(end, reader.end_after(end, None)) == 3
+
+
+def test_progress_is_shown_at_a_commit_and_at_the_start_of_the_next_batch(
+    cluster: Cluster, producer: Producer, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = cluster.create_topic("SparkShown", 1)
+    send(producer, topic, 6)
+    reader = stream(cluster, topics=topic, group="spark-stream", startingOffsets="earliest")
+
+    def lag() -> int:
+        return int(admin.consume_stats("spark-stream", topic).lag)
+
+    def latest(start: dict[str, Any]) -> Any:
+        return (
+            reader.latestOffset(start, reader.getDefaultReadLimit()) if HAS_ADMISSION_CONTROL else reader.latestOffset()
+        )
+
+    end = latest(dict(INITIAL))
+    assert len(read_partitions(reader, reader.partitions(dict(INITIAL), end))) == 6
+    reader.commit(end)
+    assert lag() == 0
+    send(producer, topic, 2)
+    monkeypatch.setattr(progress, "FRESH", 0.0)
+    following = latest(end)
+    # The last batch of a run is never committed: the start of the next batch says the same.
+    reader.partitions(following, following)
+    assert lag() == 0
+
+
+def test_a_wrong_option_is_told_by_the_first_call_and_not_by_the_constructor(cluster: Cluster) -> None:
+    reader = stream(cluster, topics="T", endingOffsets="latest")
+    for call in (reader.initialOffset, lambda: reader.commit(dict(INITIAL))):
+        with pytest.raises(OptionError, match=r"option endingOffsets = 'latest': .*a stream has no end"):
+            call()
+
+
+def test_a_limit_needs_a_pyspark_that_can_keep_it(cluster: Cluster) -> None:
+    reader = stream(cluster, topics="T", maxOffsetsPerTrigger=10)
+    if HAS_ADMISSION_CONTROL:
+        assert reader.getDefaultReadLimit().max_rows == 10
+    else:
+        with pytest.raises(OptionError, match=r"option maxOffsetsPerTrigger = '10': expected PySpark 4\.2 or later"):
+            reader.initialOffset()
