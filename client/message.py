@@ -7,6 +7,7 @@ that reads only bodies pays for bodies.
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from client.compression import decompress
@@ -18,6 +19,8 @@ from protocol.message_id import encode_offset_id
 from protocol.topic_rules import RETRY_PREFIX, topic_problem
 
 __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendReceipt", "SendStatus"]
+
+_problem: Final = lru_cache(maxsize=1024)(topic_problem)
 
 RESERVED: Final = frozenset(str(name) for name in PropertyName) - {"INSTANCE_ID"}
 """Property names that mean something to RocketMQ: they have arguments of their own."""
@@ -116,7 +119,7 @@ class Message:
         flag: int = 0,
         wait_stored: bool = True,
     ) -> None:
-        problem = topic_problem(topic)
+        problem = _problem(topic)
         if problem is not None:
             raise UsageError(problem)
         if sum(when is not None for when in (delay_level, delay, deliver_at)) > 1:

@@ -180,7 +180,9 @@ class Producer(Lifecycle):
                 call_all(self._after, context)
 
     async def _deliver(self, message: Message, context: SendContext) -> SendReceipt:
-        queue = context.queue or await self._ordered_queue(message)
+        queue = context.queue
+        if queue is None and message.sharding_key is not None:
+            queue = await self._ordered_queue(message)
         if self._batcher is not None and not message.is_delayed and not message.system_properties:
             entry = prepare_entry(message, context.properties, self.client.unique_ids, self._limits.max_message_size)
             return await self._batcher.send(message, entry, queue)
@@ -216,7 +218,9 @@ class Producer(Lifecycle):
         avoid: str | None = None
         attempt = 0
         while True:
-            route = await self._route(prepared.topic)
+            route = self.client.routes.known(prepared.topic)
+            if route is None or not route.write_queues:
+                route = await self._route(prepared.topic)
             target = queue or self._faults.select(route.write_queues, avoid)
             try:
                 return await self._attempt(prepared, target, route, messages, context)

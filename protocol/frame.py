@@ -118,8 +118,10 @@ class FrameDecoder:
 
         Raises FrameError; the stream is unusable afterwards.
         """
-        buffer = self._buffer
-        buffer += data
+        buffer: Buffer = data
+        if self._buffer or type(data) is not bytes:
+            self._buffer += data
+            buffer = self._buffer
         commands = []
         at, size = 0, len(buffer)
         while size - at >= 4:
@@ -129,11 +131,14 @@ class FrameDecoder:
             end = at + 4 + total
             if end > size:
                 break
-            frame = bytes(buffer) if end == size and not at else bytes(memoryview(buffer)[at:end])
+            # Bytes that are one frame and nothing else are taken as they are: most are.
+            frame = bytes(buffer if end - at == size else memoryview(buffer)[at:end])
             commands.append(decode_at(memoryview(frame), _WORD.unpack_from(frame, 4)[0], 8, end - at))
             at = end
-        if at:
-            del buffer[:at]
+        if buffer is self._buffer:
+            del self._buffer[:at]
+        else:
+            self._buffer += memoryview(data)[at:]
         return commands
 
     @property

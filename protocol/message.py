@@ -60,12 +60,16 @@ class PropertyName(StrEnum):
 
 def encode_properties(properties: dict[str, str]) -> str:
     """The text form. Raises ValueError where a name or value holds one of the two separators, or a name is empty."""
+    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    count = len(properties)
+    if text.count(NAME_END) == count and text.count(VALUE_END) == count and "" not in properties:
+        return text
     for name, value in properties.items():
         if not name:
             raise ValueError("a property has an empty name")
         if NAME_END in name or VALUE_END in name or NAME_END in value or VALUE_END in value:
             raise ValueError(f"the property {name[:64]!r} holds a separator (0x01 or 0x02) in its name or value")
-    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    raise AssertionError("one of the properties holds a separator")
 
 
 def decode_properties(text: str) -> dict[str, str]:

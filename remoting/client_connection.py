@@ -31,6 +31,9 @@ _SEND: Final = 256 * 1024
 _FULL: Final = 8 * 1024 * 1024
 """Bytes waiting to be sent beyond which callers wait for room."""
 
+_FEW: Final = 8
+"""Up to so many requests under way, each goes to the socket at once; with more they gather for one system call."""
+
 _TICKS: Final = 20
 """Deadlines are looked at so often a second: a cancel scope for each request would cost more than the request."""
 
@@ -176,6 +179,15 @@ class ClientConnection:
             await self._room.wait()
 
     def _put(self, frame: bytes) -> None:
+        if self._socket is not None and not self._queue and not self._sending and len(self._calls) <= _FEW:
+            try:
+                sent = self._socket.send(frame)
+            except OSError:  # no room, or it is broken: the writer will see
+                sent = 0
+            if sent == len(frame):
+                self.active_at = self._clock.monotonic()
+                return
+            frame = frame[sent:]
         self._queue.append(frame)
         self._queued += len(frame)
         self._wanted.set()
