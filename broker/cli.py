@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from broker import addresses
 from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, load_broker
 from remoting.config import Configuration, LogConfig
 from remoting.properties import ConfigError
@@ -141,6 +140,8 @@ def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
 
 def banner(controller: "BrokerController", seconds: float) -> list[str]:
     """What somebody who has just started a broker wants to know."""
+    from broker.addresses import join  # noqa: PLC0415 - the command health does without trio
+
     broker = controller.configuration.section(BrokerConfig)
     store = controller.configuration.section(MessageStoreConfig)
     listening = " and ".join(controller.listening)
@@ -155,7 +156,7 @@ def banner(controller: "BrokerController", seconds: float) -> list[str]:
         f"  acknowledged   {durability(store)}",
     ]
     for host, port in controller.web_endpoints:
-        lines.append(f"  tells          http://{addresses.join(host, port)}/readyz")
+        lines.append(f"  tells          http://{join(host, port)}/readyz")
     if servers:
         first = controller.name_servers[0].partition(" ")[0]
         lines.append(f"  first message  mqadmin sendMessage -n {first} -t Hello -p 'hello world'")

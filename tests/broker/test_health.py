@@ -211,6 +211,16 @@ def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("server", ["broker", "namesrv"])
+def test_the_command_is_quick(server: str) -> None:
+    """A container runs it every five seconds: what takes long to import stays out."""
+    code = (
+        f"import sys, {server}.cli, remoting.health_command; print({{'trio', 'structlog', 'rich'}} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert run.stdout == "set()\n"
+
+
 async def test_a_name_server_is_ready(tmp_path: Path) -> None:
     settings = {"listenPort": "0", "healthPort": "0", "kvConfigPath": str(tmp_path / "kv.json")}
     settings |= {"bindAddress": "127.0.0.1", "metricsExporterType": "PROM", "metricsPromExporterPort": "0"}
