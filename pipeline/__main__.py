@@ -130,7 +130,7 @@ def archive(store: str, target: str, as_json: bool, **settings: Any) -> None:
 @click.option("--to", "topic", required=True, help="The topic to send to; it has to exist.")
 @click.option("--where", default="true", help="Which rows: an SQL condition on the columns of the store.")
 @click.option("--rate", default=0.0, help="Messages a second; 0 for as fast as it goes.")
-@click.option("--key", default="element_at(keys, 1)", show_default=True, help="Rows of one key keep their order.")
+@click.option("--key", default="get(keys, 0)", show_default=True, help="Rows of one key keep their order.")
 @click.option("--order", default="commitLogOffset", show_default=True, help="That order.")
 @click.option("--tasks", default=2, show_default=True, help="How many send at the same time.")
 def replay(store: str, where: str, **settings: Any) -> None:
@@ -147,7 +147,7 @@ def replay(store: str, where: str, **settings: Any) -> None:
 @_store
 @click.argument("target")
 @click.option("--topics", default="", help="Only these, separated by commas.")
-@click.option("--key", default="element_at(keys, 1)", show_default=True, help="An SQL expression.")
+@click.option("--key", default="get(keys, 0)", show_default=True, help="An SQL expression.")
 @click.option("--order", default="commitLogOffset", show_default=True, help="By what a row is newer than another.")
 @click.option("--tombstones/--no-tombstones", default=True, help="An empty body takes its key away, or is a row.")
 def compact(store: str, target: str, topics: str, **settings: Any) -> None:

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from pipeline.jobs.run import Target, groups
-from pipeline.schema import COLUMNS
+from pipeline.schema import COLUMNS, spark_schema
 from pipeline.store.files import StoreFiles
 from pipeline.store.scan import Found, record_at
 from pipeline.store.walk import Damage, LogWalk, Stretch
@@ -164,7 +164,9 @@ def _log_end(files: StoreFiles, begin: int) -> int:
 def _write(table: DataFrame, out: Target, staging: str, options: ArchiveOptions) -> DataFrame:
     """Write the rows into files by topic and day; a row for each file."""
     work = partial(_write_files, out, staging, options.file_size, options.compression)
-    day = f.date_format("storeTimestamp", "yyyy-MM-dd").alias("day")
+    # in UTC whatever the session's time zone is: a batch that is done again gives the same files
+    number = "cast(unix_millis(storeTimestamp) div 86400000 as int)"
+    day = f.expr(f"cast(date_from_unix_date({number}) as string)").alias("day")
     rows = table.select(*COLUMNS, day)
     # many tasks for a large topic: rows go by topic, day and some digits of their place
     spread = f.expr("commitLogOffset div 1073741824")
@@ -251,4 +253,5 @@ def read(spark: SparkSession, target: str) -> DataFrame:
     if not files:
         raise ArchiveError(f"{target} has no batch that is complete")
     names = [posixpath.join(target, name) for name in files]
-    return spark.read.option("basePath", target).parquet(*names)
+    # without a schema Spark would take a topic named 17 for a number
+    return spark.read.schema(f"{spark_schema()}, day string").option("basePath", target).parquet(*names)

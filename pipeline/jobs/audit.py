@@ -101,10 +101,10 @@ def _told(kind: str, *columns: str) -> Any:
 def _add(report: AuditReport, faults: DataFrame) -> None:
     """Count a table of faults by kind and take some examples."""
     rows = faults.select("fault.*") if faults.columns == ["fault"] else faults
-    found = rows.groupBy("kind").agg(f.sum("count").alias("count"), f.slice(f.collect_set("example"), 1, _SHOWN))
+    found = rows.groupBy("kind").agg(f.sum("count").alias("count"), f.min("example"), f.max("example"))
     for row in found.orderBy("kind").collect():
         if row["count"]:
-            report.faults.append(Fault(row.kind, row["count"], sorted(row[2])))
+            report.faults.append(Fault(row.kind, row["count"], sorted({row[2], row[3]})))
 
 
 def _totals(table: DataFrame, report: AuditReport) -> None:
@@ -117,7 +117,7 @@ def _totals(table: DataFrame, report: AuditReport) -> None:
         report.topics.append((row.topic, row.records, row.bytes))
     report.records = sum(records for _, records, _ in report.topics)
     report.bytes = sum(size for _, _, size in report.topics)
-    report.keys = table.agg(f.sum(f.greatest(f.size("hashes"), f.lit(0)))).collect()[0][0] or 0
+    report.keys = table.agg(f.sum(f.expr("case when why is null then size(hashes) end"))).collect()[0][0] or 0
 
 
 def _times(table: DataFrame) -> DataFrame:

@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 
 
 def compact(
-    table: DataFrame, *, key: str = "element_at(keys, 1)", order: str = "commitLogOffset", tombstones: bool = True
+    table: DataFrame, *, key: str = "get(keys, 0)", order: str = "commitLogOffset", tombstones: bool = True
 ) -> DataFrame:
     """The newest row of each ``key`` of each topic, by ``order``; both are SQL expressions.
 

@@ -136,7 +136,7 @@ class _Rebuild:
             table.groupBy("part")
             .agg(
                 f.count("topic").alias("records"),
-                f.sum(f.size("hashes")).alias("keys"),
+                f.sum(f.expr("case when why is null then size(hashes) end")).alias("keys"),
                 f.max(f.when(f.col("why").isNull(), f.col("phy") + f.col("size"))).alias("end"),
                 f.max("storeTime").alias("time"),
             )
@@ -146,7 +146,7 @@ class _Rebuild:
         self._last_time = 0
         for row in sorted(rows, key=lambda row: int(row.part)):
             parts[row.part] = report.keys
-            report.keys += max(row["keys"] or 0, 0)
+            report.keys += row["keys"] or 0
             report.records += row.records
             report.log_end = max(report.log_end, row.end or 0)
             self._last_time = max(self._last_time, row.time or 0)
@@ -203,10 +203,9 @@ class _Rebuild:
             return 0
         capacity = self._options.entries - 1
         count = -(-self.report.keys // capacity)
-        bases = f.create_map(*[f.lit(value) for pair in parts.items() for value in pair])
-        entries = table.where("size(hashes) > 0").select(
-            (bases[f.col("part")] + f.col("keyNumber")).alias("number"), "hashes", "phy", "storeTime"
-        )
+        bases = self._spark.createDataFrame(list(parts.items()), "part int, base bigint")
+        entries = table.where("size(hashes) > 0").join(f.broadcast(bases), "part")
+        entries = entries.select((f.col("base") + f.col("keyNumber")).alias("number"), "hashes", "phy", "storeTime")
         entries = entries.select("number", "phy", "storeTime", f.posexplode("hashes").alias("at", "hash"))
         entries = entries.select((f.col("number") + f.col("at")).alias("number"), "hash", "phy", "storeTime")
         # the last entry of a file goes to the next one too, which takes its first time from there

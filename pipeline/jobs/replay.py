@@ -27,7 +27,7 @@ class ReplayOptions(Struct, frozen=True):
     namesrv: str
     topic: str
     rate: float = 0.0
-    key: str = "element_at(keys, 1)"
+    key: str = "get(keys, 0)"
     order: str = "commitLogOffset"
     tasks: int = 2
     group: str = "trimq-replay"

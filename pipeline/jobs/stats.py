@@ -71,7 +71,7 @@ def _by(rows: DataFrame, *columns: str, limit: int | None = 1000, order: str = "
 
 def _distribution(rows: DataFrame, column: str) -> list[dict[str, Any]]:
     """Per topic: the shares' values, the largest, and how many lie between powers of two."""
-    shares = f.percentile_approx(column, [f.lit(share) for share in _SHARES], 10_000).alias("shares")
+    shares = f.percentile_approx(column, list(_SHARES), 10_000).alias("shares")
     found = rows.groupBy("topic").agg(shares, f.min(column).alias("least"), f.max(column).alias("most")).collect()
     bucket = f.when(f.col(column) < 1, 0).otherwise(f.floor(f.log2(column)) + 1).cast("int").alias("bucket")
     counted = rows.groupBy("topic", bucket).count().collect()

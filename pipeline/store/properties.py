@@ -51,7 +51,11 @@ class Properties:
         """The words of one property: where those of each record begin (one more than records), and all of them."""
         rows, which = self.named(name)
         values = self.raw_values(which)
+        lists = np.zeros(self.count + 1, dtype=np.int32)
         data, offsets = parts(values)
+        if not (data == _SPACE).any():
+            lists[rows + 1] = 1
+            return np.cumsum(lists, dtype=np.int32), as_text(values)
         offsets = offsets.astype(np.int64)
         data = data[: offsets[-1]] if len(offsets) else data
         letter = data != _SPACE
@@ -61,12 +65,11 @@ class Properties:
         begins[starts] = letter[starts]
         stops = letter.copy()
         stops[:-1] &= ~letter[1:]
-        finals = starts_to_finals(offsets)
+        finals = _starts_to_finals(offsets)
         stops[finals] = letter[finals]
         first = np.flatnonzero(begins)
         counts = np.zeros(self.count, dtype=np.int64)
         counts[rows] = np.diff(np.searchsorted(first, offsets))
-        lists = np.zeros(self.count + 1, dtype=np.int32)
         np.cumsum(counts, out=lists[1:])
         return lists, as_text(gather(data, first, np.flatnonzero(stops) + 1))
 
@@ -75,15 +78,26 @@ class Properties:
         lists, words = self.words(name)
         return pa.ListArray.from_arrays(pa.array(lists), words, type=pa.list_(pa.field("element", pa.string())))
 
+    def _differ(self, ids: Array) -> bool:
+        """True where no record has a name twice, given each pair's name as a number; False also where nobody knows."""
+        if not len(ids):
+            return True
+        if int(ids.max()) > 61:
+            return False
+        bits = np.left_shift(1, ids)
+        first = np.flatnonzero(np.append(True, self.row[1:] != self.row[:-1]))
+        # the sum of different bits is their union
+        return bool((np.add.reduceat(bits, first) == np.bitwise_or.reduceat(bits, first)).all())
+
     def maps(self) -> pa.MapArray:
         """All properties of each record; of equal names the last counts."""
         which = np.arange(len(self.row))
         names = as_text(gather(self.data, self.begin, self.equals))
         ids = names.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        pair = self.row * (int(ids.max()) + 1 if len(ids) else 1) + ids
-        # of a reversed array, unique tells the first of each, which is the last
-        _, kept = np.unique(pair[::-1], return_index=True)
-        if len(kept) < len(which):
+        if not self._differ(ids):
+            pair = self.row * (int(ids.max()) + 1) + ids
+            # of a reversed array, unique tells the first of each, which is the last
+            _, kept = np.unique(pair[::-1], return_index=True)
             which = np.sort(len(which) - 1 - kept)
             names = names.take(pa.array(which))
         offsets = np.zeros(self.count + 1, dtype=np.int32)
@@ -91,7 +105,7 @@ class Properties:
         return pa.MapArray.from_arrays(pa.array(offsets), names, as_text(self.raw_values(which)))
 
 
-def starts_to_finals(offsets: Array) -> Array:
+def _starts_to_finals(offsets: Array) -> Array:
     """The last byte of each item that has any."""
     final: Array = offsets[1:][offsets[:-1] < offsets[1:]] - 1
     return final

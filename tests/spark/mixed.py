@@ -1,0 +1,74 @@
+"""Messages of all kinds, and what the broker makes of a log of them."""
+
+import random
+import shutil
+from pathlib import Path
+
+from broker.tools.offline_store import find_config
+from broker.tools.rebuild import rebuild as broker_rebuild
+from protocol.index_layout import ENTRY, HEADER_SIZE, entry_at
+from tests.spark.logs import START, Sent
+
+QUEUE_FILE = 400
+SLOTS, ENTRIES = 64, 100
+SIZES = f"maxHashSlotNum={SLOTS}\nmaxIndexNum={ENTRIES}\n"
+
+
+def mixed(count: int, seed: int = 1) -> list[Sent]:
+    """Messages of all kinds: keys, none, delayed, transactions, long topics, IPv6."""
+    chance = random.Random(seed)
+    sent = []
+    for number in range(count):
+        properties = {}
+        if chance.random() < 0.8:
+            properties["UNIQ_KEY"] = f"U{number}"
+        if chance.random() < 0.5:
+            properties["KEYS"] = " ".join(f"k{chance.randrange(20)}" for _ in range(chance.randrange(1, 4)))
+        if chance.random() < 0.5:
+            properties["TAGS"] = chance.choice(["red", "blue", "зелёный"])
+        topic = chance.choice(["A", "B", "%RETRY%g", "z" * 140, "SCHEDULE_TOPIC_XXXX"])
+        if topic.startswith("SCHEDULE"):
+            properties["DELAY"] = str(chance.randrange(1, 25))
+        sent.append(
+            Sent(
+                topic=topic,
+                queue_id=chance.randrange(3),
+                body=chance.randbytes(chance.randrange(60)),
+                properties=properties,
+                time=START + number * 700,
+                sys_flag=chance.choice([0, 0, 0, 8]),
+                store_host=("fe80::1", 10911) if chance.random() < 0.1 else ("127.0.0.1", 10911),
+            )
+        )
+    return sent
+
+
+def queue_files(root: Path) -> dict[str, bytes]:
+    base = root / "consumequeue"
+    return {str(path.relative_to(base)): path.read_bytes() for path in sorted(base.glob("*/*/*"))}
+
+
+def entries(root: Path) -> list[list[bytes]]:
+    """The slots and entries of each index file; a broker names its files by its own clock."""
+    found = []
+    for path in sorted((root / "index").iterdir()):
+        data = path.read_bytes()
+        count = int.from_bytes(data[36:40], "big")
+        found.append(
+            [
+                data[:HEADER_SIZE],
+                data[HEADER_SIZE : entry_at(SLOTS, 0)],
+                data[entry_at(SLOTS, 1) :][: (count - 1) * ENTRY.size],
+            ]
+        )
+    return found
+
+
+def by_broker(root: Path, tmp_path: Path) -> Path:
+    """A copy of the log, with queues and index that the broker's own recovery made."""
+    copy = tmp_path / "broker"
+    shutil.copytree(root / "commitlog", copy / "commitlog")
+    config = tmp_path / "broker.conf"
+    config.write_text(f"{SIZES}mappedFileSizeConsumeQueue={QUEUE_FILE}\n")
+    broker_rebuild(find_config(copy, str(config)), lambda _: None)
+    return copy

@@ -1,0 +1,134 @@
+"""What the jobs make of records, without Spark: rows in, files out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the spark extra: pip install 'trimq[spark]'")
+pytest.importorskip("pyspark", reason="needs the spark extra: pip install 'trimq[spark]'")
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from broker.store.consume_queue import ConsumeQueue, QueueShape
+from broker.store.consume_queue_store import ConsumeQueueStore
+from broker.store.disk import RealDisk
+from broker.store.dispatcher import StoreDispatcher, index_keys
+from broker.store.stats import StoreStats
+from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch
+from pipeline.jobs.index_files import read_index_file, write_index_files
+from pipeline.jobs.queue_slots import QueueImage
+from pipeline.jobs.rebuild import write_queue_files
+from pipeline.jobs.run import Target, groups
+from pipeline.store.files import DataFile, StoreFiles
+from pipeline.store.options import StoreOptions
+from pipeline.store.plan import plan
+from pipeline.store.table import walk
+from pipeline.store.walk import Chunk
+from protocol.hashing import key_hash
+from protocol.message import decode_properties
+from tests.spark.logs import LogWriter
+from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mixed, queue_files
+
+
+def dispatch_rows(root: Path, split_size: int) -> list[dict[str, Any]]:
+    """Each record's row, its first key counted from the beginning of the log."""
+    files, reading = StoreFiles(str(root)), StoreOptions(path=str(root), split_size=split_size)
+    rows: list[dict[str, Any]] = []
+    keys = 0
+    for number, part in enumerate(plan(files, reading).parts):
+        for item in walk(files, part, reading):
+            assert isinstance(item, Chunk)
+            batch, more = dispatch_batch(item, number, keys, delay_table(DELAY_LEVELS))
+            keys += more
+            rows += batch.to_pylist()
+    return rows
+
+
+def test_units_and_keys_are_those_that_the_broker_dispatches(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store").put_all(mixed(300))
+    shape = QueueShape(20, 16_384)
+    queues = ConsumeQueueStore(RealDisk(), str(tmp_path), shape)
+    dispatcher = StoreDispatcher(queues, None, StoreStats(), delay_ms=delay_table(DELAY_LEVELS))
+    rows = dispatch_rows(writer.write(), 3000)
+    keys = 0
+    for row, sent in zip(rows, writer.sent, strict=True):
+        properties = decode_properties("".join(f"{name}\x01{value}\x02" for name, value in sent.properties.items()))
+        assert row["tagsCode"] == dispatcher.tags_code_of(sent.topic, properties, sent.time)
+        assert row["hashes"] == [key_hash(sent.topic, key) for key in index_keys(properties)]
+        assert row["keyNumber"] == keys
+        assert (row["topic"], row["phy"], row["size"]) == (sent.topic, sent.phy, sent.size)
+        keys += len(row["hashes"])
+    assert keys > 300
+
+
+def test_files_are_those_of_the_broker(tmp_path: Path) -> None:
+    root = LogWriter(tmp_path / "store").put_all(mixed(400, seed=7)).write()
+    rows = dispatch_rows(root, 3000)
+    out = Target(str(tmp_path / "out"))
+    units = QUEUE_FILE // 20
+    queued = sorted(
+        ({**row, "file": row["queueOffset"] // units} for row in rows if row["queued"]),
+        key=lambda row: (row["topic"], row["queueId"], row["queueOffset"]),
+    )
+    told = write_queue_files(out, QUEUE_FILE, iter(pa.Table.from_pylist(queued).to_batches(max_chunksize=37)))
+    assert all(row["regular"] for batch in told for row in batch.to_pylist())
+    capacity = ENTRIES - 1
+    total = sum(len(row["hashes"]) for row in rows)
+    found = []
+    for row in rows:
+        for at, key in enumerate(row["hashes"]):
+            number = row["keyNumber"] + at
+            entry = {"number": number, "hash": key, "phy": row["phy"], "storeTime": row["storeTime"]}
+            found.append({"file": number // capacity, **entry})
+            if number % capacity == capacity - 1 and number + 1 < total:
+                found.append({"file": number // capacity + 1, **entry})
+    table = pa.Table.from_pylist(sorted(found, key=lambda row: (row["file"], row["number"])))
+    written = list(write_index_files(out, SLOTS, ENTRIES, iter(table.to_batches(max_chunksize=53))))
+    assert len(written) > 3
+    (path, *_) = written[0]["path"].to_pylist()
+    read = list(read_index_file(StoreFiles(str(root)), SLOTS, ENTRIES, 0, DataFile(path, 0, Path(path).stat().st_size)))
+    assert [batch["kind"].null_count for batch in read] == [capacity]
+    for batch in written:
+        Path(batch["path"][0].as_py()).rename(tmp_path / "out" / "index" / f"{batch['file'][0].as_py():017d}")
+    broker = by_broker(root, tmp_path)
+    assert queue_files(tmp_path / "out") == queue_files(broker)
+    assert entries(tmp_path / "out") == entries(broker)
+
+
+steps = st.tuples(st.integers(-3, 12), st.integers(0, 3000))
+
+
+@examples(max_examples=200, deadline=None)
+@given(st.integers(0, 60), st.lists(steps, max_size=40))
+def test_odd_offsets_get_the_units_that_the_broker_gives_them(first: int, moves: list[tuple[int, int]]) -> None:
+    """Offsets that leap, go back or begin late: the same units and the same first file."""
+    queue = ConsumeQueue("T", 0, "/q", QueueShape(10, 4096), lambda _: None)
+    image = QueueImage(10, 4096)
+    offset, phy = first, 0
+    for leap, gap in [(0, 0), *moves]:
+        offset = max(0, offset + leap)
+        phy += gap
+        queue.put(phy, 100, 7, offset)
+        image.put(phy, 100, 7, offset)
+        offset, phy = offset + 1, phy + 100
+    assert (image.first, image.next) == (queue.first_offset, queue.next_offset)
+    assert bytes(image.units) == queue.tail_units(queue.tail_offset, queue.unwritten())
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab")), max_size=30), st.integers(1, 7))
+def test_groups_of_sorted_rows(pairs: list[tuple[int, str]], size: int) -> None:
+    pairs.sort()
+    rows: list[dict[str, Any]] = [{"a": a, "b": b, "n": number} for number, (a, b) in enumerate(pairs)]
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("n", pa.int64())])
+    batches = pa.Table.from_pylist(rows, schema=schema).to_batches(max_chunksize=size)
+    found = [(key, table["n"].to_pylist()) for key, table in groups(iter(batches), ("a", "b"))]
+    wanted: dict[tuple[int, str], list[int]] = {}
+    for row in rows:
+        wanted.setdefault((row["a"], row["b"]), []).append(row["n"])
+    assert found == list(wanted.items())
