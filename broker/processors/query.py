@@ -1,7 +1,11 @@
 """Looking up messages: QUERY_MESSAGE (12) by key, VIEW_MESSAGE_BY_ID (33) by place (QueryMessageProcessor)."""
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct, field
 
 from broker.config import MessageStoreConfig
 from broker.store.types import QueryMessageResult
@@ -11,8 +15,7 @@ from protocol.errors import RemotingError
 from protocol.frame import encode_head
 from protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from remoting.connection import Connection
-from remoting.handlers import HandlerTable, Outcome
-from remoting.out_buffer import SMALL
+from remoting.handlers import DirectHandler, HandlerTable, Outcome
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -22,6 +25,20 @@ _TEMPLATE: Final = (
     '{"code":0,"extFields":{"indexLastUpdatePhyoffset":"%d","indexLastUpdateTimestamp":"%d"},"flag":1,'
     f'"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 ).encode()
+
+
+_QUERY: Final = int(RequestCode.QUERY_MESSAGE)
+_COPIED: Final = 32 * 1024
+"""Up to this much goes out as one buffer with its head."""
+
+
+class _Frame(Struct, gc=False):
+    """A query's envelope and ext fields, decoded in one pass."""
+
+    header: QueryMessageRequestHeader = field(name="extFields")
+    code: int
+    opaque: int = 0
+    flag: int = 0
 
 
 class QueryMessageProcessor:
@@ -35,6 +52,31 @@ class QueryMessageProcessor:
         """Take the codes of this family."""
         table.register(RequestCode.QUERY_MESSAGE, self.query)
         table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
+        table.register_direct(RequestCode.QUERY_MESSAGE, self._direct())
+
+    def _direct(self) -> DirectHandler:
+        """The short way: from the header's bytes to the reply's, where few records are found in memory."""
+        decode: Callable[[memoryview], _Frame] = msgspec.json.Decoder(_Frame, strict=False).decode
+        query = self._store.query_message
+
+        def serve(_connection: Connection, head: memoryview, _body: memoryview) -> bytes | None:
+            try:
+                frame = decode(head)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return None
+            header = frame.header
+            if frame.flag or frame.code != _QUERY or header.unique_key_query:
+                return None
+            result = query(header.topic, header.key, header.max_num, header.begin_timestamp, header.end_timestamp)
+            if result is None:
+                return None
+            if not 0 < result.size <= _COPIED:
+                result.buffers.clear()
+                result.release()
+                return None
+            return _joined(result, frame.opaque)
+
+        return serve
 
     def query(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """QUERY_MESSAGE (12): messages of a topic with a key in a time range; QUERY_NOT_FOUND for none."""
@@ -74,17 +116,10 @@ class QueryMessageProcessor:
 
     def _found_json(self, connection: Connection, command: RemotingCommand, result: QueryMessageResult) -> Outcome:
         """What most clients get: a head out of the template, and few records, which go out as one buffer with it."""
-        header = _TEMPLATE % (result.last_update_physical_offset, result.last_update_timestamp, command.opaque)
-        size = len(header)
-        buffers = [_pack_words(size + 4 + result.size, size), header, *result.buffers]
-        if result.size > SMALL:
-            connection.write_owned(buffers, result.release)
-            return None
-        reply = b"".join(buffers)
-        buffers.clear()
-        result.buffers.clear()
-        result.release()
-        return reply
+        if result.size <= _COPIED:
+            return _joined(result, command.opaque)
+        connection.write_owned([*_head(result, command.opaque), *result.buffers], result.release)
+        return None
 
     def view(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """VIEW_MESSAGE_BY_ID (33): the record at an offset of the commit log; SYSTEM_ERROR where none begins."""
@@ -96,6 +131,20 @@ class QueryMessageProcessor:
 
     async def _view_cold(self, _connection: Connection, command: RemotingCommand, offset: int) -> Any:
         return _record_reply(command, await self._store.look_message_cold(offset), offset)
+
+
+def _head(result: QueryMessageResult, opaque: int) -> tuple[bytes, bytes]:
+    header = _TEMPLATE % (result.last_update_physical_offset, result.last_update_timestamp, opaque)
+    size = len(header)
+    return _pack_words(size + 4 + result.size, size), header
+
+
+def _joined(result: QueryMessageResult, opaque: int) -> bytes:
+    """The whole reply as one buffer; the result is given back."""
+    reply = b"".join([*_head(result, opaque), *result.buffers])
+    result.buffers.clear()
+    result.release()
+    return reply
 
 
 def _record_reply(command: RemotingCommand, record: Any, offset: int) -> RemotingCommand:

@@ -1,6 +1,5 @@
 """The short way of a pull gives, byte for byte, the replies of the general one, and leaves it the same traces."""
 
-import struct
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from broker.processors.pull_direct import COPIED
 from broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
 from protocol.codes import RequestCode
 from protocol.message import decode_messages
+from tests.broker.raw_client import Raw, json_frame
 from tests.broker.wire_client import WireClient, consumer
 
 FIELDS = {
@@ -44,36 +44,6 @@ CASES: list[dict[str, Any]] = [
     {"queueOffset": "40"},
     {"queueId": 0, "queueOffset": " 1"},
 ]
-
-
-def _frame(code: int, fields: dict[str, Any], *, direct: bool) -> bytes:
-    ext = ",".join(
-        f'"{name}":{value if isinstance(value, int) else chr(34) + value + chr(34)}' for name, value in fields.items()
-    )
-    front, back = ("", ',"flag":0') if direct else ('"flag":0,', "")
-    header = f'{{{front}"code":{code},"extFields":{{{ext}}},"opaque":7{back},"language":"GO","version":453}}'.encode()
-    return struct.pack(">II", 4 + len(header), len(header)) + header
-
-
-class Raw:
-    """A connection whose replies are looked at as bytes."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._data = b""
-
-    async def _take(self, size: int) -> bytes:
-        while len(self._data) < size:
-            more = await self._stream.receive_some(1 << 20)
-            assert more, "the broker has closed the connection"
-            self._data += more
-        taken, self._data = self._data[:size], self._data[size:]
-        return taken
-
-    async def ask(self, frame: bytes) -> bytes:
-        await self._stream.send_all(frame)
-        word = await self._take(4)
-        return word + await self._take(int.from_bytes(word, "big"))
 
 
 def _traces(broker: BrokerController) -> dict[str, Any]:
@@ -111,13 +81,13 @@ async def test_both_ways_say_and_leave_the_same(broker: BrokerController, client
     stream = await trio.open_tcp_stream(*broker.endpoint)
     async with stream:
         raw = Raw(stream)
-        await raw.ask(_frame(code, FIELDS, direct=True))  # the group is made, the counters are there
+        await raw.ask(json_frame(code, FIELDS, direct=True))  # the group is made, the counters are there
         for case in CASES:
             fields = FIELDS | case
             start = _traces(broker)
-            general = await raw.ask(_frame(code, fields, direct=False))
+            general = await raw.ask(json_frame(code, fields, direct=False))
             middle = _traces(broker)
-            direct = await raw.ask(_frame(code, fields, direct=True))
+            direct = await raw.ask(json_frame(code, fields, direct=True))
             assert direct == general, case
             assert _growth(middle, _traces(broker)) == _growth(start, middle), case
 
@@ -127,7 +97,7 @@ async def test_what_is_changed_counts_at_once(broker: BrokerController, client: 
     stream = await trio.open_tcp_stream(*broker.endpoint)
     async with stream:
         raw = Raw(stream)
-        frame = _frame(11, FIELDS, direct=True)
+        frame = json_frame(11, FIELDS, direct=True)
         assert b"FOUND" in await raw.ask(frame)
         topics, groups = broker.parts.topics.table, broker.parts.groups.table
         topic, group = topics["Orders"], groups["group"]

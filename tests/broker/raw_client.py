@@ -1,0 +1,37 @@
+"""A client that looks at replies as bytes, and writes its headers in an order that takes one way or the other."""
+
+import struct
+from typing import Any
+
+import trio
+
+
+def json_frame(code: int, fields: dict[str, Any], *, direct: bool) -> bytes:
+    """A request whose code stands in front, for the short way, or behind another field."""
+    ext = ",".join(
+        f'"{name}":{value if isinstance(value, int) else chr(34) + value + chr(34)}' for name, value in fields.items()
+    )
+    front, back = ("", ',"flag":0') if direct else ('"flag":0,', "")
+    header = f'{{{front}"code":{code},"extFields":{{{ext}}},"opaque":7{back},"language":"GO","version":453}}'.encode()
+    return struct.pack(">II", 4 + len(header), len(header)) + header
+
+
+class Raw:
+    """A connection whose replies are looked at as bytes."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._data = b""
+
+    async def _take(self, size: int) -> bytes:
+        while len(self._data) < size:
+            more = await self._stream.receive_some(1 << 20)
+            assert more, "the broker has closed the connection"
+            self._data += more
+        taken, self._data = self._data[:size], self._data[size:]
+        return taken
+
+    async def ask(self, frame: bytes) -> bytes:
+        await self._stream.send_all(frame)
+        word = await self._take(4)
+        return word + await self._take(int.from_bytes(word, "big"))
