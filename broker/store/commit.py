@@ -1,19 +1,32 @@
 """From the write buffers into the files, with the transient store pool. Source: RocketMQ's CommitRealTimeService."""
 
+from collections import deque
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import structlog
 import trio
 
 from broker.store.commit_log import CommitLog
 from broker.store.flush import PAGE
+from broker.store.put_lock import Put
 from broker.store.running_flags import Flag, RunningFlags
 from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, lock_limit_text
+from broker.store.types import PutMessageResult, PutMessageStatus
 
 _log = structlog.get_logger(__name__)
 
-_PIECE = 4 << 20
+_PIECE: Final = 4 << 20
 """Bytes of one write: so much memory is given back at a time."""
+_TURN: Final = 256
+
+
+class _Pending(NamedTuple):
+    """Something that stands in the log up to ``end``; without ``put`` the BLANK from ``result.physical_offset`` on."""
+
+    end: int
+    put: Put | None
+    result: PutMessageResult
 
 
 class CommitRealTimeService:
@@ -28,6 +41,8 @@ class CommitRealTimeService:
         log: CommitLog,
         flags: RunningFlags,
         pool: TransientStorePool,
+        dispatch: Callable[[Put, PutMessageResult], None],
+        rolled: Callable[[int, int], None],
         *,
         interval: float,
         least_pages: int,
@@ -39,19 +54,25 @@ class CommitRealTimeService:
         self._interval = interval
         self._least = least_pages * PAGE
         self._thorough = thorough
+        self._dispatch = dispatch
+        self._rolled = rolled
+        self._pending: deque[_Pending] = deque()
         self.committed_offset = log.max_offset
-        self.on_committed: Callable[[], None] = lambda: None
-        """Hears that more may be read."""
         self._lock = trio.Lock()
         self._wake = trio.Event()
         self._stopping = False
         self._refused_to_lock = False
 
-    def poke(self) -> None:
-        """A record has come in."""
+    def submit(self, put: Put, result: PutMessageResult) -> None:
+        """A record (or batch) is in a buffer, or in a file that has none: it is dispatched once it is in its file."""
+        self._pending.append(_Pending(result.physical_offset + result.size, put, result))
         file = self._log.files.last
         if self._log.max_offset - self.committed_offset >= self._least or not isinstance(file, PooledMappedFile):
             self._wake.set()
+
+    def submit_roll(self, blank_offset: int, next_offset: int) -> None:
+        """The log goes on in another file: told to the dispatcher between the records before and after."""
+        self._pending.append(_Pending(next_offset, None, PutMessageResult(PutMessageStatus.PUT_OK, blank_offset)))
 
     async def run(self) -> None:
         """Commit until ``stop``."""
@@ -82,13 +103,22 @@ class CommitRealTimeService:
             for file in self._log.files.files[:]:
                 if isinstance(file, PooledMappedFile) and not await self._commit_file(file):
                     return False
-                self._advance(file.start + file.committed)
+                self.committed_offset = max(self.committed_offset, file.start + file.committed)
+                await self._dispatch_committed()
             return True
 
-    def _advance(self, offset: int) -> None:
-        if offset > self.committed_offset:
-            self.committed_offset = offset
-            self.on_committed()
+    async def _dispatch_committed(self) -> None:
+        pending = self._pending
+        done = 0
+        while pending and pending[0].end <= self.committed_offset:
+            end, put, result = pending.popleft()
+            if put is None:
+                self._rolled(result.physical_offset, end)
+            else:
+                self._dispatch(put, result)
+            done += 1
+            if done % _TURN == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _commit_file(self, file: PooledMappedFile) -> bool:
         if file.committed == file.size:

@@ -233,8 +233,6 @@ class MessageStore:
         )
         self._checkpoints = checkpoints
         self._reput = ReputMessageService(self.commit_log, self.dispatcher, self.stats, lambda: path.readable_offset)
-        if path.commit is not None:
-            path.commit.on_committed = self._reput.wake
         self._clean = CleanService(
             self.files,
             QueueCleaner(self.queues, self.flush_queues),

@@ -1,8 +1,9 @@
 """The way of a message into the log: append, dispatch, flush, and who waits for what.
 
 ASYNC_FLUSH: a record is dispatched in the turn that brought it, and its result is ready at once. SYNC_FLUSH: both
-happen once it is durable (flush.py). With the transient store pool the result is ready at once, and ReputMessageService
-dispatches what has been committed (commit.py). Whoever finds no room waits in the put-message lock (put_lock.py).
+happen once it is durable (flush.py). With the transient store pool the result is ready at once, and the record is
+dispatched when it has been committed to its file (commit.py). Whoever finds no room waits in the put-message lock
+(put_lock.py).
 """
 
 from collections.abc import Sequence
@@ -95,11 +96,13 @@ class WritePath:
                 log,
                 flags,
                 pool,
+                self._dispatch,
+                dispatcher.rolled,
                 interval=config.commit_interval_commit_log / 1000,
                 least_pages=config.commit_commit_log_least_pages,
                 thorough=config.commit_commit_log_thorough_interval / 1000,
             )
-            log.on_roll = lambda _blank, _next: None
+            log.on_roll = self.commit.submit_roll
         self._dispatches_at_once = self.group is None and self.commit is None
         self._ended: trio.Event | None = None
         log.start_appending(self.room)
@@ -172,19 +175,20 @@ class WritePath:
         self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.entries)
         self._stats.put_message_size_total += result.size
         group = self.group
-        if group is None:
-            if self.commit is not None:
-                self.commit.poke()
-            else:
-                self._dispatch(put, result)
-            if self._real_time is not None:
-                self._real_time.poke()
+        if self._real_time is not None:
+            self._real_time.poke()
+        if self._dispatches_at_once:
+            self._dispatch(put, result)
             return result
         if isinstance(put, MessageInner):
             put.body = b""  # it may be a view of the receive buffer
         else:
             for entry in put.entries:
                 entry.body = b""
+        if self.commit is not None:
+            self.commit.submit(put, result)
+        if group is None:
+            return result
         group.submit(put, result, on_done if put.wait else None)
         return None if put.wait else result
 
