@@ -9,6 +9,7 @@ import mmap
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -16,6 +17,8 @@ from protocol.file_names import is_index_name, parse_offset_name
 from protocol.queue_unit import UNIT_SIZE
 
 _LOCAL: Final = ("file", "local")
+_READ_AHEAD: Final = 1 << 20
+"""A read of so much is one of a walk through the file."""
 
 
 class StorePathError(ValueError):
@@ -85,24 +88,57 @@ class LocalSource:
 
 
 class RemoteSource:
-    """A file behind fsspec, read by ranges."""
+    """A file behind fsspec, read by ranges; behind a large one, the next of its size is fetched meanwhile."""
 
     def __init__(self, fs: Any, path: str, size: int) -> None:
         self._fs = fs
         self._path = path
         self.size = size
+        self._held = b""
+        self._held_at = 0
+        self._ahead: tuple[int, Future[bytes]] | None = None
+        self._pool: ThreadPoolExecutor | None = None
 
     def read(self, begin: int, end: int) -> memoryview:
         """See ByteSource."""
         end = min(end, self.size)
-        return memoryview(self._fs.cat_file(self._path, start=begin, end=end) if begin < end else b"")
+        if begin >= end:
+            return memoryview(b"")
+        if self._held_at <= begin and end <= self._held_at + len(self._held):
+            return memoryview(self._held)[begin - self._held_at : end - self._held_at]
+        if end - begin < _READ_AHEAD:
+            return memoryview(self._fetch(begin, end))
+        data = self._held[begin - self._held_at :] if self._held_at <= begin else b""
+        data += self._rest(begin + len(data), end)
+        self._held, self._held_at = data, begin
+        held_end = begin + len(data)
+        if held_end < self.size:
+            self._pool = self._pool or ThreadPoolExecutor(1)
+            following = min(held_end + end - begin, self.size)
+            self._ahead = held_end, self._pool.submit(self._fetch, held_end, following)
+        return memoryview(data)[: end - begin]
+
+    def _rest(self, begin: int, end: int) -> bytes:
+        """What is not held yet: from what was fetched ahead, if it begins there."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != begin:
+            return self._fetch(begin, end)
+        data = ahead[1].result()
+        return data if begin + len(data) >= end else data + self._fetch(begin + len(data), end)
+
+    def _fetch(self, begin: int, end: int) -> bytes:
+        data: bytes = self._fs.cat_file(self._path, start=begin, end=end)
+        return data
 
     def next_data(self, at: int) -> int:
         """Nobody knows."""
         return at
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Fetch nothing ahead any more."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
 
 
 class StoreFiles:

@@ -281,6 +281,31 @@ def test_a_store_behind_another_file_system(tmp_path: Path) -> None:
         assert rows("memory://stores/one", **options) == rows(root, **options)
 
 
+def test_a_remote_file_is_read_in_blocks_and_each_byte_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = LogWriter(tmp_path / "store", file_size=12 << 20)
+    writer.put_all([Sent(body=bytes([number]) * 30_000, time=START + number) for number in range(250)])
+    root = writer.write()
+    remote = fsspec.filesystem("memory")
+    remote.put(f"{root}/", "/stores/blocks/", recursive=True)
+    given = parse({"path": "memory://stores/blocks", "splitSize": "0"})
+    files = StoreFiles(given.path)
+    (part,) = plan(files, given).parts
+    fetched: list[int] = []
+    real = type(remote).cat_file
+
+    def counted(self: Any, path: str, start: int, end: int) -> bytes:
+        fetched.append(end - start)
+        return bytes(real(self, path, start, end))
+
+    monkeypatch.setattr(type(remote), "cat_file", counted)
+    found = [row for batch in batches(files, part, given) for row in batch.to_pylist()]
+    assert bodies(found) == [one.body for one in writer.sent]
+    assert max(fetched) <= 8 << 20
+    assert sum(fetched) < 2 * (12 << 20)
+
+
 def test_bodies_are_decompressed_and_those_that_cannot_be_are_damage(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     packed = [Sent(body=zlib.compress(b"long " * 50), sys_flag=1), Sent(body=b"no zlib at all", sys_flag=1)]
