@@ -13,6 +13,8 @@ OK = PutMessageStatus.PUT_OK
 class StuckRoom:
     """Space that comes when the test says so."""
 
+    lacks_buffer = False
+
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.next_file: MappedFile | None = None
