@@ -4,6 +4,7 @@ The tests of this module share it and run in their order: it is started, taken d
 """
 
 import os
+import re
 import signal
 import time
 import urllib.request
@@ -28,13 +29,16 @@ def numbers(count: int) -> set[str]:
     return {str(number) for number in range(count)}
 
 
-def test_the_image_is_small_and_not_root(image: Docker) -> None:
+def test_the_image_is_small_and_not_root(image: Docker, tmp_path: Path) -> None:
     found, base = image.inspect("trimq"), image.inspect("trimq-base")
     assert found["Config"]["User"] == "trimq"
     assert found["Size"] - base["Size"] < BASE_ALLOWANCE
     in_image = ("docker", "run", "--rm", "--no-healthcheck")
     assert image.run(*in_image, "trimq", "id", "-un") == "trimq"
     assert "# TRIMQ_LISTEN_PORT: " in image.run(*in_image, "-e", "TRIMQ_LISTEN_PORT=7", "trimq", "mqbroker", "-p")
+    (tmp_path / "broker.conf").write_text("listenPort=7\n")
+    mounted = ("-v", f"{tmp_path}/broker.conf:/broker.conf:ro", "trimq", "mqbroker", "-c", "/broker.conf", "-p")
+    assert re.search(r"^listenPort=7 .*# /broker.conf:1:", image.run(*in_image, *mounted), re.MULTILINE)
 
 
 def test_only_the_last_layer_is_new_after_a_change_of_the_code(image: Docker) -> None:
