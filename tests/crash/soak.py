@@ -8,6 +8,7 @@ more from its beginning. The figures compare the lives of the first and of the l
 """
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -39,6 +40,8 @@ class Sample(Struct):
     private: int
     resident: int
     descriptors: int
+    files: int
+    busy: float
     took: list[float]
 
 
@@ -48,6 +51,10 @@ class Figures(Struct):
     private_mib: float
     resident_mib: float
     descriptors: int
+    mapped_files: int
+    """Of log and index: each costs two descriptors before Python 3.13, then one."""
+    load_average: float
+    """Of the machine, over a minute: what latencies have to be seen beside."""
     send_p50_ms: float
     send_p99_ms: float
     sends: int
@@ -118,7 +125,10 @@ class Soak:
             await trio.sleep(_SAMPLE_SECONDS)
             found = self.broker.footprint()
             mode = str(self.broker.settings["flushDiskType"])
-            self.samples.append(Sample(time.monotonic() - began, mode, *found, self.load.take_times()))
+            store = self.directory / "store"
+            files = sum(1 for part in ("commitlog", "index") for _ in (store / part).iterdir())
+            busy = os.getloadavg()[0]
+            self.samples.append(Sample(time.monotonic() - began, mode, *found, files, busy, self.load.take_times()))
 
     async def _end_life(self) -> None:
         if self.random.random() < 0.8:
@@ -142,6 +152,8 @@ def _figures(samples: list[Sample]) -> dict[str, Figures]:
             private_mib=round(median(sample.private for sample in chosen) / _MIB, 1),
             resident_mib=round(median(sample.resident for sample in chosen) / _MIB, 1),
             descriptors=round(median(sample.descriptors for sample in chosen)),
+            mapped_files=round(median(sample.files for sample in chosen)),
+            load_average=round(median(sample.busy for sample in chosen), 1),
             send_p50_ms=round(1000 * took[len(took) // 2], 2),
             send_p99_ms=round(1000 * took[len(took) * 99 // 100], 2),
             sends=len(took),
