@@ -5,6 +5,7 @@ is opened and has to keep what had been promised by then; recovery's own calls a
 equal promises are checked once.
 """
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -292,7 +293,9 @@ def _reason(error: BaseException) -> str:
 
 def part_of(seed: int, part: int, parts: int, second: int) -> Tally:
     """What one process does."""
-    return Enumeration(seed).run(part, parts, second=second)
+    found = Enumeration(seed)
+    gc.freeze()  # the pictures stay: no need to look at them again and again
+    return found.run(part, parts, second=second)
 
 
 def enumerate_states(seeds: Sequence[int], *, second: int, workers: int | None = None) -> Iterator[Tally]:
