@@ -17,7 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PARTS = ("leaves", "requests", "footprint", "scrape", "side_by_side")
+PARTS = ("leaves", "requests", "footprint", "scrape", "side_by_side", "sdk")
 
 FLOORS = {
     "send1": (2.0, 0.6),
@@ -72,6 +72,7 @@ def report() -> str:
     text = ["# Benchmarks", "", "Written by `make bench`; raw numbers in `bench/results/`. Ratios are ours / Apache's."]
     for title, name, table in (
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
+        ("The SDK beside the Java client", "sdk", _sdk),
         ("Footprint", "footprint", _footprint),
         ("Sends with and without somebody who scrapes a page of 10,000 topics", "scrape", _footprint),
         ("CPU time of one request, in process", "requests", _requests),
@@ -139,6 +140,25 @@ def _requests(numbers: dict[str, Any]) -> list[str]:
     return rows
 
 
+def _sdk(numbers: dict[str, Any]) -> list[str]:
+    text = [
+        "Against the same broker of ours, 1 KiB, medians. Sends: beside the faster of Java's two ways.",
+        "Consuming: beside a loop that takes the same frames and looks only at where to go on.",
+        "",
+        "| load | msg/s | ratio | floor | |",
+        "|---|--:|--:|--:|---|",
+    ]
+    for name, rate in numbers["rates"].items():
+        ratio, floor = numbers["ratios"].get(name), numbers["floors"].get(name)
+        cells = ["" if value is None else f"{value:.2f}" for value in (ratio, floor)]
+        mark = "slower" if floor is not None and ratio < floor else ""
+        text.append(f"| {name} | {rate:,.0f} | {cells[0]} | {cells[1]} | {mark} |")
+    for name, functions in numbers["profiles"].items():
+        text += ["", f"Where the time of {name} goes (own time, waiting left out):", ""]
+        text += [f"- {share:.1%} `{function}`" for share, function in functions]
+    return text
+
+
 def _leaves(numbers: dict[str, float]) -> list[str]:
     return ["| function | us |", "|---|--:|", *[f"| {name} | {value:.2f} |" for name, value in numbers.items()]]
 
@@ -159,7 +179,7 @@ def main() -> None:
     comparison += ["--rows", arguments.rows] if arguments.rows else []
     for name in PARTS:
         if name not in skipped:
-            run_part(name, comparison if name == "side_by_side" else [])
+            run_part(name, {"side_by_side": comparison, "sdk": ["--profile"]}.get(name, []))
     (HERE / "REPORT.md").write_text(report(), encoding="utf-8")
     print(f"written: {HERE / 'REPORT.md'}")
 

@@ -138,7 +138,7 @@ def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     for name, floor in FLOORS.items():
         print(f"{name:20s} x{ratios[name]:5.2f}, at least {floor:.2f}{'' if ratios[name] >= floor else '   TOO SLOW'}")
-    return {"rates": rates, "ratios": ratios, "rounds": rounds, "profiles": found}
+    return {"rates": rates, "ratios": ratios, "floors": FLOORS, "rounds": rounds, "profiles": found}
 
 
 def _base(name: str, figures: dict[str, float]) -> float:

@@ -1,6 +1,5 @@
 """Consumer: a member of a group, that gets its share of the messages of its topics."""
 
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -15,16 +14,17 @@ from client.core import Client, ClientOptions, Push, wall_ms
 from client.delivery import Batch, ConsumerMessage
 from client.errors import RocketMQError, TopicNotFoundError, UsageError
 from client.interceptors import Interceptor, ProcessContext
-from client.lifecycle import Lifecycle
+from client.member import GroupMember
 from client.message import MessageQueue, ReceivedMessage
 from client.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, first_offset
 from client.queue_reader import Prefetch, QueueReader
+from client.ready_line import ReadyLine
 from client.rebalance import Rebalancer
 from client.retries import Retries
 from client.subscription import ALL, Sql, Subscription, parse_subscriptions
 from protocol.body import ConsumerData, ProducerData, encode_json
 from protocol.codes import RequestCode
-from protocol.topic_rules import group_problem, retry_topic
+from protocol.topic_rules import retry_topic
 
 Model = Literal["clustering", "broadcasting"]
 
@@ -35,7 +35,7 @@ _POLITE: Final = 64
 _log = structlog.get_logger("client")
 
 
-class Consumer(Lifecycle):
+class Consumer(GroupMember):
     """Gets messages of ``topics``: a topic, or topics with the tags wanted, ``{"Orders": "paid || refunded"}``.
 
     In the ``clustering`` model each message goes to one member of the group, and comes again until it is acknowledged;
@@ -72,17 +72,11 @@ class Consumer(Lifecycle):
         offsets_file: Path | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        super().__init__()
-        problem = group_problem(group)
-        if problem is not None:
-            raise UsageError(problem)
+        super().__init__(group, namesrv, client, options)
         if model not in ("clustering", "broadcasting"):
             raise UsageError(f"model={model!r} is neither clustering nor broadcasting")
-        self.group = group
         self.model: Model = model
         self.orderly = orderly
-        self._own_client = client is None
-        self.client: Client = client or Client(namesrv, options)
         self.subscriptions: dict[str, Subscription] = parse_subscriptions(topics, wall_ms())
         self._clustering = model == "clustering"
         if self._clustering:
@@ -98,9 +92,7 @@ class Consumer(Lifecycle):
         self._offsets: OffsetStore = (
             BrokerOffsets(self.client, group) if self._clustering else LocalOffsets(offsets_file)
         )
-        self._ready: deque[QueueReader] = deque()
-        self._in_ready: set[QueueReader] = set()
-        self._wake = anyio.Event()
+        self._line = ReadyLine()
         self._taken = 0
         self._suspended = False
         self.rebalancer: Rebalancer = Rebalancer(
@@ -115,10 +107,6 @@ class Consumer(Lifecycle):
         self._requests = ConsumerRequests(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
-
-    async def _prepare(self) -> None:
-        if self._own_client:
-            await self.client.__aenter__()
 
     async def _open(self) -> None:
         for topic in self.subscriptions:
@@ -158,10 +146,6 @@ class Consumer(Lifecycle):
             await self.rebalancer.stop_all()
             await self.client.leave(self)
 
-    async def _release(self) -> None:
-        if self._own_client:
-            await self.client.__aexit__(None, None, None)
-
     # -- what the client instance asks -----------------------------------------------------------------------------
 
     def producer_data(self) -> ProducerData | None:
@@ -191,10 +175,8 @@ class Consumer(Lifecycle):
 
     async def __anext__(self) -> ConsumerMessage:
         self._taken += 1
-        if self._taken < _POLITE and self._ready and self._handing_out():
-            reader = self._ready.popleft()
-            message = reader.take_one()
-            self._look_again(reader)
+        if self._taken < _POLITE and self.is_open and not self._suspended:
+            message = self._line.take_one()
             if message is not None:
                 return message  # type: ignore[return-value] # its readers make ConsumerMessages
         return (await self.take(1))[1][0]  # type: ignore[return-value] # as above
@@ -237,33 +219,11 @@ class Consumer(Lifecycle):
             await checkpoint()
         while True:
             self._check_open()
-            ready = self._ready
-            while ready and not self._suspended:
-                reader = ready.popleft()
-                messages = reader.take(count)
-                self._look_again(reader)
-                if messages:
-                    return reader, messages
-            if self._wake.is_set():
-                self._wake = anyio.Event()
+            found = None if self._suspended else self._line.take(count)
+            if found is not None:
+                return found
             self._taken = 0
-            await self._wake.wait()
-
-    def _handing_out(self) -> bool:
-        return not self._suspended and self.is_open
-
-    def _look_again(self, reader: QueueReader) -> None:
-        """A reader that something was taken from, and that is out of the line: back to its end, if it has more."""
-        if reader.is_ready:
-            self._ready.append(reader)
-        else:
-            self._in_ready.discard(reader)
-
-    def _reader_ready(self, reader: QueueReader) -> None:
-        if reader not in self._in_ready:
-            self._in_ready.add(reader)
-            self._ready.append(reader)
-        self._wake.set()
+            await self._line.wait()
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
 
@@ -308,7 +268,7 @@ class Consumer(Lifecycle):
             kind=ConsumerMessage,
             with_subscription=False,
             orderly=self.orderly,
-            on_ready=self._reader_ready,
+            on_ready=self._line.add,
             owner=owner,
             interceptors=self._interceptors,
         )
@@ -329,9 +289,7 @@ class Consumer(Lifecycle):
         return reader
 
     async def _close_reader(self, reader: QueueReader) -> None:
-        self._in_ready.discard(reader)
-        if reader in self._ready:
-            self._ready.remove(reader)
+        self._line.discard(reader)
         if reader.committable != reader.committed:
             try:
                 await self._offsets.save({reader.queue: reader.committable}, confirmed=True)
@@ -383,7 +341,7 @@ class Consumer(Lifecycle):
         ...     consumer.resume()
         """
         self._suspended = False
-        self._wake.set()
+        self._line.wake()
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
         """Goes on with a queue of its own from ``offset``, and commits that.

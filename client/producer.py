@@ -14,7 +14,7 @@ from client.errors import NotStoredError, PerhapsStoredError, RocketMQError, Unr
 from client.faults import FaultTable
 from client.gate import Gate
 from client.interceptors import Interceptor, SendContext, call_all
-from client.lifecycle import Lifecycle
+from client.member import GroupMember
 from client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt
 from client.request_reply import Requests, reply_message
 from client.routes import TopicRoute
@@ -31,14 +31,13 @@ from client.sending import (
 from protocol.body import ConsumerData, ProducerData
 from protocol.codes import RequestCode, ResponseCode
 from protocol.hashing import string_hash
-from protocol.topic_rules import group_problem
 
 MAX_MESSAGE_SIZE: Final = 4 * 1024 * 1024
 _ELSEWHERE: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
 """Refusals that another broker of the same topic may not share."""
 
 
-class Producer(Lifecycle):
+class Producer(GroupMember):
     """Sends messages. Opened by ``async with``; any number of tasks may send at the same time.
 
     A send that fails is repeated up to ``retries`` times, on another broker where there is one; ``retry_unknown=False``
@@ -74,13 +73,7 @@ class Producer(Lifecycle):
         create_topics: bool = True,
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        super().__init__()
-        problem = group_problem(group)
-        if problem is not None:
-            raise UsageError(problem)
-        self.group = group
-        self._own_client = client is None
-        self.client: Client = client or Client(namesrv, options)
+        super().__init__(group, namesrv, client, options)
         self._retries = retries
         self._retry_unknown = retry_unknown
         self._send_timeout = send_timeout
@@ -96,10 +89,6 @@ class Producer(Lifecycle):
             self._batcher = Batcher(linger, min(batch_bytes, max_message_size), self.deliver, self.spawn)
         self._requests = Requests()
 
-    async def _prepare(self) -> None:
-        if self._own_client:
-            await self.client.__aenter__()
-
     async def _open(self) -> None:
         self.client.join(self)
 
@@ -108,10 +97,6 @@ class Producer(Lifecycle):
             await self._batcher.flush()
         if self.client.is_open:
             await self.client.leave(self)
-
-    async def _release(self) -> None:
-        if self._own_client:
-            await self.client.__aexit__(None, None, None)
 
     # -- what the client instance asks -----------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """PullConsumer: reads queues that the program names, from where it says; for pipelines, replays and tests."""
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
@@ -10,16 +9,16 @@ import anyio.lowlevel
 from client import offsets
 from client.core import Client, ClientOptions, Push, wall_ms
 from client.errors import UsageError
-from client.lifecycle import Lifecycle
+from client.member import GroupMember
 from client.message import MessageQueue, ReceivedMessage
 from client.offsets import StartFrom
 from client.queue_reader import Prefetch, QueueReader
+from client.ready_line import ReadyLine
 from client.subscription import ALL, Sql, Subscription
 from protocol.body import ConsumerData, ProducerData
-from protocol.topic_rules import group_problem
 
 
-class PullConsumer(Lifecycle):
+class PullConsumer(GroupMember):
     """Reads assigned queues. The position moves with ``poll``; offsets are committed by ``commit`` only.
 
     ``start`` says where to begin in a queue for which ``group`` has no committed offset. ``tags`` filters.
@@ -43,24 +42,13 @@ class PullConsumer(Lifecycle):
         tags: str | Sql = ALL,
         prefetch: Prefetch | None = None,
     ) -> None:
-        super().__init__()
-        problem = group_problem(group)
-        if problem is not None:
-            raise UsageError(problem)
-        self.group = group
-        self._own_client = client is None
-        self.client: Client = client or Client(namesrv, options)
+        super().__init__(group, namesrv, client, options)
         self._start = start
         self._tags = tags
         self._prefetch = prefetch or Prefetch()
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._positions: dict[MessageQueue, int] = {}
-        self._ready: deque[QueueReader] = deque()
-        self._wake = anyio.Event()
-
-    async def _prepare(self) -> None:
-        if self._own_client:
-            await self.client.__aenter__()
+        self._line = ReadyLine()
 
     async def _open(self) -> None:
         self.client.join(self)
@@ -70,10 +58,6 @@ class PullConsumer(Lifecycle):
             reader.drop()
         if self.client.is_open:
             await self.client.leave(self)
-
-    async def _release(self) -> None:
-        if self._own_client:
-            await self.client.__aexit__(None, None, None)
 
     def producer_data(self) -> ProducerData | None:
         """None: a consumer does not produce."""
@@ -114,7 +98,9 @@ class PullConsumer(Lifecycle):
         self._check_open()
         wanted = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues)
         for queue in [queue for queue in self._readers if queue not in wanted]:
-            self._readers.pop(queue).drop()
+            reader = self._readers.pop(queue)
+            reader.drop()
+            self._line.discard(reader)
             del self._positions[queue]
         for queue, offset in wanted.items():
             if queue in self._readers:
@@ -141,13 +127,8 @@ class PullConsumer(Lifecycle):
             prefetch=self._prefetch,
             kind=ReceivedMessage,
             with_subscription=True,
-            on_ready=self._reader_ready,
+            on_ready=self._line.add,
         )
-
-    def _reader_ready(self, reader: QueueReader) -> None:
-        if reader not in self._ready:
-            self._ready.append(reader)
-        self._wake.set()
 
     @property
     def assignment(self) -> list[MessageQueue]:
@@ -244,24 +225,17 @@ class PullConsumer(Lifecycle):
         found = self._take(max_messages)
         with anyio.move_on_after(timeout):
             while not found:
-                self._wake = anyio.Event()
-                await self._wake.wait()
+                await self._line.wait()
                 found = self._take(max_messages)
         return found
 
     def _take(self, most: int) -> list[ReceivedMessage]:
         found: list[ReceivedMessage] = []
-        while self._ready and len(found) < most:
-            reader = self._ready.popleft()
-            if self._readers.get(reader.queue) is not reader:
-                continue
-            messages = reader.take(most - len(found))
-            if messages:
-                self._positions[reader.queue] = messages[-1].queue_offset + 1
-                reader.finished(messages)
-                found += messages
-            if reader.is_ready:
-                self._ready.append(reader)
+        while len(found) < most and (more := self._line.take(most - len(found))) is not None:
+            reader, messages = more
+            self._positions[reader.queue] = messages[-1].queue_offset + 1
+            reader.finished(messages)
+            found += messages
         return found
 
     # -- offsets ---------------------------------------------------------------------------------------------------

@@ -85,3 +85,26 @@ async def test_poll_without_queues_is_a_usage_error(servers: Servers, name: str)
     async with PullConsumer(name, namesrv=servers.namesrv) as consumer:
         with pytest.raises(UsageError, match="for ever"):
             await consumer.poll()
+
+
+async def test_several_tasks_poll(namesrv: str, name: str) -> None:
+    """Each message goes to one of them, and none of them waits while there is something."""
+    found: list[bytes] = []
+    async with (
+        Producer(name, namesrv=namesrv) as producer,
+        PullConsumer(name, namesrv=namesrv, start="first") as puller,
+    ):
+        await producer.send(Message(name, b"0"))
+        await puller.assign(await puller.queues(name))
+
+        async def work() -> None:
+            while len(found) < 40:
+                found.extend([message.body for message in await puller.poll(1, timeout=0.5)])
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                for _ in range(4):
+                    group.start_soon(work)
+                for number in range(1, 40):
+                    await producer.send(Message(name, b"%d" % number))
+    assert sorted(found, key=int) == [b"%d" % number for number in range(40)]

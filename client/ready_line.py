@@ -1,0 +1,70 @@
+"""Readers that have messages to hand out, each in its turn, and the tasks that wait for one."""
+
+from collections import deque
+
+import anyio
+
+from client.message import ReceivedMessage
+from client.queue_reader import QueueReader
+
+
+class ReadyLine:
+    """Any number of tasks may take and wait; what is ready is found by one of them."""
+
+    __slots__ = ("_inside", "_line", "_wake")
+
+    def __init__(self) -> None:
+        self._line: deque[QueueReader] = deque()
+        self._inside: set[QueueReader] = set()
+        self._wake = anyio.Event()
+
+    def add(self, reader: QueueReader) -> None:
+        """It has something to take: to the end of the line, if it is not in it."""
+        if reader not in self._inside:
+            self._inside.add(reader)
+            self._line.append(reader)
+        self._wake.set()
+
+    def discard(self, reader: QueueReader) -> None:
+        """It is read no more."""
+        if reader in self._inside:
+            self._inside.discard(reader)
+            self._line.remove(reader)
+
+    def take_one(self) -> ReceivedMessage | None:
+        """The next message; None where nobody has one."""
+        line = self._line
+        while line:
+            reader = line.popleft()
+            message = reader.take_one()
+            self._back(reader)
+            if message is not None:
+                return message
+        return None
+
+    def take(self, count: int) -> tuple[QueueReader, list[ReceivedMessage]] | None:
+        """Up to ``count`` messages of one queue; None where nobody has one."""
+        line = self._line
+        while line:
+            reader = line.popleft()
+            messages = reader.take(count)
+            self._back(reader)
+            if messages:
+                return reader, messages
+        return None
+
+    def _back(self, reader: QueueReader) -> None:
+        if reader.is_ready:
+            self._line.append(reader)
+        else:
+            self._inside.discard(reader)
+
+    def wake(self) -> None:
+        """Lets everybody who waits look again."""
+        self._wake.set()
+
+    async def wait(self) -> None:
+        """Returns when there may be something to take. To be called at once where there was nothing."""
+        if self._wake.is_set():
+            self._wake = anyio.Event()
+        await self._wake.wait()
