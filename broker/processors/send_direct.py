@@ -16,7 +16,7 @@ from broker.config import BrokerConfig
 from broker.processors.common import born_host
 from broker.processors.message_text import join_properties, tag_hash_of, usual
 from broker.services.stats import StatsItem
-from broker.store.commit_log import TopicIllegalError, TopicQueue
+from broker.store.topic_queue import TopicIllegalError, TopicQueue
 from broker.store.types import PutMessageResult
 from protocol import sysflag
 from protocol.body import TopicConfig

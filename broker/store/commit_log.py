@@ -9,18 +9,17 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from broker.store.consume_queue import ConsumeQueue
 from broker.store.mapped_file import BLANK_ROOM, MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.topic_queue import V4_HOSTS, TopicIllegalError, TopicQueue, checked_topic
 from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import record, sysflag
 from protocol.hashing import crc32
-from protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, RETRY_PREFIX
 
 MAX_RECORD_EXTRA: Final = 65_536
 """What a record may have beyond maxMessageSize for everything but its body."""
 
-_V4_HOSTS: Final = 16
+
 _V6_FLAGS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _NO_OFFSET: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
 _PACK_V4: Final = record.layout(0).pack
@@ -49,45 +48,6 @@ class _NoRoom:
 
     def take_next(self) -> MappedFile | None:
         raise RuntimeError("the commit log has not been started")
-
-
-class TopicQueue:
-    """What an append needs to know of a queue: its next offset, and its topic as it stands in the record.
-
-    ``units`` is for whoever dispatches: the consume queue, once it is known. ``gone`` says that the topic was deleted,
-    so that whoever has kept this must look again.
-    """
-
-    __slots__ = (
-        "gone",
-        "key",
-        "last_size",
-        "magic",
-        "next_offset",
-        "overhead",
-        "queue_id",
-        "topic",
-        "topic_part",
-        "units",
-    )
-
-    def __init__(self, topic: str, queue_id: int, raw: bytes, next_offset: int) -> None:
-        wide = len(raw) > MAX_TOPIC_LENGTH
-        self.topic = topic
-        self.queue_id = queue_id
-        self.key = (topic, queue_id)
-        self.magic = record.MAGIC_V2 if wide else record.MAGIC_V1
-        self.topic_part = len(raw).to_bytes(2 if wide else 1, "big") + raw
-        self.overhead = record.OVERHEAD_V1 - 1 - _V4_HOSTS + len(self.topic_part)
-        self.next_offset = next_offset
-        self.last_size = 0
-        """Bytes of the newest record that PlainPut has put."""
-        self.units: ConsumeQueue | None = None
-        self.gone = False
-
-
-class TopicIllegalError(ValueError):
-    """A topic that no record can carry; the text says why."""
 
 
 class CommitLog:
@@ -153,7 +113,7 @@ class CommitLog:
         """What appends to a queue work with. Raises TopicIllegalError."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            queue = TopicQueue(topic, queue_id, _checked_topic(topic), self._first_offset(topic, queue_id))
+            queue = TopicQueue(topic, queue_id, checked_topic(topic), self._first_offset(topic, queue_id))
             self._queues[topic, queue_id] = queue
         return queue
 
@@ -198,7 +158,7 @@ class CommitLog:
         physical_offset = file.start + at
         takes_offset = sys_flag & 0xC not in _NO_OFFSET
         queue_offset = queue.next_offset if takes_offset else 0
-        if hosts == _V4_HOSTS:
+        if hosts == V4_HOSTS:
             sys_flag &= ~_V6_FLAGS
             pack, body_at = _PACK_V4, at + _FIXED_V4
         else:
@@ -421,17 +381,3 @@ class CommitLog:
             if file.hot_from == file.size:
                 break
             file.hot_from = max(file.hot_from, min(border - file.start, file.size))
-
-
-def _checked_topic(topic: str) -> bytes:
-    """A topic's bytes. Raises TopicIllegalError where no record or no rule allows them."""
-    try:
-        raw = topic.encode()
-    except UnicodeEncodeError:
-        raise TopicIllegalError("the topic is no valid text") from None
-    limit = MAX_RETRY_TOPIC_LENGTH if topic.startswith(RETRY_PREFIX) else MAX_TOPIC_LENGTH
-    if not raw:
-        raise TopicIllegalError("the topic is empty")
-    if len(raw) > limit:
-        raise TopicIllegalError(f"the topic has {len(raw)} bytes, the limit is {limit}")
-    return raw

@@ -8,13 +8,14 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.store.commit_log import CommitLog, TopicQueue
+from broker.store.commit_log import CommitLog
 from broker.store.dispatcher import StoreDispatcher
 from broker.store.flush import GroupCommitService
 from broker.store.index_service import WAKE_AT
 from broker.store.put_lock import PutMessageLock
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
+from broker.store.topic_queue import TopicQueue
 from broker.store.types import MessageInner, PutCallback, PutMessageResult, PutMessageStatus
 from protocol import record
 from protocol.hashing import crc32

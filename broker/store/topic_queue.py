@@ -1,0 +1,63 @@
+"""What the commit log keeps of each queue between two appends."""
+
+from typing import Final
+
+from broker.store.consume_queue import ConsumeQueue
+from protocol import record
+from protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, RETRY_PREFIX
+
+V4_HOSTS: Final = 16
+"""Bytes of two hosts with IPv4 addresses."""
+
+
+class TopicQueue:
+    """What an append needs to know of a queue: its next offset, and its topic as it stands in the record.
+
+    ``units`` is for whoever dispatches: the consume queue, once it is known. ``gone`` says that the topic was deleted,
+    so that whoever has kept this must look again.
+    """
+
+    __slots__ = (
+        "gone",
+        "key",
+        "last_size",
+        "magic",
+        "next_offset",
+        "overhead",
+        "queue_id",
+        "topic",
+        "topic_part",
+        "units",
+    )
+
+    def __init__(self, topic: str, queue_id: int, raw: bytes, next_offset: int) -> None:
+        wide = len(raw) > MAX_TOPIC_LENGTH
+        self.topic = topic
+        self.queue_id = queue_id
+        self.key = (topic, queue_id)
+        self.magic = record.MAGIC_V2 if wide else record.MAGIC_V1
+        self.topic_part = len(raw).to_bytes(2 if wide else 1, "big") + raw
+        self.overhead = record.OVERHEAD_V1 - 1 - V4_HOSTS + len(self.topic_part)
+        self.next_offset = next_offset
+        self.last_size = 0
+        """Bytes of the newest record that PlainPut has put."""
+        self.units: ConsumeQueue | None = None
+        self.gone = False
+
+
+class TopicIllegalError(ValueError):
+    """A topic that no record can carry; the text says why."""
+
+
+def checked_topic(topic: str) -> bytes:
+    """A topic's bytes. Raises TopicIllegalError where no record or no rule allows them."""
+    try:
+        raw = topic.encode()
+    except UnicodeEncodeError:
+        raise TopicIllegalError("the topic is no valid text") from None
+    limit = MAX_RETRY_TOPIC_LENGTH if topic.startswith(RETRY_PREFIX) else MAX_TOPIC_LENGTH
+    if not raw:
+        raise TopicIllegalError("the topic is empty")
+    if len(raw) > limit:
+        raise TopicIllegalError(f"the topic has {len(raw)} bytes, the limit is {limit}")
+    return raw
