@@ -54,7 +54,12 @@ DIRECT_PREFIX: Final = 12
 
 
 def direct_prefix(code: int) -> bytes:
-    """How the JSON header of a request begins where its code stands in front, as all known clients write it."""
+    """How the JSON header of a request begins where its code stands in front, as all known clients write it.
+
+    Raises ValueError for a code of other than two or three digits: its prefix would not tell it from others.
+    """
+    if not 10 <= code <= 999:
+        raise ValueError(f"no direct handler can be found for the code {code}")
     return (b'{"code":%d,"' % code)[:DIRECT_PREFIX]
 
 
@@ -86,7 +91,7 @@ class HandlerTable:
         """A table of the same handlers but for ``codes`` (the VIP port serves no pulls)."""
         table = HandlerTable()
         table.handlers = {code: handler for code, handler in self.handlers.items() if code not in codes}
-        gone = {direct_prefix(code) for code in codes}
+        gone = {direct_prefix(int(code)) for code in codes if 10 <= code <= 999}
         table.direct = {prefix: handler for prefix, handler in self.direct.items() if prefix not in gone}
         return table
 

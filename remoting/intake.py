@@ -24,6 +24,7 @@ BIG_FRAME: Final = 32 * 1024
 
 _WORDS: Final = 8
 _front_at = struct.Struct(f">II{DIRECT_PREFIX}s").unpack_from
+_JSON: Final = Encoding.JSON
 _LOOK_EVERY: Final = 15
 """Direct requests between two looks at the time, as a mask: all that one buffer can hold take a few turns at most."""
 _length_at = struct.Struct(">I").unpack_from
@@ -147,7 +148,7 @@ class Intake:
                     if answer is not None:
                         at = stop
                         count += 1
-                        conn.encoding = Encoding.JSON
+                        conn.encoding = _JSON
                         if type(answer) is bytes:
                             replies.append(answer)
                         else:

@@ -50,6 +50,14 @@ class OutBuffer:
         """Send as much as the socket takes; True when nothing is left. Raises OSError where the connection is gone."""
         chunks = self.chunks
         try:
+            if len(chunks) == 1 and not self._releases:  # the usual case: all replies of a round, joined already
+                data = chunks[0]
+                count = sock.send(data)
+                self.sent += count
+                if count == len(data):
+                    chunks.clear()
+                    return True
+                chunks[0] = memoryview(data)[count:]
             while chunks:
                 if len(chunks) == 1 or self.queued - self.sent <= JOINED:
                     data = chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -259,8 +259,13 @@ class Reactor:
         intake = self.intake
         self.stats.rounds += 1
         self._in_round = True
+        connections = self.connections
         for fd, mask in events:
-            self._serve_event(fd, mask)
+            conn = connections.get(fd)
+            if mask == _READ and conn is not None and not conn.ready:
+                intake.serve(conn)
+            else:
+                self._serve_event(fd, mask)
             if perf_counter() >= intake.turn_end:
                 await self._give_way()
                 self._in_round = True
@@ -287,12 +292,13 @@ class Reactor:
                 hook()
             except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
                 self._log_hook_failure(hook, error)
+        flush = self._flush
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for conn in dirty:
                 conn.dirty = False
                 if not conn.closed:
-                    self._flush(conn)
+                    flush(conn)
         self._in_round = False
         if self._draining and self._is_drained():
             self._drained.set()
@@ -328,8 +334,9 @@ class Reactor:
         except OSError as error:
             conn.close(f"the connection was lost: {error}")
             return
-        if out.sent != before:
-            self.stats.bytes_out += out.sent - before
+        count = out.sent - before
+        if count:
+            self.stats.bytes_out += count
             conn.active_at = self.now
         if not done or conn.mask != _READ:
             self._watch(conn)

@@ -117,6 +117,7 @@ class DirectSends:
         put = self._put
         waits = self._waits
         broker_put = self._stats.broker_put
+        tag_hash = tag_hash_of
 
         def serve(connection: Connection, head: memoryview, body: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
             try:
@@ -165,8 +166,8 @@ class DirectSends:
                 header.flag,
                 header.sys_flag,
                 header.reconsume_times or 0,
-                tag_hash_of(tag) if tag else 0,
-                (unique, *keys.split()) if keys else (unique,),
+                tag_hash(tag) if tag else 0,
+                (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *keys.split()),
                 partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None,
             )
             if offset < 0:

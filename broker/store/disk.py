@@ -239,7 +239,11 @@ class RealDisk:
             return
         if self._zero < 0:
             self._zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
-        # reading zeros touches each page inside one system call, without the interpreter's lock
+        # Zeros written bring pages into memory many at a time; a fault would take and clear each of them alone.
+        # Reading zeros then touches them in the map, inside one system call and without the interpreter's lock.
+        at = 0
+        while at < length:
+            at += os.pwrite(fd, _ZEROS[: length - at], offset + at)
         at = 0
         while at < length:
             at += os.readv(self._zero, [view[at : at + _TOUCH_STEP]])

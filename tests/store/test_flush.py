@@ -9,10 +9,13 @@ from structlog.testing import capture_logs
 
 from broker.store.durable_files import make_durable_directory
 from broker.store.flush import SyncPace, SyncPlace
+from broker.store.message_store import MessageStore
 from broker.store.types import PutMessageResult, PutMessageStatus
 from protocol.message import decode_messages
+from remoting.clock import ManualClock
 from tests.store.builders import LOG, Rig, batch, config, message
 from tests.store.simdisk import Loss, PowerCut, SimDisk
+from tests.store.stores import TOPIC, settings
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -350,3 +353,65 @@ def test_inline_only_while_syncs_are_short() -> None:
     assert not slow.inline()
     assert SyncPace(SyncPlace.INLINE).inline()
     assert not SyncPace(SyncPlace.THREAD).inline()
+
+
+def test_each_long_sync_soon_after_another_doubles_the_time_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("broker.store.flush.time.perf_counter", lambda: now)
+    pace = SyncPace(SyncPlace.AUTO)
+
+    def inline_after(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        for _ in range(40):  # short ones, so that only the long one counts
+            pace.took(0.0001)
+        return pace.inline()
+
+    pace.took(0.005)
+    assert not inline_after(0.24)
+    assert inline_after(0.02)
+    pace.took(0.005)
+    assert not inline_after(0.48)
+    assert inline_after(0.03)
+    inline_after(10)
+    pace.took(0.005)
+    assert inline_after(0.26)
+
+
+async def test_what_a_round_has_put_is_synced_and_answered_at_its_end() -> None:
+    disk = SimDisk()
+    store = MessageStore(settings(sync=True), disk=disk, clock=ManualClock(), sync_place=SyncPlace.INLINE)
+    hooks: list[Callable[[], None]] = []
+    in_round = True
+    async with store.opened():
+        await trio.testing.wait_all_tasks_blocked()
+        store.commit_rounds(hooks, lambda: in_round)
+        (commit,) = hooks
+        done: list[PutMessageResult] = []
+        for number in range(3):
+            assert store.put_message(message(b"%d" % number), done.append) is None
+        await trio.testing.wait_all_tasks_blocked()
+        assert not done
+        assert store.max_offset(TOPIC, 0) == 0
+        commit()
+        assert [result.status for result in done] == [PutMessageStatus.PUT_OK] * 3
+        assert store.max_offset(TOPIC, 0) == 3
+        assert store.flushed_offset == store.max_phy_offset
+        in_round = False
+        assert store.put_message(message(b"outside"), done.append) is None
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(done) == 4
+
+
+async def test_a_round_whose_sync_would_take_long_leaves_it_to_the_task() -> None:
+    store = MessageStore(settings(sync=True), disk=SimDisk(), clock=ManualClock(), sync_place=SyncPlace.THREAD)
+    hooks: list[Callable[[], None]] = []
+    async with store.opened():
+        await trio.testing.wait_all_tasks_blocked()
+        store.commit_rounds(hooks, lambda: True)
+        done: list[PutMessageResult] = []
+        assert store.put_message(message(b"one"), done.append) is None
+        hooks[0]()
+        assert not done
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(done) == 1

@@ -1,0 +1,217 @@
+"""The short way of a send: the same records and replies as the long one, and nothing done where it passes over."""
+
+import json
+import re
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.controller import BrokerController
+from broker.processors.message_text import UNUSUAL_NAMES, pairs, usual
+from broker.testing import running_broker
+from protocol.command import RemotingCommand
+from protocol.message import StoredMessage
+from tests.broker.wire_client import WireClient, properties_text
+
+UNIQUE = "7F0000010001AABBCCDD000000010001"
+USUAL = {"KEYS": "k1 k2", "UNIQ_KEY": UNIQUE, "TAGS": "TagA", "WAIT": "true", "colour": "blue"}
+_opaque = iter(range(100_000, 200_000))
+
+
+def v2(properties: str, **more: str) -> dict[str, str]:
+    fields = {
+        "a": "group",
+        "b": "Orders",
+        "c": "TBW102",
+        "d": "4",
+        "e": "1",
+        "f": "0",
+        "g": "1700000000001",
+        "h": "7",
+        "i": properties,
+        "j": "0",
+        "k": "false",
+        "m": "false",
+    }
+    return fields | more
+
+
+async def ask(
+    client: WireClient, ext: dict[str, str], *, short: bool, code: int = 310, flag: int = 0, body: bytes = b"body"
+) -> RemotingCommand | None:
+    """Send a frame whose code stands in front, or behind a blank: then nobody takes it for the short way."""
+    opaque = next(_opaque)
+    header = json.dumps({"code": code, "extFields": ext, "flag": flag, "opaque": opaque}, separators=(",", ":"))
+    raw = header.encode() if short else b" " + header.encode()
+    await client.stream.send_all(struct.pack(">II", 4 + len(raw) + len(body), len(raw)) + raw + body)
+    return None if flag & 2 else await client.reply(opaque)
+
+
+async def made(client: WireClient, broker: BrokerController) -> None:
+    """The topic is there, with its queue 1 empty."""
+    reply = await ask(client, v2(properties_text(USUAL), e="0"), short=False)
+    assert reply is not None
+    assert reply.code == 0
+    assert not taken(broker)
+
+
+def taken(broker: BrokerController, queue_id: int = 1) -> bool:
+    """Whether the newest message of the queue came the short way."""
+    return broker.parts.store.commit_log.queue("Orders", queue_id).last_size > 0
+
+
+def comparable(message: StoredMessage) -> dict[str, Any]:
+    own = {"queue_offset", "commit_log_offset", "store_timestamp", "offset_message_id"}
+    return {name: getattr(message, name) for name in message.__struct_fields__ if name not in own}
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [USUAL, {"UNIQ_KEY": UNIQUE}, {"UNIQ_KEY": UNIQUE, "KEYS": "one"}, {"UNIQ_KEY": UNIQUE, "TAGS": "ä" * 200}],
+    ids=["all", "least", "one key", "long tag"],
+)
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, properties: dict[str, str]) -> None:
+    async with running_broker(tmp_path, flushDiskType=flush) as broker, WireClient.connect(broker.endpoint) as client:
+        await made(client, broker)
+        fields = v2(properties_text(properties), j="3", f="1")
+        short = await ask(client, fields, short=True)
+        assert taken(broker)
+        long = await ask(client, fields, short=False)
+        assert short is not None
+        assert long is not None
+        assert short.code == long.code == 0
+        first, second = short.ext_fields(), long.ext_fields()
+        assert (first.pop("queueOffset"), second.pop("queueOffset")) == ("0", "1")
+        assert first.pop("msgId") != second.pop("msgId")
+        assert first == second
+        one, two = await client.pull_messages("Orders", queueId=1)
+        assert comparable(one) == comparable(two)
+        assert one.properties == two.properties
+        for key in [UNIQUE, *properties.get("KEYS", "").split()]:
+            await broker.parts.store.index.flush_pending()  # type: ignore[union-attr]
+            found = broker.parts.store.query_message("Orders", key, 32, 0, 1 << 62)
+            assert found is not None
+            assert found.count >= 2
+            found.release()
+
+
+async def test_the_first_form_takes_the_short_way_too(client: WireClient, broker: BrokerController) -> None:
+    await made(client, broker)
+    fields = {
+        "producerGroup": "group",
+        "topic": "Orders",
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4",
+        "queueId": "1",
+        "sysFlag": "0",
+        "bornTimestamp": "1700000000001",
+        "flag": "0",
+        "properties": properties_text(USUAL),
+    }
+    reply = await ask(client, fields, short=True, code=10)
+    assert reply is not None
+    assert reply.code == 0
+    assert taken(broker)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"e": "-1"},
+        {"e": "99"},
+        {"f": "4"},
+        {"m": "true"},
+        {"b": "New"},
+        {"g": "x"},
+        {"i": properties_text(USUAL | {"DELAY": "1"})},
+        {"i": properties_text(USUAL | {"WAIT": "false"})},
+        {"i": properties_text(USUAL | {"CLUSTER": "other"})},
+        {"i": properties_text(USUAL | {"UNIQ_KEY": "with-dash"})},
+        {"i": properties_text({"TAGS": "TagA"})},
+        {"i": properties_text(USUAL)[:-1]},
+        {"i": "x" * 40_000},
+    ],
+)
+async def test_what_is_not_ordinary_is_left_to_the_long_way(
+    client: WireClient, broker: BrokerController, change: dict[str, str]
+) -> None:
+    await made(client, broker)
+    short = await ask(client, v2(properties_text(USUAL)) | change, short=True)
+    long = await ask(client, v2(properties_text(USUAL)) | change, short=False)
+    assert not taken(broker)
+    assert short is not None
+    assert long is not None
+    assert (short.code, short.remark) == (long.code, long.remark)
+
+
+async def test_empty_bodies_and_oneways(client: WireClient, broker: BrokerController) -> None:
+    await made(client, broker)
+    fields = v2(properties_text(USUAL))
+    refused = await ask(client, fields, short=True, body=b"")
+    assert refused is not None
+    assert refused.code == 13
+    await ask(client, fields, short=True, flag=2)
+    assert (await ask(client, fields, short=False)) is not None
+    assert not taken(broker)
+    assert len(await client.pull_messages("Orders", queueId=1)) == 2
+
+
+async def test_a_topic_that_is_changed_or_made_anew_is_looked_at_again(
+    client: WireClient, broker: BrokerController
+) -> None:
+    await made(client, broker)
+    fields = v2(properties_text(USUAL))
+    assert (await ask(client, fields, short=True)) is not None
+    topics = broker.parts.topics
+    assert topics.delete("Orders")
+    await broker.parts.store.delete_topic("Orders")
+    reply = await ask(client, fields, short=True)
+    assert reply is not None
+    assert (reply.code, reply.ext_fields()["queueOffset"]) == (0, "0")
+    assert topics.get("Orders") is not None
+    reply = await ask(client, fields, short=True)
+    assert reply is not None
+    assert reply.ext_fields()["queueOffset"] == "1"
+    assert taken(broker)
+
+
+async def test_it_is_counted_as_any_other(client: WireClient, broker: BrokerController) -> None:
+    await made(client, broker)
+    before = broker.parts.stats.put_total
+    size = broker.parts.stats.items("TOPIC_PUT_SIZE")["Orders"].value
+    assert (await ask(client, v2(properties_text(USUAL)), short=True)) is not None
+    assert broker.parts.stats.put_total == before + 1
+    stored = broker.parts.store.commit_log.queue("Orders", 1).last_size
+    assert broker.parts.stats.items("TOPIC_PUT_SIZE")["Orders"].value == size + stored
+
+
+name = st.one_of(
+    st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "WAIT", *sorted(UNUSUAL_NAMES)]), st.text("AKx_\x01", max_size=4)
+)
+value = st.one_of(st.sampled_from(["true", "false", "k1 k2", UNIQUE]), st.text("a\x01 \xe4", max_size=4))
+
+
+@given(st.lists(st.tuples(name, value), max_size=5), st.sampled_from(["", "\x02", "x"]))
+def test_what_is_usual_means_the_same_piece_by_piece(items: list[tuple[str, str]], end: str) -> None:
+    text = "".join(f"{key}\x01{text}\x02" for key, text in items) + end
+    match = usual(text)
+    if match is None:
+        return
+    properties = dict(pairs(text))
+    assert match.groups() == (properties.get("KEYS"), properties.get("UNIQ_KEY"), properties.get("TAGS"))
+    assert UNUSUAL_NAMES.isdisjoint(properties)
+    assert properties.get("WAIT", "true") == "true"
+    assert re.fullmatch("[0-9A-Za-z]*", properties.get("UNIQ_KEY", ""))
+
+
+def test_a_text_that_does_not_match_costs_no_more_than_its_length() -> None:
+    text = "a\x01b\x02" * 8000 + "\x02"
+    began = time.process_time()
+    assert usual(text) is None
+    assert time.process_time() - began < 0.1

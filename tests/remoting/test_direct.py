@@ -1,0 +1,97 @@
+"""Direct handlers: requests that are served from the bytes of their header."""
+
+import msgspec
+import pytest
+
+from protocol.codes import ResponseCode
+from protocol.command import Encoding, RemotingCommand
+from protocol.frame import encode
+from remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later, direct_prefix
+from remoting.limits import ReactorLimits
+from remoting.server import Connection
+from tests.remoting.harness import echo, serving, until
+from tests.remoting.harness import request as any_request
+
+ECHO = 100
+
+
+def request(body: bytes = b"", encoding: Encoding = Encoding.JSON) -> RemotingCommand:
+    return any_request(ECHO, body, encoding=encoding)
+
+
+def table(handler: DirectHandler) -> HandlerTable:
+    made = HandlerTable()
+    made.register(ECHO, echo)
+    made.register_direct(ECHO, handler)
+    return made
+
+
+def opaque_of(head: memoryview) -> int:
+    return int(msgspec.json.decode(head)["opaque"])
+
+
+def answered(head: memoryview, text: bytes) -> bytes:
+    return encode(RemotingCommand(ECHO, opaque_of(head)).reply(body=text))
+
+
+async def test_it_gets_header_and_body_and_its_replies_keep_their_order() -> None:
+    def direct(_connection: Connection, head: memoryview, body: memoryview) -> bytes | None:
+        return answered(head, b"direct " + bytes(body)) if bytes(body) != b"pass" else None
+
+    async with serving(table(direct)) as server, server.peer() as peer:
+        await peer.send(request(body=b"one"), request(body=b"pass"), request(body=b"two"))
+        replies = sorted([await peer.receive() for _ in range(3)], key=lambda reply: reply.opaque)
+        assert [bytes(reply.body) for reply in replies] == [b"direct one", b"pass", b"direct two"]
+        assert server.reactor.stats.frames == 3
+
+
+@pytest.mark.parametrize("encoding", [Encoding.ROCKETMQ, Encoding.MSGPACK])
+async def test_other_encodings_do_not_get_there(encoding: Encoding) -> None:
+    def direct(*_: object) -> bytes | None:
+        raise AssertionError
+
+    async with serving(table(direct)) as server, server.peer() as peer:
+        reply = await peer.ask(request(body=b"x", encoding=encoding))
+        assert (reply.code, reply.body) == (0, b"x")
+
+
+async def test_what_it_raises_becomes_a_reply_and_is_not_served_again() -> None:
+    def direct(*_: object) -> bytes | None:
+        raise ValueError("broken")
+
+    async with serving(table(direct)) as server, server.peer() as peer:
+        reply = await peer.ask(request(body=b"x"))
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert "broken" in (reply.remark or "")
+        assert server.reactor.stats.failures == 1
+
+
+async def test_a_deferred_one_counts_and_beyond_the_limit_the_other_handler_decides() -> None:
+    waiting: list[tuple[Connection, int]] = []
+
+    def direct(connection: Connection, head: memoryview, _body: memoryview) -> Later:
+        waiting.append((connection, opaque_of(head)))
+        return DEFERRED
+
+    limits = ReactorLimits(max_inflight_per_connection=1)
+    async with serving(table(direct), limits) as server, server.peer() as peer:
+        first = request()
+        await peer.send(first)
+        await until(server, "s.inflight == 1")
+        assert (await peer.ask(request())).code == ResponseCode.SYSTEM_BUSY
+        ((connection, opaque),) = waiting
+        connection.complete(encode(RemotingCommand(ECHO, opaque).reply()))
+        assert (await peer.receive()).opaque == first.opaque
+        assert server.reactor.stats.inflight == 0
+
+
+@pytest.mark.parametrize("code", [1, 9, 1000, 500_000])
+def test_codes_that_the_prefix_cannot_tell_apart(code: int) -> None:
+    with pytest.raises(ValueError, match="direct handler"):
+        direct_prefix(code)
+
+
+def test_a_table_without_a_code_has_no_direct_handler_of_it() -> None:
+    made = table(lambda *_: None)
+    made.register_direct(310, lambda *_: None)
+    assert set(made.without(ECHO).direct) == {direct_prefix(310)}
