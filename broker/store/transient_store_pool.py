@@ -14,6 +14,7 @@ Source: RocketMQ's TransientStorePool, and DefaultMappedFile where it has a writ
 import ctypes
 import mmap
 import os
+import resource
 from collections.abc import Callable
 from typing import Final
 
@@ -184,7 +185,10 @@ def lock_limit_text(refused: int) -> str:
 
 
 def make_pool(config: MessageStoreConfig) -> TransientStorePool | None:
-    """The pool where the configuration wants one; says what it means for what is acknowledged."""
+    """The pool where the configuration wants one; says what it means for what is acknowledged.
+
+    The soft limit of locked memory becomes the hard one.
+    """
     if not config.transient_store_pool_enable:
         return None
     if config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
@@ -196,4 +200,7 @@ def make_pool(config: MessageStoreConfig) -> TransientStorePool | None:
         reason="a crash of this process loses what was acknowledged and not yet committed: what came in the last "
         f"{config.commit_thorough_ms} ms, more where the disk does not keep up",
     )
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
     return TransientStorePool(config.transient_store_pool_size, config.mapped_file_size_commit_log)

@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+import resource
 from pathlib import Path
 
 import pytest
@@ -398,6 +399,18 @@ async def test_a_refused_lock_is_told_of_once(
     told = [entry for entry in logs if entry["event"] == "write_buffers_not_locked"]
     assert len(told) == 1
     assert "ulimit -l" in told[0]["reason"]
+
+
+async def test_the_limit_of_locked_memory_is_used_to_the_full() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, hard))
+    try:
+        async with opened(SimDisk(), settings()):
+            assert resource.getrlimit(resource.RLIMIT_MEMLOCK) == (1 << 16, hard)
+        async with opened(SimDisk(), pool_settings()):
+            assert resource.getrlimit(resource.RLIMIT_MEMLOCK) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
 
 
 async def test_the_start_says_what_may_be_lost() -> None:
