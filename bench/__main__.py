@@ -15,9 +15,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.stalls import ENDS_MS
+from bench.sweeps import UNITS
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PARTS = ("leaves", "requests", "footprint", "scrape", "side_by_side", "sdk")
+
+_NO_FREE_THREADS = (
+    "A free-threaded CPython has not been measured: none could be had where these numbers come from. The broker is one "
+    "loop in one thread, so that it would not gain by itself; more cores are used by more brokers."
+)
 
 FLOORS = {
     "send1": (2.0, 0.6),
@@ -76,6 +84,9 @@ def report() -> str:
         ("Footprint", "footprint", _footprint),
         ("Sends with and without somebody who scrapes a page of 10,000 topics", "scrape", _footprint),
         ("CPU time of one request, in process", "requests", _requests),
+        ("How the cost of a request grows", "sweeps", _sweeps),
+        ("How late the loop comes under load", "stalls", _stalls),
+        ("Two brokers on one machine", "two_brokers", _two_brokers),
         ("Leaf functions", "leaves", _leaves),
     ):
         found = parts[name]
@@ -157,6 +168,43 @@ def _sdk(numbers: dict[str, Any]) -> list[str]:
         text += ["", f"Where the time of {name} goes (own time, waiting left out):", ""]
         text += [f"- {share:.1%} `{function}`" for share, function in functions]
     return text
+
+
+def _sweeps(numbers: dict[str, dict[str, list[tuple[float, float]]]]) -> list[str]:
+    """One line of text for each point: a plot that shows in any diff."""
+    text = ["CPU time of the loop for one request, in microseconds; a bar is 2 us for each sign.", "", "```"]
+    for name, rows in numbers.items():
+        for row, points in rows.items():
+            text.append(f"{row}, by {UNITS[name]}")
+            for x, cost in points:
+                figure = f"{x:,.2f}" if name == "store" else f"{x:,.0f}"
+                text.append(f"  {figure:>10s} {cost:7.1f} {'#' * min(80, round(cost / 2))}")
+            text.append("")
+    return [*text[:-1], "```", "", _NO_FREE_THREADS]
+
+
+def _stalls(numbers: dict[str, Any]) -> list[str]:
+    """A task asks for the loop every millisecond."""
+    text = ["| load | messages/s | p50 ms | p99 | p99.9 | worst |", "|---|--:|--:|--:|--:|--:|"]
+    for load, found in numbers.items():
+        places = " | ".join(f"{found[place]:.2f}" for place in ("p50", "p99", "p99.9", "max"))
+        text.append(f"| {load} | {found['msg_s']:,.0f} | {places} |")
+    text += ["", "Looks by how late they were served, a bar is 2 % for each sign:", "", "```"]
+    names = [f"up to {end:g} ms" for end in ENDS_MS] + [f"over {ENDS_MS[-1]:g} ms"]
+    for load, found in numbers.items():
+        text.append(load)
+        for name, count in zip(names, found["classes"], strict=True):
+            share = 100 * count / max(1, found["looks"])
+            text.append(f"  {name:>12s} {share:6.2f} % {'#' * round(share / 2)}")
+    return [*text, "```"]
+
+
+def _two_brokers(numbers: dict[str, dict[str, float]]) -> list[str]:
+    rows = ["| load | one broker, messages/s | two together | |", "|---|--:|--:|--:|"]
+    for load, found in numbers.items():
+        one, two = found["one"], found["two together"]
+        rows.append(f"| {load} | {one:,.0f} | {two:,.0f} | {two / one:.2f} |")
+    return rows
 
 
 def _leaves(numbers: dict[str, float]) -> list[str]:
