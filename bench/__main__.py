@@ -20,7 +20,7 @@ from bench.sweeps import UNITS
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PARTS = ("leaves", "requests", "footprint", "scrape", "side_by_side", "sdk")
+PARTS = ("leaves", "requests", "sweeps", "stalls", "two_brokers", "footprint", "scrape", "side_by_side", "sdk")
 
 _NO_FREE_THREADS = (
     "A free-threaded CPython has not been measured: none could be had where these numbers come from. The broker is one "
