@@ -29,6 +29,8 @@ _ASK_FOR: Final = 1024
 """Messages that one pull asks for; brokers give fewer (32 and 256 KiB unless configured otherwise)."""
 _DEPTH: Final = 6
 """Pulls that are under way at the same time."""
+_FEW: Final = 32
+"""Offsets of a request where no reply has told how many messages the broker gives."""
 _READABLE: Final = {status.value: status for status in PullStatus}
 
 _log = structlog.get_logger("pipeline")
@@ -91,13 +93,14 @@ class RangeReader:
             part.bodies.clear()
 
     async def _pipelined(self, at: int) -> AsyncGenerator[bytes]:
-        """As many offsets a request as the first reply had."""
+        """As many offsets a request as the first reply had messages."""
+        step = self._step or _FEW
         under_way: deque[_Part] = deque()
         async with anyio.create_task_group() as group:
             try:
                 while under_way or at < self._span.end:
                     while at < self._span.end and len(under_way) < _DEPTH:
-                        part = _Part(at, min(self._span.end, at + self._step), [], anyio.Event())
+                        part = _Part(at, min(self._span.end, at + step), [], anyio.Event())
                         at = part.end
                         under_way.append(part)
                         group.start_soon(self._fetch, part)

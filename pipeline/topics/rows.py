@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute
 
 from client.core import Client
-from pipeline.schema import COLUMNS
 from pipeline.store.columns import Rows
 from pipeline.store.heads import read_heads
 from pipeline.store.scan import chain
@@ -48,13 +47,13 @@ def batch_of(data: bytes, span: Range, settings: ReadSettings) -> pa.RecordBatch
     inside = (heads.queue_offset >= span.begin) & (heads.queue_offset < span.end)
     if not inside.all():
         heads = heads.take(inside)
-    columns = COLUMNS if settings.properties else COLUMNS[:-1]
-    batch, bad = Rows(view, heads, span.queue.broker_name).batch(columns)
+    rows = Rows(view, heads, span.queue.broker_name)
+    batch, bad = rows.batch(settings.columns)
     if bad:
         number, why = bad[0]
         raise UndecodableError(f"{span.queue}, offset {heads.queue_offset[number]}: {why}")
     if settings.tags:  # brokers compare hashes of tags
-        batch = batch.filter(pa.compute.is_in(batch.column("tags"), pa.array(sorted(settings.tags))))
+        batch = batch.filter(pa.compute.is_in(rows.column("tags"), pa.array(sorted(settings.tags))))
     return batch
 
 

@@ -6,7 +6,7 @@ earliest, -1 latest).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -15,6 +15,7 @@ from client.message import MessageQueue
 from client.name_servers import parse_addresses
 from client.subscription import ALL, Sql, parse_tags
 from pipeline.options import OptionError, Options
+from pipeline.schema import COLUMNS
 from protocol.topic_rules import group_problem, topic_problem
 
 EARLIEST: Final = -2
@@ -79,7 +80,7 @@ class ReadSettings:
     max_offsets: int | None
     min_partitions: int | None
     fail_on_data_loss: bool
-    properties: bool
+    columns: tuple[str, ...]
     group: str | None
     poll_timeout: float
     discovery_interval: float
@@ -95,8 +96,11 @@ class ReadSettings:
         return isinstance(self.wanted, Sql) or bool(self.tags)
 
     @staticmethod
-    def of(options: Options, *, stream: bool = False) -> "ReadSettings":
-        """The settings of a batch or stream read. Raises OptionError."""
+    def of(options: Options, columns: Sequence[str] | None = None, *, stream: bool = False) -> "ReadSettings":
+        """The settings of a batch or stream read; ``columns`` are those of a schema that was given.
+
+        Raises OptionError.
+        """
         options.check_names(READ_OPTIONS, "the rocketmq source")
         topics, pattern = _topics(options)
         if stream:
@@ -121,7 +125,7 @@ class ReadSettings:
             max_offsets=options.integer("maxOffsetsPerTrigger", least=1),
             min_partitions=options.integer("minPartitions", least=1),
             fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-            properties=options.flag("includeProperties", default=True),
+            columns=_columns(options, columns),
             group=group_of(options),
             poll_timeout=(options.integer("pollTimeoutMs", 120_000, least=1, unit="milliseconds") or 0) / 1000,
             discovery_interval=(options.integer("discoveryIntervalMs", 10_000, unit="milliseconds") or 0) / 1000,
@@ -144,6 +148,15 @@ def group_of(options: Options) -> str | None:
     if problem is not None:
         raise OptionError("group", group, f"a name that brokers take ({problem})")
     return group
+
+
+def _columns(options: Options, columns: Sequence[str] | None) -> tuple[str, ...]:
+    if columns is None:
+        return COLUMNS if options.flag("includeProperties", default=True) else COLUMNS[:-1]
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown:
+        raise OptionError("schema", ", ".join(unknown), f"columns of rocketmq: {', '.join(COLUMNS)}")
+    return tuple(columns)
 
 
 def _topics(options: Options) -> tuple[tuple[str, ...], str | None]:

@@ -40,13 +40,13 @@ class TopicDataSource(DataSource):
         """The columns. Raises OptionError for an option that no kind of read takes."""
         return spark_schema(properties=Options(self.options).flag("includeProperties", default=True))
 
-    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 - the columns are this source's own
-        """A batch read. Raises OptionError."""
-        return TopicReader(ReadSettings.of(Options(self.options)))
+    def reader(self, schema: Any) -> DataSourceReader:
+        """A batch read of all columns, or of those of a schema that was given. Raises OptionError."""
+        return TopicReader(ReadSettings.of(Options(self.options), schema.fieldNames()))
 
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark passes it by this name
-        """A stream read; options that only a stream refuses are refused by its first call."""
-        return stream_reader(Options(self.options))
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark passes the schema by this name
+        """A stream read; options that cannot be used are refused by its first call."""
+        return stream_reader(Options(self.options), schema.fieldNames())
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
         """A batch write. Raises OptionError."""

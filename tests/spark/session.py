@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def spark_session(directory: Path, **settings: str) -> Iterator[SparkSession]:
+def spark_session(directory: Path, *, master: str = "local[2]", **settings: str) -> Iterator[SparkSession]:
     """Spark in this process: two cores, 1 GiB, all files under ``directory``; workers run this Python."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    builder = SparkSession.builder.master("local[2]").appName("trimq-tests")
+    builder = SparkSession.builder.master(master).appName("trimq-tests")
     for key, value in {
         "spark.driver.memory": "1g",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import StringType, StructField, StructType
 
 from pipeline.options import Options
+from pipeline.schema import COLUMNS
 from pipeline.topics.delivery import Identity, WriteSettings, deliver
 from pipeline.topics.source import TopicDataSource
 from pipeline.topics.stream import stream_reader
@@ -20,7 +22,14 @@ def options_of(cluster: Cluster, **options: object) -> dict[str, str]:
 
 
 def batch_reader(cluster: Cluster, **options: object) -> Any:
-    return TopicDataSource(options_of(cluster, **options)).reader(None)
+    source = TopicDataSource(options_of(cluster, **options))
+    return source.reader(columns_of(source))
+
+
+def columns_of(source: TopicDataSource) -> StructType:
+    """All columns, as Spark would pass them on; their types do not matter here."""
+    names = COLUMNS if " properties " in source.schema() else COLUMNS[:-1]
+    return StructType([StructField(name, StringType()) for name in names])
 
 
 def read_partitions(reader: Any, partitions: Iterable[Any]) -> list[dict[str, Any]]:
@@ -37,7 +46,7 @@ def bodies(rows: Iterable[dict[str, Any]]) -> list[bytes]:
 
 
 def stream(cluster: Cluster, **options: object) -> Any:
-    return stream_reader(Options(options_of(cluster, **options)))
+    return stream_reader(Options(options_of(cluster, **options)), COLUMNS)
 
 
 def write(

@@ -81,7 +81,7 @@ def test_a_running_stream_takes_what_comes_and_shows_it_to_the_group(
     )
     try:
         # A batch without rows pins where "latest" was: from then on nothing that comes is missed.
-        wait_until(lambda: (tmp_path / "live" / "commits" / "0").exists(), "the first batch", 90)
+        wait_until((tmp_path / "live" / "commits" / "0").exists, "the first batch", 90)
         send(producer, topic, 25)
         wait_until(lambda: [row["count"] for row in spark.table("live").collect()] == [50], "the count", 90)
     finally:
@@ -125,6 +125,15 @@ def test_a_batch_write_appends_and_keeps_what_the_columns_say(spark: SparkSessio
     found = table(spark, cluster, topic)
     assert found.where("tags = 'paid' and properties['shop'] = 'north' and array_contains(keys, 'o-7')").count() == 1
     assert found.count() == 100
+
+
+def test_a_schema_chooses_columns(spark: SparkSession, cluster: Cluster, producer: Producer) -> None:
+    topic = cluster.create_topic("FlowSchema", 1)
+    send(producer, topic, 5)
+    reader = spark.read.schema("queueOffset bigint, body binary").format("rocketmq")
+    frame = reader.options(namesrv=cluster.namesrv, topics=topic).load()
+    assert frame.columns == ["queueOffset", "body"]
+    assert sorted(row.queueOffset for row in frame.collect()) == sorted([*range(5)] * 2)
 
 
 def test_wrong_options_are_clean_errors_in_spark(spark: SparkSession, cluster: Cluster) -> None:
