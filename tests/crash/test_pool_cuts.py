@@ -1,0 +1,56 @@
+"""The crash enumeration of the script, with the transient store pool in its ASYNC_FLUSH chapters."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.config import MessageStoreConfig
+from broker.store.message_store import MessageStore
+from protocol.message import StoredMessage
+from tests.crash import enumeration, faults, promises, script
+
+
+@pytest.fixture(autouse=True)
+def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool is on, and a kill may take what a power cut may."""
+    plain, promise, pull = script.configuration, script.promise, promises.pull_all
+
+    def configuration(*, sync: bool) -> MessageStoreConfig:
+        return replace(
+            plain(sync=sync),
+            transient_store_pool_enable=True,
+            transient_store_pool_size=2,
+            commit_interval_commit_log=20,
+            commit_commit_log_thorough_interval=20,
+        )
+
+    def without_kills(*arguments: Any, killed: bool = False) -> script.Promise:
+        return promise(*arguments, killed=False)
+
+    async def pull_all(store: MessageStore, topic: str, queue_id: int, *, holes: bool) -> list[StoredMessage]:
+        if store.write_path.commit is not None:  # what has just been put can be read a moment later
+            await store.write_path.commit.commit()
+        return await pull(store, topic, queue_id, holes=holes)
+
+    monkeypatch.setattr(promises, "pull_all", pull_all)
+    monkeypatch.setattr(script, "configuration", configuration)
+    for module in (enumeration, faults):
+        monkeypatch.setattr(module, "promise", without_kills)
+
+
+def test_a_sample_of_cuts(capsys: pytest.CaptureFixture[str]) -> None:
+    found = enumeration.Enumeration(5)
+    for part in range(0, 800, 60):
+        found.run(part, 800, second=1)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{found.tally}\n")
+    assert found.tally.states > 100
+
+
+def test_a_sample_of_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    found = faults.Faults(5).run(7, 40)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{found}\n")
+    assert found.runs > 20
