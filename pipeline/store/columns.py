@@ -1,6 +1,6 @@
 """Rows of the table out of records: the columns of pipeline.schema, only those that are asked for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -92,7 +92,9 @@ class Rows:
             return pa.repeat(value, len(heads)) if self._broker_name is not None else pa.nulls(len(heads), pa.string())
         return _COLUMNS[name](self, heads)
 
-    def batch(self, names: Sequence[str]) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+    def batch(
+        self, names: Sequence[str], nullable: Container[str] = ()
+    ) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
         """The columns of these names, and the records left out because their body cannot be decompressed."""
         bad: list[tuple[int, str]] = []
         arrays = []
@@ -102,7 +104,8 @@ class Rows:
             else:
                 array = self.column(name)
             arrays.append(array)
-        schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
+        fields = [ARROW_SCHEMA.field(name) for name in names]
+        schema = pa.schema([field.with_nullable(field.nullable or field.name in nullable) for field in fields])
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         if bad:
             good = np.ones(len(self.heads), dtype=bool)

@@ -29,7 +29,6 @@ OPTIONS: Final = (
     "consumeQueues",
     "includeProperties",
     "damage",
-    "pushFilters",
     "storageOptions",
 )
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
@@ -60,7 +59,8 @@ class StoreOptions(Struct, frozen=True):
     broker_name: str | None = None
     consume_queues: str = "auto"
     damage: bool = False
-    push_filters: bool = False
+    nullable: frozenset[str] = frozenset()
+    """Columns that a schema of the reader's own allows to be null."""
     storage_options: Mapping[str, Any] = {}
 
     @property
@@ -102,7 +102,6 @@ def parse(given: Mapping[str, str]) -> StoreOptions:
         broker_name=options.text("brokerName"),
         consume_queues=options.choice("consumeQueues", ("auto", "always", "never"), "auto"),
         damage=options.flag("damage", default=False),
-        push_filters=options.flag("pushFilters", default=False),
         storage_options=_storage_options(options),
     )
 

@@ -82,7 +82,7 @@ def batches(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptio
     """The rows of a part."""
     for item in walk(files, part, options):
         if isinstance(item, Chunk) and len(item.heads):
-            batch, _ = Rows(item.view, item.heads, options.broker_name).batch(options.columns)
+            batch, _ = Rows(item.view, item.heads, options.broker_name).batch(options.columns, options.nullable)
             if batch.num_rows:
                 yield batch
 
