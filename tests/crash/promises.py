@@ -9,6 +9,7 @@ import trio
 from broker.store.message_store import MessageStore
 from broker.store.types import GetMessageStatus, PutMessageResult
 from protocol.message import StoredMessage, decode_message, decode_messages
+from protocol.queue_unit import FILLER_SIZE
 from protocol.topic_rules import SCHEDULE_TOPIC
 from tests.crash.losses import Damage
 from tests.crash.script import DELAYS_MS, Promise
@@ -76,7 +77,7 @@ class Checker:
         if places != sorted(places):
             self._fail(f"{place}: log offsets {places} are not in order")
         units = await store.queue_units(topic, queue_id, first, end - first)
-        tags = {phy: tag for phy, _, tag in units}
+        tags = {phy: tag for phy, size, tag in units if size != FILLER_SIZE}
         for found in pulled:
             self._check_sent(topic, queue_id, found, tags.get(found.commit_log_offset))
             if found.body in present:
