@@ -108,6 +108,7 @@ class RawPull:
         host, _, port = address.rpartition(":")
         self.sock = socket.create_connection((host, int(port)))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.decoder = FrameDecoder()
         self.topic = topic
         self.at = dict.fromkeys(range(queues), 0)
         self.done = 0
@@ -133,10 +134,9 @@ class RawPull:
 
     def run(self, until: float) -> None:
         """Adds to ``done`` until then, or until the topic is at its end."""
-        decoder = FrameDecoder()
-        receive = self.sock.recv
+        decoder, receive = self.decoder, self.sock.recv
         while time.perf_counter() < until:
-            for reply in decoder.feed(receive(256 * 1024)):
+            for reply in decoder.feed(receive(64 * 1024)):
                 if reply.code:
                     raise RuntimeError(f"the topic is at its end, or worse: {reply.code} {reply.remark}")
                 offset = reply.header(PullMessageResponseHeader).next_begin_offset

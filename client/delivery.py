@@ -74,7 +74,7 @@ def _named(messages: "list[ReceivedMessage]") -> str:
     return repr(messages[0]) if len(messages) == 1 else f"{len(messages)} from {messages[0]!r} on"
 
 
-class ConsumerMessage(ReceivedMessage):
+class ConsumerMessage(ReceivedMessage, eq=False):
     """A message that a consumer got: acknowledge it with ``process()``, ``ack()`` or ``nack()``.
 
     >>> async def handle(message: ConsumerMessage) -> None:
@@ -82,9 +82,7 @@ class ConsumerMessage(ReceivedMessage):
     ...         print(message.topic, message.body)
     """
 
-    __slots__ = ("attempts",)
-
-    attempts: int
+    attempts: int = 0
 
     @property
     def consumer(self) -> "Consumer":
@@ -110,7 +108,7 @@ class ConsumerMessage(ReceivedMessage):
         >>> ConsumerMessage.delivery_attempt.fget.__name__
         'delivery_attempt'
         """
-        return self.reconsume_times + 1 + getattr(self, "attempts", 0)
+        return self.reconsume_times + 1 + self.attempts
 
     def process(self, *, reraise: bool = False, delay_level: int = 0) -> Processing:
         """A block that acknowledges at its end; an exception in it means: again later.

@@ -10,6 +10,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from client.compression import decompress
 from client.errors import UsageError
 from protocol import record
@@ -205,7 +207,7 @@ def _joined(keys: tuple[str, ...]) -> str:
     return " ".join(keys)
 
 
-class ReceivedMessage:
+class ReceivedMessage(Struct, eq=False):
     """A message as a broker delivered it; times are seconds since the epoch.
 
     >>> data = record.encode_record(
@@ -220,20 +222,15 @@ class ReceivedMessage:
     (3, 7, 1.0, 0)
     """
 
-    __slots__ = ("_at", "_body", "_data", "_head", "_properties", "_receiver", "broker_name", "queue_offset", "size")
-
-    def __init__(
-        self, data: memoryview, at: int, size: int, queue_offset: int, broker_name: str, receiver: Any = None
-    ) -> None:
-        self._data = data
-        self._at = at
-        self._head: record.RecordHead | None = None
-        self._properties: dict[str, str] | None = None
-        self._body: bytes | None = None
-        self._receiver = receiver
-        self.size: int = size
-        self.queue_offset: int = queue_offset
-        self.broker_name: str = broker_name
+    _data: memoryview
+    _at: int
+    size: int
+    queue_offset: int
+    broker_name: str
+    _receiver: Any = None
+    _head: record.RecordHead | None = None
+    _properties: dict[str, str] | None = None
+    _body: bytes | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, queue={self.queue_id}, offset={self.queue_offset})"

@@ -125,8 +125,7 @@ class QueueReader:
         if not count or not window.finished_first(count, messages[0].queue_offset, messages[-1].queue_offset):
             for message in messages:
                 window.finished(message.queue_offset)
-        for message in messages:
-            self._bytes -= message.size
+        self._bytes -= sum([message.size for message in messages])
         if self.busy:
             self._idle()
             if self.buffer:

@@ -62,7 +62,7 @@ class Retries:
             if dead and await send_back(self._client, self._group, message, -1, -1 if most is None else most):
                 spent.append(message)
             else:
-                message.attempts = getattr(message, "attempts", 0) + 1
+                message.attempts += 1
         left = [message for message in messages if message not in spent]
         if spent:
             reader.finished(spent)

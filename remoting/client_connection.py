@@ -24,7 +24,8 @@ RequestProcessor: TypeAlias = Callable[
 ]
 """Serves a request of the server: a plain function or a coroutine function; returns the reply, or None for none."""
 
-_RECEIVE: Final = 256 * 1024
+_RECEIVE: Final = 64 * 1024
+"""Bytes asked for at once. From 128 KiB on each buffer is a mapping of its own: 8 us to receive 34 KiB become 47."""
 _SEND: Final = 256 * 1024
 """Bytes handed to the socket at once; what is behind them can still be taken back."""
 
