@@ -41,9 +41,24 @@ def tags_code(tags: str) -> int:
     return string_hash(tags) if tags else 0
 
 
+_LONGEST_KEPT: Final = 255
+"""Longer topics are none: they could only fill the memory."""
+
+
+@lru_cache(maxsize=4096)
+def _hash_in_front(topic: str) -> int:
+    return string_hash(topic + "#")
+
+
 def key_hash(topic: str, key: str) -> int:
     """The index's hash of ``topic#key``: absolute value, 0 where that does not fit (IndexFile.indexKeyHashMethod)."""
-    value = abs(string_hash(f"{topic}#{key}"))
+    if key.isascii() and len(topic) <= _LONGEST_KEPT:
+        value = _hash_in_front(topic)
+        for unit in key.encode("ascii"):
+            value = (31 * value + unit) & 0xFFFFFFFF
+        value = abs(value - 0x100000000 if value & 0x80000000 else value)
+    else:
+        value = abs(string_hash(f"{topic}#{key}"))
     return value if value <= 0x7FFFFFFF else 0
 
 

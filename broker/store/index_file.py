@@ -225,8 +225,9 @@ class IndexFile:
             number = int.from_bytes(read(table_at, SLOT_SIZE), "big", signed=True)
         found: list[int] = []
         bound = self.count
+        entries_at = entry_at(self.shape.slots, 0)
         while 0 < number < bound and len(found) < limit:
-            at = entry_at(self.shape.slots, number)
+            at = entries_at + number * ENTRY_SIZE
             if number >= self.warm_from:
                 stored_hash, phy, seconds, previous = ENTRY.unpack_from(self.view, at)
             else:

@@ -18,7 +18,8 @@ from broker.store.durable_files import make_durable_directory
 from broker.store.index_file import Cold, IndexFile, IndexShape
 from broker.store.running_flags import Flag, RunningFlags
 from protocol.file_names import index_name, is_index_name
-from protocol.index_batch import Batch, key_hash_of, make_batch
+from protocol.hashing import key_hash
+from protocol.index_batch import Batch, make_batch
 from protocol.index_layout import entry_at
 
 _log = structlog.get_logger(__name__)
@@ -215,7 +216,7 @@ class IndexService:
         while self.pending:
             if not self.apply():
                 raise Cold
-        return _search(self.files, key_hash_of(f"{topic}#{key}"), begin, end, limit, False)
+        return _search(self.files, key_hash(topic, key), begin, end, limit, False)
 
     async def select_cold(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[int]:
         """The same, waiting for the device. Keys that no file has room for are looked at where they wait."""
@@ -225,8 +226,7 @@ class IndexService:
         files = list(self.files)
         self._readers += 1
         try:
-            key_hash = key_hash_of(f"{topic}#{key}")
-            found = await self._disk.run(_search, files, key_hash, begin, end, limit, True)
+            found = await self._disk.run(_search, files, key_hash(topic, key), begin, end, limit, True)
         finally:
             self._readers -= 1
             self._close_retired()

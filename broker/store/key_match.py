@@ -4,12 +4,13 @@ The usual record only: sent over IPv4, its key the whole of UNIQ_KEY or KEYS. Ot
 """
 
 import struct
+from functools import lru_cache
 from typing import Final
 
 from protocol.hashing import crc32
 from protocol.record import MAGIC_V1, MAGIC_V2
 from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
-from protocol.topic_rules import MAX_TOPIC_LENGTH
+from protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH
 
 HEAD_SIZE: Final = 88
 """Bytes in front of the body, with IPv4 hosts."""
@@ -23,9 +24,24 @@ _V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 UNUSUAL: Final = -1
 
 
-def is_usual(key: str) -> bool:
-    """True for a key that KeyMatcher knows: one printable ASCII word, not a tag's."""
-    return key.isascii() and key.isprintable() and bool(key) and " " not in key and not key.startswith("T#")
+def is_usual(topic: str, key: str) -> bool:
+    """True for what KeyMatcher knows: a topic that can be one, and one printable ASCII word, not a tag's."""
+    return (
+        len(topic) <= MAX_RETRY_TOPIC_LENGTH
+        and key.isascii()
+        and key.isprintable()
+        and bool(key)
+        and " " not in key
+        and not key.startswith("T#")
+    )
+
+
+@lru_cache(maxsize=1024)
+def _topic_part(topic: str) -> tuple[int, bytes]:
+    """Magic and topic as they stand in a record."""
+    name = topic.encode("utf-8", "replace")
+    wide = len(name) > MAX_TOPIC_LENGTH
+    return MAGIC_V2 if wide else MAGIC_V1, len(name).to_bytes(2 if wide else 1, "big") + name
 
 
 class KeyMatcher:
@@ -34,10 +50,7 @@ class KeyMatcher:
     __slots__ = ("_keys", "_magic", "_topic", "_unique")
 
     def __init__(self, topic: str, key: str) -> None:
-        name = topic.encode("utf-8", "replace")
-        wide = len(name) > MAX_TOPIC_LENGTH
-        self._magic = MAGIC_V2 if wide else MAGIC_V1
-        self._topic = len(name).to_bytes(2 if wide else 1, "big") + name
+        self._magic, self._topic = _topic_part(topic)
         value = key.encode() + _END
         self._unique = _END + _UNIQUE + value
         self._keys = _END + _KEYS + value

@@ -128,7 +128,7 @@ class MessageFinder:
     ) -> QueryMessageResult | None:
         """The answer where all candidates are usual records in the memory of one file; None leaves it to ``_match``."""
         file = self._log.files.find(offsets[0]) if offsets else None
-        if file is None or not is_usual(key):
+        if file is None or not is_usual(topic, key):
             return None
         matcher = KeyMatcher(topic, key)
         view, start, stop = file.view, file.start, file.wrote

@@ -167,6 +167,10 @@ def test_string_hash_is_javas(text: str, expected: int) -> None:
 
 def test_key_hash_has_no_sign() -> None:
     assert key_hash("T", "k") == abs(string_hash("T#k"))
+    for topic in ("T", "BenchmarkTest", "\u00e4", "t" * 300):
+        for key in ("", "k1", "\u00e4", "polygenelubricants", "x" * 99):
+            value = abs(string_hash(f"{topic}#{key}"))
+            assert key_hash(topic, key) == (value if value < 1 << 31 else 0)
     assert key_hash("polygenelubricants"[:0], "") == abs(string_hash("#"))
 
 
