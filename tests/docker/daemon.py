@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.docker.sdk_job import ACKNOWLEDGED
 from tests.docs.commands import ALL
 from tests.interop.harness import partners
 from tests.interop.harness.drivers import JAVA_OPTIONS, JavaClient, bodies, message, unique
@@ -80,7 +81,7 @@ class Docker:
             (directory / "docker").chmod(0o755)
         environment = {"BASE": "trimq-base", "PYTHON": sys.executable, "OPTIONS": "--network=host"}
         path = f"{directory}:{self.environment['PATH']}"
-        return self.run("sh", "-euc", text, timeout=400, PATH=path, **environment)
+        return self.run("sh", "-euc", text, timeout=500, PATH=path, **environment)
 
     def container(self, service: str) -> str:
         return self.run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.service={service}")
@@ -154,9 +155,34 @@ def job(*arguments: object) -> str:
     return run.stdout.strip()
 
 
+class Flood:
+    """Sends from this machine without end, and knows which messages were acknowledged."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.acknowledged: set[str] = set()
+
+    def send(self, count: int) -> None:
+        """Waits for so many more acknowledgements."""
+        wanted = len(self.acknowledged) + count
+        assert self._process.stdout is not None
+        while len(self.acknowledged) < wanted:
+            self._take(self._process.stdout.readline())
+
+    def end(self) -> set[str]:
+        """The bodies of all messages that were acknowledged."""
+        rest, _ = self._process.communicate(timeout=60)
+        for line in rest.splitlines():
+            self._take(line)
+        return self.acknowledged
+
+    def _take(self, line: str) -> None:
+        if line.startswith(ACKNOWLEDGED):
+            self.acknowledged.add(line.removeprefix(ACKNOWLEDGED).strip())
+
+
 @contextmanager
-def flood(namesrv: str, topic: str) -> Iterator[subprocess.Popen[str]]:
-    """Sends from this machine without end; each line of its output is the body of a message that was acknowledged."""
+def flood(namesrv: str, topic: str) -> Iterator[Flood]:
     process = subprocess.Popen(
         job_command("flood", namesrv, topic),
         stdin=subprocess.PIPE,
@@ -165,11 +191,14 @@ def flood(namesrv: str, topic: str) -> Iterator[subprocess.Popen[str]]:
         env=job_environment(),
     )
     try:
-        yield process
+        yield Flood(process)
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def java_round_trip(java: JavaClient, namesrv: str, topic: str, count: int) -> None:

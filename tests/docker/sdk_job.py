@@ -2,7 +2,7 @@
 
 send: COUNT messages with the bodies 0, 1, ...; every third has the tag "third", the others "other".
 read: prints the bodies of all messages that are there, each once.
-flood: sends until its input is closed and prints the body of each message that was acknowledged.
+flood: sends until its input is closed and prints a line with the body for each message that was acknowledged.
 """
 
 import sys
@@ -16,6 +16,7 @@ from client import Message, Producer, PullConsumer
 from client.errors import RocketMQError
 
 READ_SECONDS = 40
+ACKNOWLEDGED = "acknowledged "
 
 
 async def send(namesrv: str, topic: str, count: str) -> None:
@@ -47,7 +48,7 @@ async def flood(namesrv: str, topic: str) -> None:
         while True:
             try:
                 await producer.send(Message(topic, b"%d" % number))
-                print(number, flush=True)
+                print(f"{ACKNOWLEDGED}{number}", flush=True)  # the SDK logs to the same place
             except RocketMQError:  # while the broker is away
                 await anyio.sleep(0.1)
             number += 1

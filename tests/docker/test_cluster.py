@@ -50,17 +50,15 @@ def test_the_java_client_on_the_host(cluster: Docker, tmp_path: Path) -> None:
 
 def test_a_killed_name_server_and_a_killed_broker(cluster: Docker) -> None:
     with flood(OUTSIDE, "Both") as sender:
-        assert sender.stdout is not None
-        acknowledged = [sender.stdout.readline().strip() for _ in range(300)]
+        sender.send(300)
         cluster.run("docker", "kill", cluster.container("namesrv-a"))
         cluster.run("docker", "kill", cluster.container("broker-b"))
-        acknowledged += [sender.stdout.readline().strip() for _ in range(100)]  # broker-a goes on
+        sender.send(100)  # broker-a goes on
         cluster.run("docker", "start", cluster.container("broker-b"))
         cluster.wait_healthy(*BROKERS)  # one name server is enough
-        rest, _ = sender.communicate(timeout=60)
-    acknowledged += rest.split()
-    assert set(acknowledged) <= set(job("read", f"{ADDRESS}:9886", "Both").split())
-    assert set(acknowledged) <= set(cluster.job_in("trimq", "read", "namesrv-b:9876", "Both").split())
+        acknowledged = sender.end()
+    assert acknowledged <= set(job("read", f"{ADDRESS}:9886", "Both").split())
+    assert acknowledged <= set(cluster.job_in("trimq", "read", "namesrv-b:9876", "Both").split())
     cluster.run("docker", "start", cluster.container("namesrv-a"))
     cluster.wait_healthy(*NAMESRVS)
 
@@ -68,14 +66,13 @@ def test_a_killed_name_server_and_a_killed_broker(cluster: Docker) -> None:
 def test_an_upgrade_loses_nothing(cluster: Docker, tmp_path: Path) -> None:
     before = {cluster.container(name) for name in BROKERS}
     with flood(OUTSIDE, "Upgrade") as sender:
-        assert sender.stdout is not None
-        acknowledged = [sender.stdout.readline().strip() for _ in range(50)]
+        sender.send(50)
         cluster.type_in("operate upgrade", tmp_path)
-        rest, _ = sender.communicate(timeout=60)
+        sender.send(1)
+        acknowledged = sender.end()
     assert not before & {cluster.container(name) for name in BROKERS}
     cluster.wait_healthy(*NAMESRVS, *BROKERS)
-    acknowledged += rest.split()
-    assert set(acknowledged) <= set(job("read", OUTSIDE, "Upgrade").split())
+    assert acknowledged <= set(job("read", OUTSIDE, "Upgrade").split())
 
 
 def table(docker: Docker, path: str) -> dict[str | None, int]:

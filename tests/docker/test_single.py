@@ -83,16 +83,14 @@ def test_the_store_stays_when_containers_go(single: Docker, tmp_path: Path) -> N
 
 def test_a_killed_broker_comes_back_with_all_that_was_acknowledged(single: Docker) -> None:
     with flood(OUTSIDE, "Flood") as sender:
-        assert sender.stdout is not None
-        acknowledged = [sender.stdout.readline().strip() for _ in range(300)]
+        sender.send(300)
         before = single.state("broker")
         os.kill(before["Pid"], signal.SIGKILL)
         wait_until(lambda: single.state("broker")["StartedAt"] != before["StartedAt"], "Docker starts it again", 60)
         single.wait_healthy("broker")
-        rest, _ = sender.communicate(timeout=60)
-    acknowledged += rest.split()
-    assert len(acknowledged) > 300
-    assert set(acknowledged) <= set(job("read", OUTSIDE, "Flood").split())
+        sender.send(1)
+        acknowledged = sender.end()
+    assert acknowledged <= set(job("read", OUTSIDE, "Flood").split())
 
 
 @pytest.mark.usefixtures("pipeline_image")
