@@ -184,7 +184,7 @@ async def sweep_store(broker: BrokerController, arguments: argparse.Namespace) -
     found: dict[str, Points] = {"send": [], "pull of 32, newest": [], "pull of 32, oldest": [], "query, oldest": []}
     async with connected(broker) as wire:
         for turn in range(150):
-            wire.turn(b"".join([_requests_send(turn * 32 + at) for at in range(32)]))
+            wire.turn(b"".join([_keyed(turn * 32 + at) for at in range(32)]))
             await trio.sleep(0.0005)
         size = 0.0
         for target in (0.0, 0.25, 1.0, 2.0, 5.0, 10.0, 20.0):
@@ -198,7 +198,7 @@ async def sweep_store(broker: BrokerController, arguments: argparse.Namespace) -
                 return frame(11, number, pull_fields("Requests", number % 4, newest, 32))
 
             for name, make, window in (
-                ("send", _requests_send, 32),
+                ("send", _later_send, 32),
                 ("pull of 32, newest", pull_newest, 1),
                 ("pull of 32, oldest", pull, 1),
                 ("query, oldest", query, 32),
@@ -208,13 +208,14 @@ async def sweep_store(broker: BrokerController, arguments: argparse.Namespace) -
     return found
 
 
-def _requests_send(number: int) -> bytes:
-    return send_frame(number, "Requests", number % 4, BODY, 0) if number % 2 else _keyed(number)
+def _later_send(number: int) -> bytes:
+    """A send whose key nobody asks for."""
+    return _keyed(1_000_000 + number)
 
 
 def _keyed(number: int) -> bytes:
     """A send with the key that bench.requests asks for."""
-    text = rf"KEYS\u0001k{number % 4000}\u0002UNIQ_KEY\u00017F0000011F9018B4{number:016X}\u0002"
+    text = rf"KEYS\u0001k{number}\u0002UNIQ_KEY\u00017F0000011F9018B4{number:016X}\u0002"
     fields = (
         f'"a":"load","b":"Requests","c":"TBW102","d":"4","e":"{number % 4}","f":"0","g":"1700000000000","h":"0",'
         f'"i":"{text}","j":"0","k":"false","l":"0","m":"false","n":"broker-a"'
