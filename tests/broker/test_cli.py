@@ -145,3 +145,7 @@ def test_prints_the_effective_configuration(tmp_path: Path) -> None:
 def test_durability_in_words() -> None:
     assert "survives a power cut" in durability(MessageStoreConfig(flush_disk_type=FlushDiskType.SYNC_FLUSH))
     assert "a power cut can take" in durability(MessageStoreConfig())
+    pool = durability(MessageStoreConfig(transient_store_pool_enable=True))
+    assert "a crash of it can take what came in the last 400 ms" in pool
+    sync = MessageStoreConfig(transient_store_pool_enable=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    assert "survives a power cut" in durability(sync)
