@@ -69,7 +69,7 @@ def rows_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Row]:
     topics = [topic] * count if topic is not None else column("topic")
     checked: set[str] = set()
     columns = (topics, *(column(name) for name in ("body", "tags", "keys", "properties", "shardingKey", "delay")))
-    plain = not {"tags", "keys", "properties", "shardingKey"} & set(batch.schema.names)
+    texts: dict[str | None, str] = {}
     for name, body, tags, keys, properties, sharding_key, delay in zip(*columns, strict=True):
         if name not in checked:
             _check_topic(name)
@@ -77,7 +77,12 @@ def rows_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Row]:
         if not body:
             raise RowError("a row's body is null or empty: brokers do not take that")
         data = body.encode() if isinstance(body, str) else body
-        text = "" if plain else _text(tags, keys, properties, sharding_key)
+        if keys or properties or sharding_key is not None:
+            text = _text(tags, keys, properties, sharding_key)
+        elif (found := texts.get(tags)) is not None:
+            text = found
+        else:
+            text = texts[tags] = _text(tags, None, None, None)
         yield Row(name, data, text, sharding_key, delay or 0)
 
 

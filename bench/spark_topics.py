@@ -1,0 +1,213 @@
+"""Topics on Spark against the ceiling of the API: ratios in one run, 1 KiB bodies, two cores.
+
+    .venv-spark-newest/bin/python -m bench.spark_topics [--rows 200000] [--rounds 3] [--json FILE]
+
+Reading: a live broker against a Python source that yields ready-made Arrow batches of the same rows. Writing: the sink
+against one that drops its batches, both fed by that source. The broker is a process of its own on the same cores.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
+from client.message import Message
+from client.sync import Producer
+from pipeline.schema import ARROW_SCHEMA, SPARK_SCHEMA
+from pyspark_rocketmq import register
+from tests.interop.harness.servers import Cluster, running_cluster
+
+BODY: Final = 1024
+PARTITIONS: Final = 4
+ROWS_A_BATCH: Final = 2000
+SINK_SCHEMA: Final = "body binary, tags string"
+TARGETS: Final = {"read": 0.4, "write": 0.4}
+
+
+class ReadySource(DataSource):
+    """Rows that are there already: what Spark and the Arrow transport cost by themselves."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name."""
+        return "ready"
+
+    def schema(self) -> str:
+        """The columns of a topic, or those of a sink."""
+        return SINK_SCHEMA if "sink" in self.options else SPARK_SCHEMA
+
+    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002 - Spark passes it
+        """A batch read."""
+        return ReadyReader(int(self.options["rows"]), "sink" in self.options)
+
+
+class ReadyReader(DataSourceReader):
+    """Makes one batch and yields it again and again."""
+
+    def __init__(self, rows: int, sink: bool) -> None:
+        self.rows = rows
+        self.sink = sink
+
+    def partitions(self) -> list[InputPartition]:
+        """As many as the topic has queues."""
+        return [InputPartition(number) for number in range(PARTITIONS)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - all are alike
+        """This partition's share of the rows."""
+        names = ["body", "tags"] if self.sink else ARROW_SCHEMA.names
+        batch = topic_batch(ROWS_A_BATCH).select(names)
+        for _ in range(self.rows // PARTITIONS // ROWS_A_BATCH):
+            yield batch
+
+
+class DroppingSource(DataSource):
+    """A sink that takes its batches and drops them."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name."""
+        return "dropping"
+
+    def writer(self, schema: Any, overwrite: bool) -> "DroppingWriter":  # noqa: ARG002 - Spark passes them
+        """A batch write."""
+        return DroppingWriter()
+
+
+class DroppingWriter(DataSourceArrowWriter):
+    """Looks at nothing."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Takes all batches."""
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+def topic_batch(count: int) -> pa.RecordBatch:
+    """Rows like those of the topic that is read."""
+    moment = 1_700_000_000_000_000
+    values = {
+        "topic": ["Bench"] * count,
+        "brokerName": ["broker-a"] * count,
+        "body": [os.urandom(BODY)] * count,
+        "tags": ["t1"] * count,
+        "keys": [[]] * count,
+        "msgId": ["7F00000100002A9F0000000000000000"] * count,
+        "uniqId": ["C0000202ADEADBEEF00000000000000A"] * count,
+        "bornHost": ["127.0.0.1:50000"] * count,
+        "storeHost": ["127.0.0.1:10911"] * count,
+        "properties": [[("UNIQ_KEY", "C0000202ADEADBEEF00000000000000A"), ("WAIT", "true"), ("TAGS", "t1")]] * count,
+    }
+    arrays = []
+    for field in ARROW_SCHEMA:
+        numbers = [moment] * count if pa.types.is_timestamp(field.type) else list(range(count))
+        arrays.append(pa.array(values.get(field.name, numbers), field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
+
+
+def fill(cluster: Cluster, topic: str, rows: int) -> None:
+    body = os.urandom(BODY)
+    with Producer("bench", namesrv=cluster.namesrv) as producer:
+        queues = producer.queues(topic)
+        for number in range(rows // 200):
+            queue = queues[number % len(queues)]
+            producer.send_batch([Message(topic, body, tags="t1") for _ in range(200)], queue=queue)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def drain(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def measure(spark: SparkSession, cluster: Cluster, rows: int, rounds: int) -> dict[str, dict[str, float]]:
+    topic, target = cluster.create_topic("Bench", PARTITIONS), cluster.create_topic("BenchSink", PARTITIONS)
+    fill(cluster, topic, rows)
+    live = spark.read.format("rocketmq").options(namesrv=cluster.namesrv, topics=topic)
+    ready = spark.read.format("ready").option("rows", rows)
+    sink_rows = ready.option("sink", "1").load()
+    actions: dict[str, Callable[[], object]] = {
+        "ready-made batches": lambda: drain(spark.read.format("ready").option("rows", rows).load()),
+        "live broker": lambda: drain(live.load()),
+        "live broker, bodies only": lambda: drain(
+            spark.read.schema("body binary").format("rocketmq").options(namesrv=cluster.namesrv, topics=topic).load()
+        ),
+        "dropping sink": lambda: sink_rows.write.format("dropping").mode("append").save(),
+        "sink": lambda: (
+            sink_rows.write.format("rocketmq").options(namesrv=cluster.namesrv, topic=target).mode("append").save()
+        ),
+    }
+    for action in actions.values():  # Spark compiles, the broker makes its files
+        action()
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(rounds):
+        for name, action in actions.items():
+            times[name].append(seconds(action))
+    rates = {name: rows / statistics.median(found) for name, found in times.items()}
+    return {
+        "rows a second": rates,
+        "ratio": {
+            "read": rates["live broker"] / rates["ready-made batches"],
+            "read, bodies only": rates["live broker, bodies only"] / rates["ready-made batches"],
+            "write": rates["sink"] / rates["dropping sink"],
+        },
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    with tempfile.TemporaryDirectory(prefix="trimq-bench-") as folder:
+        properties = {"mappedFileSizeCommitLog": str(1 << 30), "mappedFileSizeConsumeQueue": str(6_000_000)}
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.driver.memory", "2g")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.ui.enabled", "false")
+            .config("spark.local.dir", folder)
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("ERROR")
+        register(spark)
+        for source in (ReadySource, DroppingSource):
+            spark.dataSource.register(source)
+        with running_cluster(Path(folder), properties=properties) as cluster:
+            found = measure(spark, cluster, arguments.rows, arguments.rounds)
+        spark.stop()
+    for name, rate in found["rows a second"].items():
+        print(f"{name:28} {rate:12,.0f} rows/s")
+    for name, ratio in found["ratio"].items():
+        target = TARGETS.get(name)
+        print(f"{name:28} {ratio:12.2f} {'' if target is None else f'(target {target})'}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
