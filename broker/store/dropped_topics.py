@@ -51,11 +51,16 @@ class DroppedTopics:
     async def note(self, topic: str, position: int, wall_ms: int) -> None:
         """A topic is deleted now that the log ends at ``position``; durable on return.
 
-        Where it cannot be written the topic goes all the same: a full disk is no reason to keep what somebody deletes.
+        Where it cannot be written, twice in a row, the topic goes all the same: a full disk is no reason to keep what
+        somebody deletes.
         """
         self.topics[topic] = Dropped(position, wall_ms)
+        data = msgspec.json.encode(self.topics)
         try:
-            await self._disk.run(write_durably, self._disk, self._path, msgspec.json.encode(self.topics))
+            try:
+                await self._disk.run(write_durably, self._disk, self._path, data)
+            except OSError:  # the next try makes a new file: nothing of the failed one is relied on
+                await self._disk.run(write_durably, self._disk, self._path, data)
         except OSError as error:
             _log.warning("dropped_topic_not_noted", topic=topic, error=str(error))
 

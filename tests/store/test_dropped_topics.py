@@ -84,8 +84,25 @@ async def test_a_full_disk_does_not_keep_a_topic() -> None:
     async with opened(disk) as store:
         await fill(store, 5)
         disk.fail("create", errno.ENOSPC)
+        disk.fail("create", errno.ENOSPC)
         await store.delete_topic(TOPIC)
+        assert not disk.pending_failures()
         assert TOPIC not in store.topics()
+        assert disk.stat(PATH) is None
+
+
+@pytest.mark.parametrize("method", ["create", "pwrite", "data_sync", "rename", "sync_directory"])
+async def test_an_error_in_noting_it_does_not_bring_it_back(method: str) -> None:
+    """One error of the device, then the topic made again, then a power cut that takes the deletion of the old files."""
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 5)
+    async with killed(disk, settings(sync=True), loss=Loss.ALL) as store:
+        disk.fail(method, errno.EIO)
+        await store.delete_topic(TOPIC)
+        assert not disk.pending_failures()
+        await fill(store, 2)
+    assert await offsets(disk.power_cut()) == [0, 1]
 
 
 async def test_a_file_that_cannot_be_read_counts_as_none() -> None:
