@@ -83,8 +83,8 @@ async def test_a_full_disk_does_not_keep_a_topic() -> None:
     disk = SimDisk()
     async with opened(disk) as store:
         await fill(store, 5)
-        disk.fail("create", errno.ENOSPC)
-        disk.fail("create", errno.ENOSPC)
+        disk.fail("rename", errno.ENOSPC)
+        disk.fail("rename", errno.ENOSPC)
         await store.delete_topic(TOPIC)
         assert not disk.pending_failures()
         assert TOPIC not in store.topics()
