@@ -179,13 +179,14 @@ def test_oneways_are_flagged_and_arrive_even_if_the_client_is_closed_at_once(run
 def test_no_reply_in_time(run: Callable[[Main], None]) -> None:
     async def main() -> None:
         async with serving() as server, RemotingClient() as client:
+            await client.invoke(server.address, command())  # connecting may take longer than what is timed here
             server.serve = server.never
             with pytest.raises(RemotingTimeoutError, match=r"it was sent") as error:
                 await client.invoke(server.address, command(code=77), timeout=0.05)
             assert (error.value.code, error.value.timeout, error.value.written) == (77, 0.05, True)
             assert error.value.address == server.address
             server.serve = server.echo
-            late = server.seen[0].reply(body=b"late")
+            late = server.seen[-1].reply(body=b"late")
             await server.streams[0].send(encode(late))
             assert bytes((await client.invoke(server.address, command(b"next"))).body) == b"next"
 
