@@ -11,6 +11,8 @@ _STYLE = (
     "body{font-family:sans-serif;max-width:60em;margin:2em auto}table{border-collapse:collapse}"
     "td,th{border:1px solid #ccc;padding:.2em .6em;text-align:left}img{max-width:100%}"
 )
+_LABEL = 32
+"""Letters of a label in a plot; the tables have all of them."""
 
 
 class Page:
@@ -40,23 +42,24 @@ class Page:
 
     def bars(self, title: str, labels: Sequence[str], values: Sequence[float], *, upright: bool = False) -> None:
         """A bar for each label."""
+        short = [label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…" for label in labels]
 
         def draw(axes: Any) -> None:
             if upright:
                 axes.bar(list(labels), list(values))
                 axes.tick_params(axis="x", rotation=60)
             else:
-                axes.barh(list(labels)[::-1], list(values)[::-1])
+                axes.barh(range(len(short)), list(values)[::-1], tick_label=short[::-1])
 
-        self._plot(title, draw)
+        self._plot(title, draw, height=4 if upright else max(2.0, 1 + 0.3 * len(labels)))
 
-    def _plot(self, title: str, draw: Any) -> None:
+    def _plot(self, title: str, draw: Any, *, height: float = 4) -> None:
         try:
             from matplotlib.figure import Figure  # noqa: PLC0415 - the plots extra
         except ImportError:
             self.text(f"{title}: no plot, matplotlib is not installed (pip install 'trimq[plots]')")
             return
-        figure = Figure(figsize=(9, 4), layout="constrained")
+        figure = Figure(figsize=(9, height), layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(title)
         draw(axes)
