@@ -32,7 +32,8 @@ KEYS = "abcd"
 #: Until all is seen after the last send: the time that the slowest machine needs, not what is measured.
 PATIENCE = 120
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(SECONDS * 2 + PATIENCE + 60)]
+# slow: four of them at a time, of three minutes each, on two cores with a load of 17 did not come to their end in time.
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(SECONDS * 2 + PATIENCE + 60)]
 
 Place = tuple[MessageQueue, int]
 Trouble = Callable[[], Awaitable[None]]
@@ -111,12 +112,12 @@ class Load:
                 await anyio.sleep(0.005)
 
     async def member(self) -> None:
-        """Joins, consumes for a while, leaves, and joins again."""
+        """Joins, consumes for a while, leaves, and joins again; when nothing is sent any more it stays."""
         while True:
             consumer = Watched(self.topic, self.topic, namesrv=self.namesrv, start="first", orderly=self.orderly)
             consumer.tenures = self.tenures
             try:
-                with anyio.move_on_after(self.random.uniform(0.5, 4.0)):
+                with anyio.move_on_after(self.random.uniform(0.5, 4.0) if self.sending else None):
                     async with consumer:
                         self.joined += 1
                         async for message in consumer:
