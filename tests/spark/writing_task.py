@@ -1,0 +1,31 @@
+"""A task of the sink as a process of its own, for tests that kill it: NAMESRV TOPIC COUNT.
+
+It takes a hundred rows for each line of its standard input, and all that are left where that ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pipeline.options import Options
+from pipeline.topics.delivery import Identity, WriteSettings, deliver
+
+
+def main() -> None:
+    namesrv, topic, count = sys.argv[1:]
+    given = {"namesrv": namesrv, "topic": topic, "idempotent": "true", "batchBytes": "1500"}
+    rows = [{"body": b"%06d" % number, "tags": f"t{number % 3}"} for number in range(int(count))]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for at in range(0, len(rows), 100):
+            sys.stdin.readline()
+            yield pa.RecordBatch.from_pylist(rows[at : at + 100])
+
+    deliver(batches(), WriteSettings.of(Options(given)), Identity("query/7/3"))
+
+
+if __name__ == "__main__":
+    main()
