@@ -55,6 +55,12 @@ class StoreCheckpoint:
             return
         self.mark = checkpoint_layout.decode_mark(data)
 
+    async def forget(self) -> None:
+        """What it vouches for is made anew: nobody may believe it before that is durable. Raises OSError."""
+        self.fields = CheckpointFields()
+        self.mark = None
+        await self.save()
+
     async def save(self) -> None:
         """Replace the file. Raises OSError."""
         data = checkpoint_layout.encode(self.fields, self.mark)

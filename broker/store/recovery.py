@@ -108,6 +108,9 @@ class StoreRecovery:
             if self._index_recovery is not None:
                 index_from = self._index_recovery.load(mark, log_min, clean_exit=self._clean_exit)
             start = min(log_min if mark is None else mark.position, queues_from, index_from)
+            known = self._checkpoint.mark
+            if known is not None and start < known.position:
+                await self._checkpoint.forget()
             await self._scan(start, mark, queues_from, index_from)
         else:
             self._start_empty()

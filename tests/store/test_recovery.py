@@ -126,6 +126,19 @@ async def test_a_queue_cut_short_after_an_orderly_stop_does_not_shift() -> None:
         await check_all(store, ONE)
 
 
+async def test_a_checkpoint_is_forgotten_before_what_it_vouches_for_is_made_anew() -> None:
+    """A second crash then could leave units that are as many as it says, and not right."""
+    disk = SimDisk()
+    await _filled(disk)
+    _delete_below(disk, "/store/consumequeue")
+    disk.history.clear()
+    async with opened(disk) as store:
+        await check_all(store, ONE)
+    calls = [call for call in disk.history if call.startswith("rename")]
+    assert calls[0] == "rename /store/checkpoint.tmp /store/checkpoint"
+    assert calls[1].startswith("rename /store/consumequeue.unnamed ")
+
+
 async def test_a_file_missing_in_the_middle_of_a_queue() -> None:
     disk = SimDisk()
     await _filled(disk)
