@@ -17,8 +17,8 @@ import pytest
 from tests.docker.daemon import REMARKS, Docker
 from tests.interop.harness.waiting import wait_until
 
-DAEMON = ("--iptables=false", "--ip6tables=false")
-"""Works where the kernel has no packet filter. The storage driver is Docker's choice: overlay2, or vfs where that does
+DAEMON = ("--bridge=none", "--iptables=false", "--ip6tables=false")
+"""Works where the kernel has no packet filter, and leaves no bridge behind: compose makes its own. The storage driver is Docker's choice: overlay2, or vfs where that does
 not work, which copies the whole image for each container."""
 RUNNING = "TRIMQ_TEST_DOCKER"
 
@@ -55,6 +55,7 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
     finally:
         daemon.terminate()
         daemon.wait(30)
+        subprocess.run(["umount", str(folder / "exec" / "netns" / "default")], check=False)  # the daemon forgets it
         shutil.rmtree(folder, ignore_errors=True)
 
 
