@@ -28,7 +28,11 @@ MISSING = [
     }.items()
     if not there
 ]
-collect_ignore_glob = [] if importlib.util.find_spec("pyarrow") else ["test_[!o]*.py"]
+collect_ignore_glob: list[str] = []
+if not importlib.util.find_spec("pyspark"):
+    collect_ignore_glob.append("test_topic_*.py")
+if not importlib.util.find_spec("pyarrow"):
+    collect_ignore_glob.append("test_[!o]*.py")
 
 
 @pytest.hookimpl(tryfirst=True)
