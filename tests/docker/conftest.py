@@ -18,8 +18,11 @@ from tests.docker.daemon import REMARKS, Docker
 from tests.interop.harness.waiting import wait_until
 
 DAEMON = ("--bridge=none", "--iptables=false", "--ip6tables=false")
-"""Works where the kernel has no packet filter, and leaves no bridge behind: compose makes its own. The storage driver is Docker's choice: overlay2, or vfs where that does
-not work, which copies the whole image for each container."""
+"""Works where the kernel has no packet filter, and leaves no bridge behind: compose makes its own.
+
+The storage driver is Docker's choice: overlay2, or vfs where that does not work, which copies the whole image for each
+container.
+"""
 RUNNING = "TRIMQ_TEST_DOCKER"
 
 
