@@ -102,6 +102,7 @@ def turn(peer: Peer, story: Story, directory: Path, store_host: str, ending: Exi
         else:
             broker.stop()
         assert (story.store / "abort").exists() == (ending == "kill")
+    assert stored_offsets(story.store) == story.offsets
     before, story.image = story.image, story.look()
     if before is not None:
         assert story.image.start == before.start
@@ -191,7 +192,7 @@ def body(story: Story, label: str, number: int) -> bytes:
     return f"{label}-{number} ".encode() + story.random.randbytes(story.random.choice((0, 40, 300, 1200)))
 
 
-def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str) -> None:
+def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str, ending: Exit) -> None:
     """A turn's messages: singles over IPv4 and IPv6, batches, delays, retries, offsets; half messages on Apache's."""
     for topic in (SHORT, LONGEST, TRANSACTION):
         probe.create_topic(broker.address, topic, QUEUES)
@@ -223,7 +224,8 @@ def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str) -> None:
         story.offsets[queue] = v4.offsets(SHORT, queue)[1] - queue
         v4.pull(SHORT, queue, 0, 1, GROUP)  # makes the group
         v4.commit_offset(GROUP, SHORT, queue, story.offsets[queue])
-    wait_until(lambda: stored_offsets(story.store) == story.offsets, "consumer offsets in their file", 40)
+    if ending == "kill":  # Apache's broker writes them ten seconds after its start, ours sooner; a stop does it at once
+        wait_until(lambda: stored_offsets(story.store) == story.offsets, "consumer offsets in their file", 40)
 
 
 def transactions(broker: Wire, story: Story, label: str) -> None:
@@ -264,7 +266,7 @@ def check_state(broker: Broker, story: Story) -> None:
 
 
 CHAINS: dict[str, list[tuple[Peer, Exit]]] = {
-    "apache-first-clean": [("apache", "clean"), ("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
+    "apache-first-clean": [("apache", "clean"), ("trimq", "clean"), ("apache", "clean")],
     "apache-first-killed": [("apache", "kill"), ("trimq", "kill"), ("apache", "kill"), ("trimq", "clean")],
     "trimq-first-clean": [("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
     "trimq-first-killed": [("trimq", "kill"), ("apache", "kill"), ("trimq", "kill"), ("apache", "clean")],
@@ -285,7 +287,7 @@ def test_every_byte_survives_the_turns(chain: str, tmp_path: Path) -> None:
             if story.image is not None:
                 check_served(v4, story.image)
                 check_state(broker, story)
-            write(broker, v4, v6, story, f"turn{number}")
+            write(broker, v4, v6, story, f"turn{number}", ending)
             check_served(v6, story.look())
     assert story.image is not None
     check_richness(story.image)
