@@ -8,6 +8,7 @@ rebuild``, times side by side, results compared byte for byte. Needs the spark e
 
 import argparse
 import json
+import os
 import random
 import shutil
 import statistics
@@ -156,6 +157,7 @@ def write_ready(root: Path, directory: Path) -> None:
 
 def session(cores: int, directory: Path) -> SparkSession:
     """Spark in this process, with nothing that listens beyond loopback."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{cores}]").appName("bench")
     for key, value in {
         "spark.driver.memory": "1g",

@@ -2,6 +2,7 @@
 
 import os
 import posixpath
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -17,6 +18,10 @@ P = TypeVar("P")
 
 def session(name: str) -> SparkSession:
     """The session of the program, or a local one; times are in UTC, as the store's are."""
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    if "--master" not in arguments or "--master local" in arguments:
+        # workers on this machine run what runs here, also where its environment is not the active one
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.appName(f"trimq {name}").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     spark.dataSource.register(RocketMQStoreDataSource)
     return spark
