@@ -282,8 +282,11 @@ class IndexFile:
             stored[:] = table
             changed = True
         self.slot_count = used
-        if changed or HEADER.pack(*self._header()) != self.view[:HEADER_SIZE]:
-            self.write_header()
+        header = HEADER.pack(*self._header())
+        if changed or header != self.view[:HEADER_SIZE]:
+            # a crash may have left the file without blocks: a store into the map would be a SIGBUS on a full disk
+            self._disk.pwrite(self.fd, header, 0)
+            self.unsynced = True
         return not changed
 
     # -- end

@@ -379,3 +379,15 @@ async def test_files_of_another_size_and_damaged_headers_are_not_taken() -> None
     assert again.service.load() == 2
     assert [file.begin_phy for file in again.service.files] == [800]
     assert "notes.txt" in rig.disk.list("/store/index")
+
+
+def test_a_file_that_a_crash_left_without_blocks_is_not_stored_into() -> None:
+    """On a full disk such a store is a SIGBUS, and the process is gone."""
+    rig = Rig()
+    rig.disk.make_directory("/store/index")
+    fd = rig.disk.create(f"/store/index/{NOW:017d}", rig.service.shape.file_size)
+    rig.disk.close(fd)
+    again = rig.reloaded()
+    again.service.cut(0, 1, 0)
+    again.disk.check_mapped_stores()
+    assert again.find("any") == []
