@@ -25,7 +25,7 @@ from tests.spark.tables import bodies, read
 ROOT = Path(__file__).parents[2]
 BATCHES = 30
 PER_BATCH = 20
-PATIENCE = 150.0
+PATIENCE = 300.0  # a driver that starts again on a busy machine took 110 s to its first batch
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -110,7 +110,7 @@ class Scene:
                 continue
 
 
-@pytest.mark.timeout(900, func_only=True)
+@pytest.mark.timeout(1500, func_only=True)
 def test_thirty_batches_survive_kills_of_everyone(tmp_path: Path) -> None:
     demand_spark()
     chance = random.Random(os.environ.get("TRIMQ_KILL_SEED", "8"))
