@@ -12,7 +12,8 @@ SOURCES := $(ROOMS) pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
 SPARK ?= oldest newest
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash test-partners test-spark check-spark test-exchange test-sdk test-operations check check-format check-lint check-types check-public-types check-layers check-generated \
+.PHONY: help run test crash test-partners test-spark check-spark test-operations check check-format \
+	check-lint check-types check-public-types check-layers check-generated \
 	format generate bench lock changelog clean
 
 help: ## this list
@@ -75,9 +76,8 @@ test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,-m "slow and not partners" -o faulthandler_timeout=0 tests/crash $(ARGS))
 
-test-partners: $(VENV)/.dev-stamp ## run the tests against the official clients (JDK with Maven, Node.js, Go)
-	@$(call pytest,-m partners tests/interop tests/broker/metrics --ignore=tests/interop/test_store_exchange.py \
-		--ignore=tests/interop/test_store_turns.py $(ARGS))
+test-partners: $(VENV)/.dev-stamp ## run the tests with official clients, Apache's broker, Prometheus (JDK with Maven, Node.js, Go)
+	@$(call pytest,-m partners tests/interop tests/client tests/crash tests/broker/metrics $(ARGS))
 
 test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
 	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q $(ROOMS) &&  \
@@ -86,13 +86,6 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JD
 
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
 	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy pipeline pyspark_rocketmq.py tests/spark || exit; done
-
-# Not part of CI yet: each of these has passed, none of them often enough on a busy machine.
-test-exchange: $(VENV)/.dev-stamp ## take turns on one store with Apache's broker (JDK with Maven)
-	@$(call pytest,-m partners tests/interop/test_store_exchange.py tests/interop/test_store_turns.py $(ARGS))
-
-test-sdk: $(VENV)/.dev-stamp ## run the SDK's tests against Apache's broker too, and its churn test (JDK with Maven)
-	@$(call pytest,-m "partners or slow" tests/client $(ARGS))
 
 test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages)
 	@$(call pytest,-m partners tests/docker tests/broker/metrics $(ARGS))

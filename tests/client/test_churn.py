@@ -33,7 +33,7 @@ KEYS = "abcd"
 PATIENCE = 120
 
 # slow: four of them at a time, of three minutes each, on two cores with a load of 17 did not come to their end in time.
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(SECONDS * 2 + PATIENCE + 60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(SECONDS * 2 + PATIENCE + 60)]
 
 Place = tuple[MessageQueue, int]
 Trouble = Callable[[], Awaitable[None]]
