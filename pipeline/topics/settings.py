@@ -6,7 +6,7 @@ earliest, -1 latest).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -81,6 +81,7 @@ class ReadSettings:
     min_partitions: int | None
     fail_on_data_loss: bool
     columns: tuple[str, ...]
+    nullable: frozenset[str]
     group: str | None
     poll_timeout: float
     discovery_interval: float
@@ -96,8 +97,8 @@ class ReadSettings:
         return isinstance(self.wanted, Sql) or bool(self.tags)
 
     @staticmethod
-    def of(options: Options, columns: Sequence[str] | None = None, *, stream: bool = False) -> "ReadSettings":
-        """The settings of a batch or stream read; ``columns`` are those of a schema that was given.
+    def of(options: Options, columns: Mapping[str, bool] | None = None, *, stream: bool = False) -> "ReadSettings":
+        """The settings of a batch or stream read; ``columns`` are those of the table's schema: nullable or not.
 
         Raises OptionError.
         """
@@ -126,6 +127,7 @@ class ReadSettings:
             min_partitions=options.integer("minPartitions", least=1),
             fail_on_data_loss=options.flag("failOnDataLoss", default=True),
             columns=_columns(options, columns),
+            nullable=frozenset(name for name, nullable in (columns or {}).items() if nullable),
             group=group_of(options),
             poll_timeout=(options.integer("pollTimeoutMs", 120_000, least=1, unit="milliseconds") or 0) / 1000,
             discovery_interval=(options.integer("discoveryIntervalMs", 10_000, unit="milliseconds") or 0) / 1000,
@@ -150,7 +152,7 @@ def group_of(options: Options) -> str | None:
     return group
 
 
-def _columns(options: Options, columns: Sequence[str] | None) -> tuple[str, ...]:
+def _columns(options: Options, columns: Iterable[str] | None) -> tuple[str, ...]:
     if columns is None:
         return COLUMNS if options.flag("includeProperties", default=True) else COLUMNS[:-1]
     unknown = [name for name in columns if name not in COLUMNS]

@@ -42,11 +42,11 @@ class TopicDataSource(DataSource):
 
     def reader(self, schema: Any) -> DataSourceReader:
         """A batch read of all columns, or of those of a schema that was given. Raises OptionError."""
-        return TopicReader(ReadSettings.of(Options(self.options), schema.fieldNames()))
+        return TopicReader(ReadSettings.of(Options(self.options), _columns(schema)))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark passes the schema by this name
         """A stream read; options that cannot be used are refused by its first call."""
-        return stream_reader(Options(self.options), schema.fieldNames())
+        return stream_reader(Options(self.options), _columns(schema))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
         """A batch write. Raises OptionError."""
@@ -56,6 +56,10 @@ class TopicDataSource(DataSource):
         """A stream write. Raises OptionError."""
         writer: DataSourceStreamWriter = stream_writer(Options(self.options), schema, overwrite=overwrite)
         return writer
+
+
+def _columns(schema: Any) -> dict[str, bool]:
+    return {field.name: field.nullable for field in schema.fields}
 
 
 class TopicReader(DataSourceReader):

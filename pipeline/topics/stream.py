@@ -9,7 +9,7 @@ What Spark does and does not promise decides how it is made:
 - An exception in the constructor hides itself behind another one: wrong options are kept and raised by the first call.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ HAS_ADMISSION_CONTROL: Final = find_spec("pyspark.sql.streaming.datasource") is 
 class TopicStreamReader(DataSourceStreamReader):
     """Reads topics batch by batch, for PySpark 4.0 and 4.1: each batch has all that is there."""
 
-    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+    def __init__(self, options: Options, columns: Mapping[str, bool]) -> None:
         self._error: OptionError | None = None
         try:
             self._settings = _settings(options, columns)
@@ -77,7 +77,7 @@ class TopicStreamReader(DataSourceStreamReader):
         self._check().show(StreamOffset.of(end).ends)
 
 
-def _settings(options: Options, columns: Sequence[str]) -> ReadSettings:
+def _settings(options: Options, columns: Mapping[str, bool]) -> ReadSettings:
     settings = ReadSettings.of(options, columns, stream=True)
     if settings.max_offsets is not None and not HAS_ADMISSION_CONTROL:
         raise OptionError(
@@ -88,7 +88,7 @@ def _settings(options: Options, columns: Sequence[str]) -> ReadSettings:
     return settings
 
 
-def stream_reader(options: Options, columns: Sequence[str]) -> DataSourceStreamReader:
+def stream_reader(options: Options, columns: Mapping[str, bool]) -> DataSourceStreamReader:
     """The reader that fits the PySpark that is running."""
     if HAS_ADMISSION_CONTROL:
         from pipeline.topics.admission import AdmittingStreamReader  # noqa: PLC0415 - its names are new in PySpark 4.2

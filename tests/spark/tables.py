@@ -46,7 +46,7 @@ def bodies(rows: Iterable[dict[str, Any]]) -> list[bytes]:
 
 
 def stream(cluster: Cluster, **options: object) -> Any:
-    return stream_reader(Options(options_of(cluster, **options)), COLUMNS)
+    return stream_reader(Options(options_of(cluster, **options)), dict.fromkeys(COLUMNS, False))
 
 
 def write(

@@ -43,7 +43,12 @@ class Shell:
                 start_new_session=True,
             )
             self.groups.append(shell.pid)
-            code = shell.wait(400)
+            try:
+                code = shell.wait(400)
+            except subprocess.TimeoutExpired:
+                os.killpg(shell.pid, signal.SIGKILL)
+                shell.wait()
+                raise
         text = log.read_text(encoding="utf-8")
         assert code == 0, text
         return text

@@ -8,16 +8,19 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from client.errors import RocketMQError
 from client.message import Message, MessageQueue
 from client.sync import Admin, Producer
 from pipeline.options import OptionError
 from pipeline.topics.planning import DataLossError
+from pipeline.topics.source import TopicDataSource
 from tests.interop.harness.servers import Cluster, running_cluster
 from tests.interop.harness.waiting import wait_until
-from tests.spark.tables import batch_reader, bodies, read, read_partitions
+from tests.spark.tables import batch_reader, bodies, options_of, read, read_partitions
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +117,16 @@ def test_properties_can_be_left_out(cluster: Cluster, numbers: str) -> None:
     row = read(cluster, topics=numbers, includeProperties=False)[0]
     assert "properties" not in row
     assert row["tags"] == "t0"
+
+
+def test_batches_have_the_schema_that_was_asked_for_to_the_letter(cluster: Cluster, numbers: str) -> None:
+    """Spark compares it from 4.2 on; in a schema that a user writes everything may be null."""
+    source = TopicDataSource(options_of(cluster, topics=numbers))
+    reader = source.reader(StructType([StructField("queueOffset", LongType()), StructField("body", BinaryType())]))
+    (schema,) = {batch.schema for partition in reader.partitions() for batch in reader.read(partition)}
+    assert schema == pa.schema([("queueOffset", pa.int64()), ("body", pa.binary())])
+    with pytest.raises(OptionError, match=r"option schema = 'price': expected columns of rocketmq: topic, brokerName"):
+        source.reader(StructType([StructField("price", LongType())]))
 
 
 def test_a_read_shows_its_progress_to_the_group(cluster: Cluster, numbers: str, admin: Admin) -> None:
