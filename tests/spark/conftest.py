@@ -41,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and item.path.name not in WITHOUT_SPARK:
             item.add_marker(pytest.mark.partners)
+            # PySpark leaves sockets to the JVM for the collector to close, in whatever test that happens.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(TEST_TIMEOUT, func_only=True))
 
