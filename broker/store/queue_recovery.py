@@ -147,8 +147,10 @@ class QueueRecovery:
         """The queue's first record in the log; None if the queue is of a later life of its topic than the record."""
         assert self._seen is not None
         slot = found.queue_offset
-        if queue.next_offset > queue.first_offset:
-            place = max(queue.first_offset, min(slot, queue.next_offset - 1))
+        # a later life begins at 0 and loses its front only when the log has: where this place is before the front,
+        # files of this very life are missing, as when a crash kept only some of those that were made anew
+        if queue.first_offset <= slot and queue.first_offset < queue.next_offset:
+            place = min(slot, queue.next_offset - 1)
             if self._is_right(queue, place, self._queues.read_now(queue, place, 1), found.phy):
                 return None
         if queue.next_offset and not queue.first_offset <= slot <= queue.next_offset:

@@ -149,6 +149,20 @@ async def test_a_file_missing_in_the_middle_of_a_queue() -> None:
         await check_all(store, ONE)
 
 
+@pytest.mark.parametrize("files", [1, 3])
+async def test_the_first_files_of_a_queue_are_missing(files: int) -> None:
+    """What is left of it ends where the log does: it must not be taken for a later life of the topic."""
+    disk = SimDisk()
+    await _filled(disk)
+    for number in range(files):
+        disk.delete(f"/store/consumequeue/{TOPIC}/0/{200 * number:020d}")
+    _forget_mark(disk)
+    async with opened(disk) as store:
+        assert any("built anew" in note for note in _report(store).notes)
+        assert _report(store).units_rebuilt == 40
+        await check_all(store, ONE)
+
+
 async def test_damaged_units_of_another_writers_store() -> None:
     disk = SimDisk()
     await _filled(disk)
