@@ -104,7 +104,7 @@ def test_a_failed_sink_is_run_again_with_the_same_rows_and_ids(
             raise RuntimeError("on purpose")
         return bytes(body)
 
-    udf = functions.udf(fails_once, "binary")
+    udf = functions.udf(fails_once, "binary", useArrow=False)  # from 4.3 on hints choose the kind
     frame = table_stream(spark, cluster, source, startingOffsets="earliest").select(udf("body").alias("body"))
     sink = {"namesrv": cluster.namesrv, "topic": target, "idempotent": "true", "batchBytes": "4000"}
     with pytest.raises(Exception, match="on purpose"):
@@ -165,7 +165,7 @@ def test_workers_keep_no_thread_and_no_connection(spark: SparkSession, cluster: 
         return f"{tasks} {sockets}"
 
     def seen() -> set[str]:
-        probe = spark.range(4, numPartitions=2).select(functions.udf(counts, "string")("id").alias("n"))
+        probe = spark.range(4, numPartitions=2).select(functions.udf(counts, "string", useArrow=False)("id").alias("n"))
         return {row.n for row in probe.collect()}
 
     before = seen()
