@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.disk import Disk
+from broker.store.mapped_file_queue import StoreLoadError
 from protocol.file_names import offset_name, parse_offset_name
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
@@ -20,7 +21,7 @@ _DEPTH: Final = 3  # a queue's directory is <store>/consumequeue/<topic>/<queue 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class QueueFileError(Exception):
+class QueueFileError(StoreLoadError):
     """A file of a queue that can be no part of it: the text names it and says what was expected."""
 
 

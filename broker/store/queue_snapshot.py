@@ -19,6 +19,7 @@ _CRC_SIZE: Final = 4
 class _Snapshot(msgspec.Struct, array_like=True):
     position: int
     log_min: int
+    file_size: int
     queues: dict[str, dict[int, QueueState]]
 
 
@@ -28,7 +29,7 @@ def _path(queues: ConsumeQueueStore) -> str:
 
 async def write_snapshot(queues: ConsumeQueueStore, position: int) -> None:
     """Write the state of all queues for a log that ends at ``position``. Raises OSError."""
-    body = msgspec.msgpack.encode(_Snapshot(position, queues.log_min, queues.states()))
+    body = msgspec.msgpack.encode(_Snapshot(position, queues.log_min, queues.file_size, queues.states()))
     data = zlib.crc32(body).to_bytes(_CRC_SIZE, "big") + body
     await queues.disk.run(write_durably, queues.disk, _path(queues), data)
 
@@ -42,7 +43,7 @@ def read_snapshot(queues: ConsumeQueueStore, position: int, log_min: int) -> dic
         snapshot = msgspec.msgpack.decode(data[_CRC_SIZE:], type=_Snapshot)
     except msgspec.DecodeError:
         return None
-    if (snapshot.position, snapshot.log_min) != (position, log_min):
+    if (snapshot.position, snapshot.log_min, snapshot.file_size) != (position, log_min, queues.file_size):
         return None
     queues.log_min = log_min
     return snapshot.queues

@@ -7,7 +7,6 @@ import trio
 
 from broker.config import MessageStoreConfig
 from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
-from broker.store.queue_files import QueueFileError
 from broker.store.recovery import RecoveryReport
 from broker.tools.dump import Progress
 from broker.tools.offline_store import NotUsableError, locked
@@ -27,7 +26,7 @@ def rebuild(config: MessageStoreConfig, progress: Progress) -> RecoveryReport:
         shutil.rmtree(root / "index", ignore_errors=True)
     try:
         return trio.run(_run, config, progress)
-    except* (StoreInUseError, StoreLoadError, QueueFileError, OSError) as group:
+    except* (StoreInUseError, StoreLoadError, OSError) as group:
         raise NotUsableError("; ".join(str(error) for error in _leaves(group))) from group
 
 

@@ -94,6 +94,18 @@ async def test_state_file_that_is_broken(tmp_path: Path) -> None:
     assert (tmp_path / "config" / "topics.json").read_text() == "{broken"
 
 
+async def test_queue_files_of_another_size(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path, mappedFileSizeConsumeQueue=4000) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        await client.send("Orders", queue_id=0)
+    text = "0{20} has 4000 bytes, the configured file size of consume queues is 2000"
+    with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=text), flatten_subgroups=True):
+        async with running_broker(tmp_path, mappedFileSizeConsumeQueue=2000):
+            pass
+
+
 async def test_queues_without_their_topic_get_it_back(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         await client.send("Orders", queue_id=2)

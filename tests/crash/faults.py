@@ -16,7 +16,6 @@ import trio
 from structlog.testing import capture_logs
 
 from broker.store.message_store import StoreLoadError
-from broker.store.queue_files import QueueFileError
 from tests.crash.enumeration import BrokenStateError, Recording, _reason, record, simulate
 from tests.crash.images import RecordingDisk, revive
 from tests.crash.losses import Loss, survivor
@@ -27,7 +26,7 @@ from tests.store.simdisk import SimDisk
 ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 _LOSSES: Final = (Loss.ALL, Loss.PAGES, Loss.SECTORS, Loss.FILES, Loss.NAMES)
 _HANGS_SECONDS: Final = 3_600
-_REFUSALS: Final = (OSError, StoreLoadError, QueueFileError)
+_REFUSALS: Final = (OSError, StoreLoadError)
 
 
 class Fault(NamedTuple):
