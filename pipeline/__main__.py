@@ -181,10 +181,12 @@ def _session(name: str) -> "Iterator[SparkSession]":
 
 
 def _known() -> tuple[type[Exception], ...]:
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - PySpark may be missing
+
     from pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - needs PySpark
     from pipeline.jobs.rebuild import RebuildError  # noqa: PLC0415 - as above
 
-    return ValueError, OSError, ArchiveError, RebuildError
+    return ValueError, OSError, AnalysisException, ArchiveError, RebuildError
 
 
 def _fail(text: str) -> NoReturn:
