@@ -47,7 +47,7 @@ _LONGEST_KEPT: Final = 255
 
 @lru_cache(maxsize=4096)
 def _hash_in_front(topic: str) -> int:
-    return string_hash(topic + "#")
+    return string_hash(topic + "#") & 0xFFFFFFFF
 
 
 def key_hash(topic: str, key: str) -> int:
