@@ -4,6 +4,7 @@ CheckpointService writes the queues' tails, makes everything durable now and the
 file: recovery may rely on every word of it.
 """
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -17,6 +18,7 @@ from broker.store.disk import Disk
 from broker.store.dispatcher import StoreDispatcher
 from broker.store.durable_files import read_whole, write_durably
 from broker.store.index_service import IndexMark, IndexService
+from broker.store.queue_files import is_full_disk
 from broker.store.queue_snapshot import write_snapshot
 from broker.store.running_flags import Flag, RunningFlags
 from protocol import checkpoint_layout
@@ -59,7 +61,14 @@ class StoreCheckpoint:
         """What it vouches for is made anew: nobody may believe it before that is durable. Raises OSError."""
         self.fields = CheckpointFields()
         self.mark = None
-        await self.save()
+        try:
+            await self.save()
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            # a full disk is no reason not to start: without the file it costs as much time as with zeros in it
+            await self._disk.run(self._disk.delete, self.path)
+            await self._disk.run(self._disk.sync_directory, os.path.dirname(self.path))
 
     async def save(self) -> None:
         """Replace the file. Raises OSError."""

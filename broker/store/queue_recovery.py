@@ -29,7 +29,7 @@ class _Seen:
 
 
 class QueueRecovery:
-    """Loads the queues, then hears of every record from ``load``'s offset on. Blocks: nobody is served yet."""
+    """Takes or loads the queues, then hears of every record from there on. Blocks: nobody is served yet."""
 
     def __init__(self, queues: ConsumeQueueStore, files: MappedFileQueue, note: Callable[[str], None]) -> None:
         self._queues = queues
@@ -42,14 +42,13 @@ class QueueRecovery:
 
     # -- loading
 
-    def load(self, mark: CheckpointMark | None, *, clean_exit: bool) -> int:
-        """Make the queues as far as they are known to be right; where in the log to go on for all of them."""
-        if mark is not None:
-            if self._take_snapshot(mark, clean_exit=clean_exit):
-                return mark.position
-            if self._take_files(mark):
-                return mark.position
-            self._queues.forget_all()
+    def take(self, mark: CheckpointMark, *, clean_exit: bool) -> bool:
+        """Make the queues as the mark knows them; False where they are not like that, and have to be compared."""
+        return self._take_snapshot(mark, clean_exit=clean_exit) or self._take_files(mark)
+
+    def load(self) -> int:
+        """Make the queues from their files, those that cannot be right empty; where in the log to begin with all."""
+        self._queues.forget_all()
         for queue, loaded in self._queues.load(self._files.files[-1].end):
             if self._is_dropped(queue, loaded):
                 self._note(f"queue {queue.topic}/{queue.queue_id} is of a topic that was deleted")

@@ -93,7 +93,7 @@ class StoreRecovery:
         """Counts while ``run`` is going on: a progress bar may look at it."""
 
     async def run(self) -> RecoveryReport:
-        """Do it. Raises OSError, QueueFileError."""
+        """Do it. Raises OSError, StoreLoadError."""
         started = time.perf_counter()
         report = self.report
         if self._index is not None and self._index.load():
@@ -103,7 +103,7 @@ class StoreRecovery:
             mark = self._trusted_mark()
             report.trusted = mark is not None
             log_min = self._files.min_offset
-            queues_from = self._queue_recovery.load(mark, clean_exit=self._clean_exit)
+            queues_from = await self._load_queues(mark)
             index_from = queues_from
             if self._index_recovery is not None:
                 index_from = self._index_recovery.load(mark, log_min, clean_exit=self._clean_exit)
@@ -161,6 +161,14 @@ class StoreRecovery:
         if not isinstance(found, LogRecord) or found.store_timestamp != mark.store_timestamp:
             return False
         return found.phy + found.size == mark.position or file.end == mark.position
+
+    async def _load_queues(self, mark: CheckpointMark | None) -> int:
+        """Where in the log to go on for the queues."""
+        if mark is not None and self._queue_recovery.take(mark, clean_exit=self._clean_exit):
+            return mark.position
+        if self._checkpoint.mark is not None:  # loading deletes files of queues that are not right
+            await self._checkpoint.forget()
+        return self._queue_recovery.load()
 
     def _note(self, text: str) -> None:
         self.report.notes.append(text)

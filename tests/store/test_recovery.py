@@ -139,6 +139,41 @@ async def test_a_checkpoint_is_forgotten_before_what_it_vouches_for_is_made_anew
     assert calls[1].startswith("rename /store/consumequeue.unnamed ")
 
 
+async def test_a_checkpoint_is_forgotten_before_a_queue_that_is_not_right_is_deleted() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 40)
+        await store._checkpoints.save()
+    disk = disk.power_cut()
+    missing = f"/store/consumequeue/{TOPIC}/0/{200:020d}"
+    disk.delete(missing)
+    disk.history.clear()
+    async with opened(disk) as store:
+        await check_all(store, ONE)
+    calls = [call for call in disk.history if call.startswith(("rename", "delete"))]
+    assert calls[0] == "rename /store/checkpoint.tmp /store/checkpoint"
+    assert calls[1] == f"delete /store/consumequeue/{TOPIC}/0/{0:020d}"
+
+
+async def test_a_full_disk_lets_a_start_forget_the_checkpoint() -> None:
+    disk = SimDisk()
+    async with killed(disk) as store:
+        await fill(store, 40)
+        await store._checkpoints.save()
+    disk = disk.power_cut()
+    disk.delete(f"/store/consumequeue/{TOPIC}/0/{200:020d}")
+    capacity, disk.capacity = disk.capacity, disk.used()
+    disk.history.clear()
+    async with killed(disk) as store:
+        assert "delete /store/checkpoint" in disk.history
+        await check_all(store, ONE)
+    disk = disk.power_cut()
+    disk.capacity = capacity
+    async with opened(disk) as store:
+        assert not _report(store).trusted
+        await check_all(store, ONE)
+
+
 async def test_a_file_missing_in_the_middle_of_a_queue() -> None:
     disk = SimDisk()
     await _filled(disk)
