@@ -17,6 +17,7 @@ from tests.interop.harness.drivers import (
     unique,
 )
 from tests.interop.harness.servers import Cluster
+from tests.interop.harness.waiting import wait_until
 
 OFFSET_ID = re.compile(r"^[0-9A-F]{32}$")
 LARGE = 300 * 1024
@@ -235,7 +236,7 @@ def test_request_and_reply(cluster: Cluster, java: JavaClient) -> None:
             with pytest.raises(PartnerError):
                 producer.ask("request", topic=topic, messages=[message("question")], wait=1_000)
             consumer.received(1)
-            (failure, *_) = consumer.failures()
+            (failure, *_) = wait_until(consumer.failures, "the consumer's reply is refused")
             assert failure["codes"][0] == 3
             return
         reply = producer.ask("request", topic=topic, messages=[message("question")], wait=10_000)

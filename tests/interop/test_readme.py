@@ -88,7 +88,8 @@ def test_make_run(tmp_path: Path) -> None:
     if taken:
         message = f"make run listens on 9876 and 10911; here somebody else has {taken}"
         pytest.fail(message) if partners.in_ci() else pytest.skip(message)
-    environment = {"MAKEFLAGS": "", "PATH": os.environ["PATH"]}
+    # ARGS of the make that runs these tests are pytest's
+    environment = {"MAKEFLAGS": "", "ARGS": "", "PATH": os.environ["PATH"]}
     made = Process(
         "make-run",
         [partners.tool("make"), "-C", str(ROOT), "run", f"TRIMQ_HOME={tmp_path}/home"],
