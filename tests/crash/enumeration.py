@@ -7,6 +7,7 @@ equal promises are checked once.
 
 import gc
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -114,10 +115,31 @@ def simulate(run: Callable[..., Awaitable[T]], *arguments: Any, seed: object = 0
     """
     scheduler: Any = trio._core._run
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
-    scheduler._r.seed(repr(seed))
     clock = trio.testing.MockClock(autojump_threshold=0)
-    with mock.patch.object(time, "perf_counter", clock.current_time):
+    with (
+        mock.patch.object(scheduler, "_r", _OfThisThread(seed, scheduler._r)),
+        mock.patch.object(time, "perf_counter", clock.current_time),
+    ):
         return trio.run(run, *arguments, clock=clock)
+
+
+class _OfThisThread(Random):
+    """Trio's dice for the loop of this thread; a broker that runs in another thread throws those of before."""
+
+    def __init__(self, seed: object, others: Random) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+        self._own = Random(repr(seed))
+        self._others = others
+
+    def _dice(self) -> Random:
+        return self._own if threading.get_ident() == self._thread else self._others
+
+    def random(self) -> float:
+        return self._dice().random()
+
+    def getrandbits(self, k: int, /) -> int:
+        return self._dice().getrandbits(k)
 
 
 DiskKind = Callable[[int], RecordingDisk]
