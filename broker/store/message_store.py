@@ -198,7 +198,7 @@ class MessageStore:
         self.put_message = path.put_message
         self.put_messages = path.put_messages
         self.put_plain = _the_other_way
-        if path.commit is None:  # nobody reads what is in no file yet, and PlainPut dispatches at once
+        if path.takes_plain_puts:
             self.put_plain = PlainPut(
                 self.commit_log, self.dispatcher, path.lock, self.flags, self.stats, path.group, self.clock.wall_ms
             ).put

@@ -104,6 +104,10 @@ class WritePath:
             )
             log.on_roll = self.commit.submit_roll
         self._dispatches_at_once = self.group is None and self.commit is None
+        self._needs_only_dispatch = self._dispatches_at_once and config.flush_commit_log_timed
+        """Nobody else has to hear of an append."""
+        self.takes_plain_puts = self._needs_only_dispatch or self.group is not None
+        """Whether PlainPut may be used: it dispatches at once, or waits for the group commit, and tells nobody else."""
         self._ended: trio.Event | None = None
         log.start_appending(self.room)
 
@@ -128,7 +132,7 @@ class WritePath:
         result = self.log.append(message)
         if result is None:
             return self.lock.wait(message, on_done)
-        if result.status or not self._dispatches_at_once:
+        if result.status or not self._needs_only_dispatch:
             return self._finish(message, result, on_done)
         stats = self._stats
         stats.put_message_times_total += 1

@@ -1,0 +1,231 @@
+"""The short way into the store leaves what the general one leaves, refuses what it refuses, and hides what it hides."""
+
+import errno
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from broker.store.message_store import MessageStore
+from broker.store.running_flags import Flag
+from broker.store.topic_queue import TopicQueue
+from broker.store.types import MessageInner, PutMessageResult, PutMessageStatus
+from remoting.clock import ManualClock
+from tests.store.builders import Answers, message
+from tests.store.simdisk import SimDisk
+from tests.store.stores import FAR, TOPIC, opened, settings
+
+Plain = dict[str, Any]
+
+
+class Sender:
+    """Puts as the broker does: the short way first, then the general one; or only the general one."""
+
+    def __init__(self, store: MessageStore, *, short: bool) -> None:
+        self.store = store
+        self.short = short
+        self.taken = 0
+        self.answers = Answers()
+        self._queues: dict[tuple[str, int], TopicQueue] = {}
+
+    def queue(self, topic: str, queue_id: int) -> TopicQueue:
+        known = self._queues.get((topic, queue_id))
+        if known is None or known.gone:
+            known = self._queues[topic, queue_id] = self.store.commit_log.queue(topic, queue_id)
+        return known
+
+    def put(self, put: MessageInner) -> PutMessageResult | None:
+        """The result, or None where it comes later."""
+        later = self.answers.later if self.store.syncs_each_put else None
+        if self.short:
+            queue = self.queue(put.topic, put.queue_id)
+            offset = self.store.put_plain(
+                queue,
+                put.body,
+                put.properties,
+                put.born_timestamp,
+                put.born_host,
+                put.store_host,
+                put.flag,
+                put.sys_flag,
+                put.reconsume_times,
+                put.tags_code,
+                put.keys,
+                later,
+            )
+            if offset >= 0:
+                self.taken += 1
+                if later is not None:
+                    return None
+                timestamp = self.store.commit_log.last_store_timestamp
+                done = PutMessageStatus.PUT_OK
+                return PutMessageResult(done, offset, queue.next_offset - 1, queue.last_size, timestamp)
+        return self.store.put_message(put, self.answers.later)
+
+    async def done(self, put: MessageInner) -> PutMessageResult:
+        """The result, waited for."""
+        count = len(self.answers.results)
+        result = self.put(put)
+        if result is not None:
+            return result
+        while len(self.answers.results) == count:
+            self.answers.changed = trio.Event()
+            await self.answers.changed.wait()
+        return self.answers.results[-1]
+
+
+def keyed(body: bytes, name: str, **more: Any) -> MessageInner:
+    return message(body, properties=f"UNIQ_KEY\x01{name}\x02".encode(), keys=(name,), **more)
+
+
+async def _traces(store: MessageStore, names: set[str]) -> dict[str, Any]:
+    """Everything that puts leave behind."""
+    stats = store.stats
+    found: dict[str, Any] = {
+        "log": b"".join(bytes(file.view[: file.wrote]) for file in store.files.files),
+        "positions": (store.max_phy_offset, store.dispatched_offset),
+        "counted": (stats.put_message_times_total, stats.put_message_size_total, stats.put_message_failed_times),
+        "units": {
+            (topic, queue_id): await store.queue_units(topic, queue_id, 0, 1000)
+            for topic, queue_ids in sorted(store.topics().items())
+            for queue_id in queue_ids
+        },
+    }
+    for name in sorted(names):
+        result = await store.query_message_cold(TOPIC, name, 64, 0, FAR)
+        found["key " + name] = [bytes(data) for data in result.buffers]
+        result.release()
+    return found
+
+
+puts = st.fixed_dictionaries(
+    {
+        "size": st.sampled_from([0, 1, 10, 300, 3999, 4000, 4001, 5000]),
+        "queue_id": st.sampled_from([0, 1]),
+        "name": st.sampled_from(["k1", "k2"]),
+        "padding": st.sampled_from([0, 0, 0, 100, 32_700, 32_760]),
+        "flag": st.sampled_from([0, 7, 1 << 40]),
+        "born_timestamp": st.sampled_from([0, -1, 1_700_000_000_000, 1 << 70]),
+        "reconsume_times": st.sampled_from([0, 3]),
+        "tags_code": st.sampled_from([0, 97, -5]),
+    }
+)
+steps = st.lists(
+    st.one_of(puts, puts, puts, st.sampled_from(["tick", "back", "delete", "small", "large", "refuse", "allow"])),
+    min_size=1,
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@given(steps)
+@examples(max_examples=60, deadline=None)
+def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[Plain | str]) -> None:
+    async def run(*, short: bool) -> list[Any]:
+        clock = ManualClock()
+        config = settings(sync=sync, mapped_file_size_commit_log=1 << 16)
+        async with opened(SimDisk(), config, clock) as store:
+            sender = Sender(store, short=short)
+            seen: list[Any] = []
+            heard: list[Any] = []
+            store.message_arriving.append(lambda *arrived: heard.append(arrived))
+            for step in script:
+                if isinstance(step, dict):
+                    fields = dict(step)
+                    body, padding = b"b" * fields.pop("size"), b"P\x01" + b"p" * fields.pop("padding") + b"\x02"
+                    put = keyed(body, fields.pop("name"), **fields)
+                    put.properties += padding
+                    result = await sender.done(put)
+                    await trio.testing.wait_all_tasks_blocked()  # the room for the next one is ready
+                    seen.append(result)
+                elif step in ("tick", "back"):
+                    clock.advance(1) if step == "tick" else clock.set_wall_ms(clock.wall_ms() - 5000)
+                elif step == "delete":
+                    await store.delete_topic(TOPIC)
+                elif step in ("small", "large"):
+                    limit = 300 if step == "small" else 4000
+                    store.set_config(settings(sync=sync, mapped_file_size_commit_log=1 << 16, max_message_size=limit))
+                elif step == "refuse":
+                    store.flags.set(Flag.DISK_FULL, "a test says so")
+                else:
+                    store.flags.clear(Flag.DISK_FULL)
+            return [seen, heard, await _traces(store, {"k1", "k2"})]
+
+    assert trio.run(partial(run, short=True)) == trio.run(partial(run, short=False))
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_ordinary_messages_take_the_short_way(sync: bool) -> None:
+    async with opened(SimDisk(), settings(sync=sync)) as store:
+        sender = Sender(store, short=True)
+        for number in range(10):
+            assert (await sender.done(keyed(b"x" * 100, f"k{number}"))).queue_offset == number
+        assert sender.taken == 9  # the first one makes the first file
+
+
+async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
+    async with opened(SimDisk(), settings(sync=True)) as store:
+        sender = Sender(store, short=True)
+        await sender.done(keyed(b"durable", "k1"))
+        group = store.write_path.group
+        assert group is not None
+        group.in_round = lambda: True  # as in a reactor's round: nothing is synced before its end
+        heard: list[Any] = []
+        store.message_arriving.append(lambda *arrived: heard.append(arrived))
+        at = store.max_phy_offset
+        assert sender.put(keyed(b"not yet", "k2")) is None
+        assert (sender.taken, store.max_phy_offset > at) == (1, True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.max_offset(TOPIC, 0) == 1
+        assert store.look_message(at) == b""
+        assert await store.look_message_cold(at) == b""
+        for beyond in (
+            store.get_message(TOPIC, 0, 1, 32, 1 << 20, None),
+            await store.get_message_cold(TOPIC, 0, 1, 32, 1 << 20, None),
+        ):
+            assert beyond is not None
+            assert (beyond.count, beyond.max_offset) == (0, 1)
+        found = await store.query_message_cold(TOPIC, "k2", 10, 0, FAR)
+        assert found.count == 0
+        found.release()
+        assert heard == []
+        assert len(sender.answers.results) == 1
+        group.commit()
+        await trio.testing.wait_all_tasks_blocked()
+        assert sender.answers.results[-1].ok
+        assert store.max_offset(TOPIC, 0) == 2
+        assert b"not yet" in bytes(store.look_message(at) or b"")
+        assert [arrived[2] for arrived in heard] == [2]
+
+
+async def test_a_failed_sync_acknowledges_nothing() -> None:
+    disk = SimDisk()
+    async with opened(disk, settings(sync=True)) as store:
+        sender = Sender(store, short=True)
+        await sender.done(keyed(b"good", "k1"))
+        disk.fail("data_sync", errno.EIO)
+        result = await sender.done(keyed(b"bad", "k2"))
+        assert (sender.taken, result.status) == (1, PutMessageStatus.SERVICE_NOT_AVAILABLE)
+        assert store.max_offset(TOPIC, 0) == 1
+        assert (await sender.done(keyed(b"later", "k3"))).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert sender.taken == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"transient_store_pool_enable": True, "transient_store_pool_size": 2},  # what is in no file may not be read
+        {"flush_commit_log_timed": False},  # the flush has to hear of each put
+    ],
+)
+async def test_settings_with_which_nobody_takes_the_short_way(more: dict[str, Any]) -> None:
+    async with opened(SimDisk(), settings(**more)) as store:
+        sender = Sender(store, short=True)
+        for number in range(3):
+            await sender.done(keyed(b"x", f"k{number}"))
+        assert sender.taken == 0
