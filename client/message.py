@@ -16,7 +16,7 @@ from client.compression import decompress
 from client.errors import UsageError
 from protocol import record
 from protocol.body import MessageQueue
-from protocol.message import PropertyName, decode_properties, encode_properties
+from protocol.message import PropertyName, decode_properties, encode_properties, key_words
 from protocol.message_id import encode_offset_id
 from protocol.topic_rules import RETRY_PREFIX, topic_problem
 
@@ -285,7 +285,7 @@ class ReceivedMessage(Struct, eq=False):
     @property
     def keys(self) -> tuple[str, ...]:
         """Its keys."""
-        return tuple(self.all_properties.get("KEYS", "").split())
+        return tuple(key_words(self.all_properties.get("KEYS", "")))
 
     @property
     def properties(self) -> dict[str, str]:

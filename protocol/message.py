@@ -129,12 +129,18 @@ class StoredMessage(Struct, kw_only=True, gc=False):
     @property
     def keys(self) -> list[str]:
         """The message's keys."""
-        return self.properties.get(PropertyName.KEYS, "").split()
+        return key_words(self.properties.get(PropertyName.KEYS, ""))
 
     @property
     def is_compressed(self) -> bool:
         """True where ``body`` is as the producer compressed it."""
         return bool(self.sys_flag & sysflag.COMPRESSED)
+
+
+def key_words(keys: str) -> list[str]:
+    """The keys in the property KEYS: what stands between spaces. Other white space is part of a key, as in RocketMQ."""
+    words = keys.split(" ")
+    return [word for word in words if word] if "" in words else words
 
 
 def decode_message(view: Any, at: int = 0) -> StoredMessage:

@@ -9,6 +9,7 @@ from typing import Final
 from protocol.codes import ResponseCode
 from protocol.errors import RemotingError
 from protocol.hashing import string_hash, tags_code
+from protocol.message import key_words
 from protocol.topic_rules import SCHEDULE_TOPIC
 
 pairs: Final = re.compile("([^\x01\x02]+)\x01([^\x02]+)").findall
@@ -56,7 +57,7 @@ def index_keys(properties: dict[str, str]) -> tuple[str, ...]:
     keys = properties.get("KEYS")
     if keys is None:
         return (unique,) if unique else ()
-    words = keys.split()
+    words = key_words(keys)
     return (unique, *words) if unique else tuple(words)
 
 

@@ -36,6 +36,7 @@ from protocol.codes import VERSION, RequestCode, ResponseCode
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.errors import RemotingError
 from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from protocol.message import key_words
 from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
 from remoting.connection import Connection
@@ -170,7 +171,7 @@ class SendMessageProcessor:
             header.reconsume_times or 0,
             0,
             tag_hash(properties) if "TAGS" in properties else 0,
-            (unique, *keys.split()) if keys else (unique,),
+            (unique, *key_words(keys)) if keys else (unique,),
             "WAIT" not in properties or waits_for_store(properties),
         )
         return self._store(connection, command, message, queue_id, unique)

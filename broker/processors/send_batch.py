@@ -16,6 +16,7 @@ from protocol.batch import split_batch
 from protocol.codes import VERSION
 from protocol.command import LANGUAGE
 from protocol.hashing import string_hash, tags_code
+from protocol.message import key_words
 
 _VALUE: Final = "\x01([^\x01\x02]+)\x02"
 _usual: Final = re.compile(f"(?:UNIQ_KEY{_VALUE}|TAGS{_VALUE}|KEYS{_VALUE}|WAIT\x01[^\x01\x02]+\x02)*").fullmatch
@@ -41,10 +42,11 @@ def entries_of(body: Any, check: Callable[[dict[str, str]], None]) -> list[Batch
             entries.append(BatchEntry(data, raw, flag, tag_hash(properties), index_keys(properties)))
             continue
         unique, tags, words = usual.groups()
+        keys: tuple[str, ...]
         if words is None:
             keys = (unique,) if unique is not None else ()
         else:
-            keys = (unique, *words.split()) if unique is not None else tuple(words.split())
+            keys = (unique, *key_words(words)) if unique is not None else tuple(key_words(words))
         entries.append(BatchEntry(data, raw, flag, _tag_code(tags) if tags else 0, keys))
     return entries
 

@@ -23,6 +23,7 @@ from protocol.body import TopicConfig
 from protocol.codes import VERSION, RequestCode
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from protocol.message import key_words
 from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
 from remoting.connection import Connection
@@ -167,7 +168,7 @@ class DirectSends:
                 header.sys_flag,
                 header.reconsume_times or 0,
                 tag_hash(tag) if tag else 0,
-                (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *keys.split()),
+                (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *key_words(keys)),
                 partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None,
             )
             if offset < 0:

@@ -16,7 +16,7 @@ from broker.store.stats import StoreStats
 from broker.store.types import MessageBatch, PutMessageResult
 from protocol import sysflag
 from protocol.hashing import tags_code
-from protocol.message import NAME_END, VALUE_END, PropertyName, decode_properties
+from protocol.message import NAME_END, VALUE_END, PropertyName, decode_properties, key_words
 from protocol.queue_unit import UNIT
 from protocol.topic_rules import SCHEDULE_TOPIC
 
@@ -206,7 +206,7 @@ def index_keys_of(text: str) -> tuple[str, ...]:
 
 def _key_words(unique: str, words: str) -> tuple[str, ...]:
     found = (unique,) if unique else ()
-    return found + tuple([word for word in words.split(" ") if word]) if words else found
+    return (*found, *key_words(words)) if words else found
 
 
 def has_key(properties: dict[str, str], key: str) -> bool:

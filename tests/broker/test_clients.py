@@ -8,11 +8,12 @@ import pytest
 
 from broker.controller import BrokerController
 from broker.testing import running_broker
+from protocol.batch import encode_batch
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import ONEWAY_FLAG
 from protocol.message import decode_message, decode_messages
 from protocol.message_id import decode_offset_id
-from tests.broker.wire_client import WireClient, consumer
+from tests.broker.wire_client import WireClient, consumer, properties_text
 
 OFFSET = {"consumerGroup": "G", "topic": "Orders", "queueId": 0}
 
@@ -230,6 +231,25 @@ async def test_query_by_key(client: WireClient) -> None:
     assert await query(unique, _UNIQUE_KEY_QUERY="true", maxNum=0) == [b"one"]
     assert await query("k3") == []
     assert await query("k1", endTimestamp=1) == []
+
+
+@pytest.mark.parametrize("how", ["short", "long", "batch"])
+async def test_only_spaces_stand_between_keys(client: WireClient, how: str) -> None:
+    """Live as after a start that builds the index from the log; an ideographic space is a character like any other."""
+    keys = " k1  k2\u3000b \tc "
+    if how == "batch":
+        item = properties_text({"KEYS": keys}).encode()
+        reply = await client.send("Orders", encode_batch([(0, b"x", item)]), batch="true", code=320)
+    else:
+        await client.send("Orders")
+        properties = {"KEYS": keys} | ({"UNIQ_KEY": "U1"} if how == "short" else {})
+        reply = await client.send("Orders", b"x", properties)
+    assert reply.code == ResponseCode.SUCCESS
+    found = {}
+    for key in ("k1", "k2\u3000b", "\tc", "k2", "b", "c", ""):
+        ext = {"topic": "Orders", "key": key, "maxNum": 10, "beginTimestamp": 0, "endTimestamp": 2**62}
+        found[key] = (await client.ask(RequestCode.QUERY_MESSAGE, ext)).code == ResponseCode.SUCCESS
+    assert [key for key, there in found.items() if there] == ["k1", "k2\u3000b", "\tc"]
 
 
 async def test_view_by_id(client: WireClient) -> None:
