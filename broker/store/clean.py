@@ -64,6 +64,8 @@ class CleanService:
         self._wake = trio.Event()
         self._lock = trio.Lock()
         self._hanging: list[tuple[MappedFile, float]] = []
+        self.last_stored_ms: Callable[[], int] = lambda: 0
+        """The time of the log's newest record."""
         self.on_overdue: Callable[[MappedFile], None] = lambda _file: None
         """Hears of deleted files that somebody has read for longer than destroyMapedFileIntervalForcibly."""
 
@@ -179,8 +181,12 @@ class CleanService:
 
     async def delete_topics(self, topics: Iterable[str]) -> None:
         """Delete topics with all their queues; their records stay in the log until they expire."""
-        await self._cleaner.drop_topics(topics, lambda: self._files.max_offset, self._wall_ms)
+        await self._cleaner.drop_topics(topics, lambda: self._files.max_offset, self._latest_ms)
         await self._save_checkpoint()
+
+    def _latest_ms(self) -> int:
+        """No record is of a later time: a clock that was set back does not make those of a deleted topic newer."""
+        return max(self._wall_ms(), self.last_stored_ms())
 
     async def clean_unused_topics(self, known: Iterable[str], present: Iterable[str]) -> list[str]:
         """Delete the queues of the ``present`` topics that are neither ``known`` nor the system's; which they were."""

@@ -212,6 +212,16 @@ class ConsumeQueueStore:
         self._asleep = {topic: dict(queues) for topic, queues in states.items() if queues}
         self.recount()
 
+    def missing_file(self, topic: str, queue_id: int, state: QueueState) -> str | None:
+        """The name of a file that a queue of more than one should have, and has not. Blocks."""
+        units = self.shape.units_per_file
+        first, last = state.first_offset // units, (state.next_offset - 1) // units
+        if last <= first:
+            return None
+        there = set(self.disk.list(f"{self.directory}/{topic}/{queue_id}"))
+        names = (offset_name(number * self.file_size) for number in range(first, last + 1))
+        return next((name for name in names if name not in there), None)
+
     def states(self) -> dict[str, dict[int, QueueState]]:
         """All queues for a snapshot; everything must be in the files."""
         states = {topic: dict(queues) for topic, queues in self._asleep.items()}

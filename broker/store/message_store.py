@@ -243,6 +243,7 @@ class MessageStore:
             checkpoints.save,
             self.clock.wall_ms,
         )
+        self._clean.last_stored_ms = lambda: self.commit_log.last_store_timestamp
         self._clean.on_overdue = lambda file: self.on_overdue(file)  # noqa: PLW0108 - set by the owner at any time
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)

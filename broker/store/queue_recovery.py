@@ -44,7 +44,11 @@ class QueueRecovery:
 
     def take(self, mark: CheckpointMark, *, clean_exit: bool) -> bool:
         """Make the queues as the mark knows them; False where they are not like that, and have to be compared."""
-        return self._take_snapshot(mark, clean_exit=clean_exit) or self._take_files(mark)
+        if mark.clean and clean_exit:
+            states = read_snapshot(self._queues, mark.position, self._files.min_offset)
+            if states is not None:
+                return self._take_snapshot(states)
+        return self._take_files(mark)
 
     def load(self) -> int:
         """Make the queues from their files, those that cannot be right empty; where in the log to begin with all."""
@@ -60,17 +64,15 @@ class QueueRecovery:
         self._seen = {}
         return self._files.min_offset
 
-    def _take_snapshot(self, mark: CheckpointMark, *, clean_exit: bool) -> bool:
-        """After an orderly stop: the queues' ends as they were written then, if the files still say the same."""
-        if not mark.clean or not clean_exit:
-            return False
-        states = read_snapshot(self._queues, mark.position, self._files.min_offset)
-        if states is None:
-            return False
+    def _take_snapshot(self, states: dict[str, dict[int, QueueState]]) -> bool:
+        """The queues' ends as an orderly stop wrote them, if the files still say the same."""
         for topic, queues in states.items():
             for queue_id, state in queues.items():
                 if state.next_offset > state.first_offset and not self._ends_with(topic, queue_id, state):
                     self._note(f"queue {topic}/{queue_id} does not end as it did at the last stop")
+                    return False
+                if (gone := self._queues.missing_file(topic, queue_id, state)) is not None:
+                    self._note(f"queue {topic}/{queue_id}: its file {gone} is missing")
                     return False
         self._queues.put_asleep(states)
         return True

@@ -2,7 +2,8 @@ import errno
 
 import pytest
 
-from tests.store.simdisk import Loss, SimDisk
+from remoting.clock import ManualClock
+from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.stores import TOPIC, drain, fill, killed, opened, settings
 
 PATH = "/store/topics.dropped"
@@ -63,6 +64,21 @@ async def test_a_log_that_lost_its_end_does_not_lose_what_comes_then() -> None:
     forget_mark(disk)
     async with opened(disk) as store:
         assert [one.queue_offset for one in await drain(store)] == [first, first + 1, first + 2]
+
+
+async def test_a_clock_that_is_set_back_brings_no_deleted_topic_back() -> None:
+    disk = SimDisk()
+    clock = ManualClock()
+    try:
+        async with opened(disk, clock=clock) as store:
+            await fill(store, 5)
+            clock.set_wall_ms(clock.wall_ms() - 3_600_000)
+            await store.delete_topic(TOPIC)
+            disk.power_cut(Loss.NOTHING)
+    except* PowerCut:
+        disk = disk.power_cut()
+    forget_mark(disk)
+    assert await offsets(disk) is None
 
 
 async def test_an_emptied_store_forgets_it() -> None:

@@ -174,13 +174,16 @@ async def test_a_full_disk_lets_a_start_forget_the_checkpoint() -> None:
         await check_all(store, ONE)
 
 
-async def test_a_file_missing_in_the_middle_of_a_queue() -> None:
+@pytest.mark.parametrize("start", [0, 200, 600])
+@pytest.mark.parametrize("forget", [False, True])
+async def test_a_file_missing_in_the_middle_of_a_queue(forget: bool, start: int) -> None:
     disk = SimDisk()
     await _filled(disk)
-    disk.delete(f"/store/consumequeue/{TOPIC}/0/{200:020d}")
-    _forget_mark(disk)
+    disk.delete(f"/store/consumequeue/{TOPIC}/0/{start:020d}")
+    if forget:
+        _forget_mark(disk)
     async with opened(disk) as store:
-        assert any("missing" in note for note in _report(store).notes)
+        assert _report(store).notes
         await check_all(store, ONE)
 
 
