@@ -86,6 +86,7 @@ class DirectSends:
         self._topics: dict[str, _Topic] = {}
         self._configure()
         parts.configuration.listeners.append(lambda _keys: self._configure())
+        parts.topics.delete_listeners.append(self._forget)
 
     def _configure(self) -> None:
         config = self._configuration.section(BrokerConfig)
@@ -209,6 +210,9 @@ class DirectSends:
             return None
         topic = self._topics[name] = _Topic(config, *self._stats.topic_counters(name))
         return topic
+
+    def _forget(self, name: str) -> None:
+        self._topics.pop(name, None)
 
     def _find_queue(self, topic: _Topic, queue_id: int) -> TopicQueue | None:
         if not 0 <= queue_id < topic.config.write_queue_nums:

@@ -7,13 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.controller import BrokerController
 from broker.processors.message_text import UNUSUAL_NAMES, pairs, usual
+from broker.processors.send_direct import DirectSends
+from broker.store.running_flags import Flag
 from broker.testing import running_broker
+from protocol.body import TopicConfig
+from protocol.codes import RequestCode
 from protocol.command import RemotingCommand
 from protocol.message import StoredMessage
 from tests.broker.wire_client import WireClient, properties_text
@@ -179,6 +184,74 @@ async def test_a_topic_that_is_changed_or_made_anew_is_looked_at_again(
     assert reply is not None
     assert reply.ext_fields()["queueOffset"] == "1"
     assert taken(broker)
+
+
+async def both(client: WireClient, fields: dict[str, str], body: bytes = b"body") -> tuple[int, dict[str, str]]:
+    """What a send is answered, the same on both ways but for its place."""
+    replies = []
+    for short in (True, False):
+        reply = await ask(client, fields, short=short, body=body)
+        assert reply is not None
+        ext = reply.ext_fields()
+        replies.append((reply.code, reply.remark, {name: ext[name] for name in ext if name not in PLACE}))
+    assert replies[0] == replies[1]
+    return replies[0][0], replies[0][2]
+
+
+PLACE = {"msgId", "queueOffset"}
+CHANGES = [
+    ("startAcceptSendRequestTimeStamp=32503680000000", 1),
+    ("maxMessageSize=3", 13),
+    ("regionId=elsewhere", 0),
+    ('regionId=a"b%d', 0),
+    ("traceOn=false", 0),
+    ("brokerPermission=4", 0),
+    ("autoCreateTopicEnable=false", 0),
+]
+
+
+@pytest.mark.parametrize(("change", "code"), CHANGES)
+async def test_what_the_configuration_says_counts_at_once(
+    client: WireClient, broker: BrokerController, change: str, code: int
+) -> None:
+    await made(client, broker)
+    fields = v2(properties_text(USUAL))
+    before = broker.configuration.properties_text()
+    assert (await both(client, fields))[0] == 0
+    assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=change.encode())).code == 0
+    assert broker.configuration.properties_text() != before
+    answered, ext = await both(client, fields)
+    assert answered == code
+    key, _, value = change.partition("=")
+    if key == "regionId":
+        assert ext["MSG_REGION"] == value
+    one, two = (await client.pull_messages("Orders", queueId=1))[-2:]
+    assert one.properties == two.properties
+
+
+async def test_what_becomes_of_the_topic_counts_at_once(client: WireClient, broker: BrokerController) -> None:
+    await made(client, broker)
+    fields = v2(properties_text(USUAL))
+    assert (await both(client, fields))[0] == 0
+    topics = broker.parts.topics
+    config = topics.table["Orders"]
+    topics.put(msgspec.structs.replace(config, write_queue_nums=1, read_queue_nums=1))
+    assert (await both(client, fields))[0] == 29
+    topics.put(msgspec.structs.replace(config, perm=4))  # only clients look at the permission to write
+    assert (await both(client, fields))[0] == 0
+    broker.parts.store.flags.set(Flag.DISK_FULL, "the disk is full")
+    assert (await both(client, fields))[0] == 14
+    broker.parts.store.flags.clear(Flag.DISK_FULL)
+    assert (await both(client, fields))[0] == 0
+    assert taken(broker)
+
+
+async def test_nothing_is_kept_of_a_deleted_topic(broker: BrokerController) -> None:
+    direct = DirectSends(broker.parts, lambda *_: b"")
+    broker.parts.topics.put(TopicConfig(topic_name="Short-lived"))
+    assert direct._find("Short-lived") is not None
+    assert broker.parts.topics.delete("Short-lived")
+    assert direct._topics == {}
 
 
 async def test_it_is_counted_as_any_other(client: WireClient, broker: BrokerController) -> None:
