@@ -1,5 +1,6 @@
 """The short way of a pull gives, byte for byte, the replies of the general one, and leaves it the same traces."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from broker.controller import BrokerController
 from broker.processors.pull_direct import COPIED
 from broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
 from protocol.codes import RequestCode
+from protocol.frame import decode
 from protocol.message import decode_messages
 from tests.broker.raw_client import Raw, json_frame
 from tests.broker.wire_client import WireClient, consumer
@@ -113,6 +115,67 @@ async def test_what_is_changed_counts_at_once(broker: BrokerController, client: 
         assert b"FOUND" in await raw.ask(frame)
         broker.parts.store.queues.drop_topic("Orders")
         assert b"FOUND" not in await raw.ask(frame)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "answered"),
+    [
+        ("brokerPermission=2", 11, 16),
+        ("brokerPermission=2", 361, 16),
+        ("litePullMessageEnable=false", 361, 16),
+        ("litePullMessageEnable=false", 11, 0),
+        ("maxTransferCountOnMessageInMemory=1", 11, 0),
+    ],
+)
+async def test_what_the_configuration_says_counts_at_once(
+    broker: BrokerController, client: WireClient, change: str, code: int, answered: int
+) -> None:
+    for _ in range(3):
+        await client.send("Orders", b"body")
+    async with await trio.open_tcp_stream(*broker.endpoint) as stream:
+        raw = Raw(stream)
+        assert await both(raw, code, FIELDS) == 0
+        assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=change.encode())).code == 0
+        assert await both(raw, code, FIELDS) == answered
+
+
+async def both(raw: Raw, code: int, fields: dict[str, Any]) -> int:
+    """The code that both ways answer, with the same bytes."""
+    general = await raw.ask(json_frame(code, fields, direct=False))
+    assert await raw.ask(json_frame(code, fields, direct=True)) == general
+    return decode(memoryview(general)[4:]).code
+
+
+async def test_what_administrators_do_counts_at_once(broker: BrokerController, client: WireClient) -> None:
+    for queue_id in (0, 3):
+        await client.send("Orders", b"body", queue_id=queue_id)
+    await client.heartbeat("c1", consumers=[consumer("group", "Orders")])
+    heartbeat = FIELDS | {"sysFlag": "0"}
+    last = FIELDS | {"queueId": "3"}
+    async with await trio.open_tcp_stream(*broker.endpoint) as stream:
+        raw = Raw(stream)
+
+        async def answers() -> list[int]:
+            return [await both(raw, 11, fields) for fields in (FIELDS, heartbeat, last)]
+
+        assert await answers() == [0, 0, 0]
+        forbid = {"group": "group", "topic": "Orders", "readable": "false"}
+        await client.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, forbid)
+        assert await answers() == [0, 16, 0]
+        await client.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, forbid | {"readable": "true"})
+        assert await answers() == [0, 0, 0]
+        fewer = {"topic": "Orders", "defaultTopic": "TBW102", "readQueueNums": 2, "writeQueueNums": 4, "perm": 6}
+        await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fewer | {"topicFilterType": "SINGLE_TAG"})
+        assert await answers() == [0, 0, 29]
+        other = json.dumps({"groupName": "group", "groupSysFlag": 5}).encode()
+        await client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=other)
+        assert await answers() == [0, 0, 29]
+        assert b'"groupSysFlag":"5"' in await raw.ask(json_frame(11, FIELDS, direct=True))
+        await client.heartbeat("c1", consumers=[consumer("group", "Other")])
+        assert await answers() == [0, 24, 29]
+        await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=false")
+        await client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "group"})
+        assert await answers() == [26, 26, 26]
 
 
 async def test_large_answers_are_not_copied(broker: BrokerController, client: WireClient) -> None:
