@@ -46,14 +46,15 @@ _LONGEST_KEPT: Final = 255
 
 
 @lru_cache(maxsize=4096)
-def _hash_in_front(topic: str) -> int:
+def hash_in_front(topic: str) -> int:
+    """What a topic and the ``#`` behind it give to the hash of ``topic#key``: their String.hashCode, unsigned."""
     return string_hash(topic + "#") & 0xFFFFFFFF
 
 
 def key_hash(topic: str, key: str) -> int:
     """The index's hash of ``topic#key``: absolute value, 0 where that does not fit (IndexFile.indexKeyHashMethod)."""
     if key.isascii() and len(topic) <= _LONGEST_KEPT:
-        value = _hash_in_front(topic)
+        value = hash_in_front(topic)
         for unit in key.encode("ascii"):
             value = (31 * value + unit) & 0xFFFFFFFF
         value = abs(value - 0x100000000 if value & 0x80000000 else value)

@@ -6,12 +6,17 @@ Source: RocketMQ's IndexFile.putKey.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from protocol.hashing import string_hash
+from protocol.hashing import key_hash, string_hash
 from protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER_SIZE, entry_at
 
 INT_MAX: Final = 0x7FFFFFFF
+
+Message = tuple[str, tuple[str, ...], int, int]
+"""Topic, keys, log offset and store time of a message."""
+Row = Any
+"""Numbers, one for each entry: a sequence of int, or a numpy array."""
 
 
 class Batch(Protocol):
@@ -21,9 +26,15 @@ class Batch(Protocol):
         """The index's hash of each ``topic#key`` text (hashing.key_hash)."""
         ...
 
-    def put(
-        self, view: memoryview, slots: int, count: int, hashes: list[int], phys: list[int], seconds: list[int]
-    ) -> int:
+    def flat(self, messages: Sequence[Message]) -> tuple[Row, Row, Row]:
+        """Hash, log offset and store time of each key of at least one message with a key, in their order."""
+        ...
+
+    def seconds(self, timestamps: Row, begin: int) -> Row:
+        """``seconds_since`` of each."""
+        ...
+
+    def put(self, view: memoryview, slots: int, count: int, hashes: Row, phys: Row, seconds: Row) -> int:
         """Write entries number ``count`` and up, link them; returns how many slots were empty before."""
         ...
 
@@ -52,9 +63,16 @@ class PlainBatch:
         """See Batch."""
         return [key_hash_of(text) for text in texts]
 
-    def put(
-        self, view: memoryview, slots: int, count: int, hashes: list[int], phys: list[int], seconds: list[int]
-    ) -> int:
+    def flat(self, messages: Sequence[Message]) -> tuple[Row, Row, Row]:
+        """See Batch."""
+        rows = [(key_hash(topic, key), phy, timestamp) for topic, keys, phy, timestamp in messages for key in keys]
+        return tuple(zip(*rows, strict=True))  # type: ignore[return-value]
+
+    def seconds(self, timestamps: Row, begin: int) -> Row:
+        """See Batch."""
+        return [seconds_since(begin, timestamp) for timestamp in timestamps]
+
+    def put(self, view: memoryview, slots: int, count: int, hashes: Row, phys: Row, seconds: Row) -> int:
         """See Batch."""
         table = view[HEADER_SIZE : HEADER_SIZE + 4 * slots]
         entries = bytearray(ENTRY_SIZE * len(hashes))

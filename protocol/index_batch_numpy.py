@@ -1,17 +1,21 @@
 """The numpy form of index_batch: the same bytes as its plain form, at about a tenth of the cost."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
-from protocol.index_batch import key_hash_of
+from protocol.hashing import hash_in_front, key_hash
+from protocol.index_batch import INT_MAX, Message, Row, key_hash_of
 from protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
 
-_VECTOR_WIDTH: Final = 200
-"""Longest ``topic#key`` that is hashed in the matrix; a longer one would make every row as wide."""
+_LONGEST: Final = 1024
+"""Longer keys are hashed one by one: powers are at hand up to here."""
+_AT_ONCE: Final = 4096
+"""Texts that are hashed together, where somebody has many of them: there are 20 bytes of work for each letter."""
 _ENTRY_TYPE = np.dtype([("hash", ">i4"), ("phy", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-_POWERS = np.array([pow(31, _VECTOR_WIDTH - 1 - at, 1 << 32) for at in range(_VECTOR_WIDTH)], dtype=np.uint32)
+_POWERS = np.array([pow(31, exponent, 1 << 32) for exponent in range(_LONGEST + 1)], dtype=np.uint32)
 
 
 class NumpyBatch:
@@ -19,56 +23,63 @@ class NumpyBatch:
 
     def key_hashes(self, texts: Sequence[str]) -> list[int]:
         """See Batch."""
-        width = max(map(len, texts), default=0)
-        if not width:
-            return [0] * len(texts)
-        if width > _VECTOR_WIDTH:
-            return self._mixed(texts)
-        # leading zeros add nothing to 31 h + c: right-aligned rows need no lengths
-        joined = "".join([text.rjust(width, "\0") for text in texts])
-        if not joined.isascii():
-            return self._mixed(texts)
-        units = np.frombuffer(joined.encode("ascii"), dtype=np.uint8).reshape(len(texts), width)
-        values = (units.astype(np.uint32) @ _POWERS[_VECTOR_WIDTH - width :]).astype(np.int32)
-        values = np.abs(values)  # the smallest number stays negative
-        return np.maximum(values, 0).tolist()  # type: ignore[no-any-return]
+        found: list[int] = []
+        for begin in range(0, len(texts), _AT_ONCE):
+            part = list(texts[begin : begin + _AT_ONCE])
+            hashes, odd = _hashes(part, np.uint32(0))
+            for at in odd:
+                hashes[at] = key_hash_of(part[at])
+            found += hashes.tolist()
+        return found
 
-    def _mixed(self, texts: Sequence[str]) -> list[int]:
-        simple = [text for text in texts if len(text) <= _VECTOR_WIDTH and text.isascii()]
-        hashes = iter(self.key_hashes(simple))
-        return [next(hashes) if len(text) <= _VECTOR_WIDTH and text.isascii() else key_hash_of(text) for text in texts]
+    def flat(self, messages: Sequence[Message]) -> tuple[Row, Row, Row]:
+        """See Batch."""
+        topics, keys, phys, timestamps = zip(*messages, strict=True)
+        counts = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
+        texts = list(chain.from_iterable(keys))
+        if topics.count(topics[0]) == len(topics):
+            front: Row = np.uint32(hash_in_front(topics[0]))
+        else:
+            front = np.array([hash_in_front(topic) for topic in topics], dtype=np.uint32).repeat(counts)
+        hashes, odd = _hashes(texts, front)
+        if odd:
+            of = np.arange(len(keys)).repeat(counts)
+            for at in odd:
+                hashes[at] = key_hash(topics[of[at]], texts[at])
+        return (
+            hashes,
+            np.array(phys, dtype=np.int64).repeat(counts),
+            np.array(timestamps, dtype=np.int64).repeat(counts),
+        )
 
-    def put(
-        self, view: memoryview, slots: int, count: int, hashes: list[int], phys: list[int], seconds: list[int]
-    ) -> int:
+    def seconds(self, timestamps: Row, begin: int) -> Row:
+        """See Batch."""
+        if begin <= 0:
+            return np.zeros(len(timestamps), dtype=np.int64)
+        return np.clip((timestamps - begin) // 1000, 0, INT_MAX)
+
+    def put(self, view: memoryview, slots: int, count: int, hashes: Row, phys: Row, seconds: Row) -> int:
         """See Batch."""
         size = len(hashes)
-        keys = np.array(hashes, dtype=np.int64)
-        slot = keys % slots
+        keys = np.asarray(hashes, dtype=np.int32)
+        slot = keys % np.int32(slots)
         table = np.frombuffer(view, dtype=">i4", count=slots, offset=HEADER_SIZE)
+        previous = table[slot].astype(np.int32)
+        previous[(previous <= 0) | (previous >= count)] = 0
         order = np.argsort(slot, kind="stable")
         in_order = slot[order]
-        first = np.empty(size, dtype=bool)
-        first[0] = True
-        np.not_equal(in_order[1:], in_order[:-1], out=first[1:])
-        numbers = order + count
-        previous_in_order = np.empty(size, dtype=np.int64)
-        previous_in_order[1:] = numbers[:-1]
-        held = table[in_order[first]].astype(np.int64)
-        held[(held <= 0) | (held >= count)] = 0
-        previous_in_order[first] = held
+        again = in_order[1:] == in_order[:-1]
+        if again.any():
+            previous[order[1:][again]] = order[:-1][again] + count
         entries = np.empty(size, dtype=_ENTRY_TYPE)
         entries["hash"] = keys
         entries["phy"] = phys
         entries["seconds"] = seconds
-        entries["previous"][order] = previous_in_order
+        entries["previous"] = previous
         start = entry_at(slots, count)
         view[start : start + size * ENTRY_SIZE] = entries.view(np.uint8).data
-        last = np.empty(size, dtype=bool)
-        last[-1] = True
-        last[:-1] = first[1:]
-        table[in_order[last]] = numbers[last]
-        return int((held == 0).sum())
+        table[slot] = np.arange(count, count + size)  # of those with one slot the last stays
+        return int((previous == 0).sum())
 
     def link(self, view: memoryview, slots: int, count: int) -> tuple[bytes, int, bool]:
         """See Batch."""
@@ -96,3 +107,29 @@ class NumpyBatch:
             last[:-1] = first[1:]
             table[in_order[last]] = numbers[last]
         return table.astype(">i4").tobytes(), int((table > 0).sum()), changed
+
+
+def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dtype[np.int32]]", list[int]]:
+    """The index's hash of each text behind one whose String.hashCode is ``front``, and the places of odd texts.
+
+    Odd ones (empty, very long, not ASCII) have no hash yet. All others are one row of bytes: each is multiplied by the
+    power of 31 that its distance from the end of its text calls for, and the products of a text are summed.
+    """
+    odd: list[int] = []
+    joined = "".join(texts)
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    if not joined.isascii() or lengths.min() < 1 or lengths.max() > _LONGEST:
+        odd = [at for at, text in enumerate(texts) if not text.isascii() or not 0 < len(text) <= _LONGEST]
+        texts = texts.copy()
+        for at in odd:
+            texts[at] = "0"
+        joined = "".join(texts)
+        lengths[odd] = 1
+    units = np.frombuffer(joined.encode("ascii"), dtype=np.uint8)
+    ends = np.cumsum(lengths)
+    exponents = (ends - 1).repeat(lengths)
+    exponents -= np.arange(len(units))
+    values = np.add.reduceat(units * _POWERS[exponents], ends - lengths, dtype=np.uint32)
+    values += front * _POWERS[lengths]
+    hashes = np.abs(values.astype(np.int32))  # the smallest number stays negative
+    return np.maximum(hashes, 0), odd

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from broker.store.disk import Disk, Mapping
-from protocol.index_batch import INT_MAX, Batch, seconds_since
+from protocol.index_batch import Batch, Row, seconds_since
 from protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE, entry_at, file_size, slot_at
 
 _COPY_STEP: Final = 1 << 20
@@ -166,25 +166,22 @@ class IndexFile:
         """How many entries can be put at once."""
         return max(0, min(self.ready, self.shape.entries) - self.count)
 
-    def put(self, batch: Batch, hashes: list[int], phys: list[int], timestamps: list[int]) -> None:
+    def put(self, batch: Batch, hashes: Row, phys: Row, timestamps: Row) -> None:
         """Put entries in the order of the log, no more than there is room for."""
         begin = self.begin_timestamp
         first = self.count == 1
         if first:
             # RocketMQ takes the first entry's difference against what the header was pre-filled with
-            seconds = [seconds_since(begin, timestamps[0])]
-            begin = timestamps[0]
-            seconds += [seconds_since(begin, timestamp) for timestamp in timestamps[1:]]
-        elif begin > 0 and timestamps[0] >= begin and timestamps[-1] - begin < 1000 * INT_MAX:
-            seconds = [(timestamp - begin) // 1000 for timestamp in timestamps]
+            seconds = batch.seconds(timestamps, int(timestamps[0]))
+            seconds[0] = seconds_since(begin, int(timestamps[0]))
         else:
-            seconds = [seconds_since(begin, timestamp) for timestamp in timestamps]
+            seconds = batch.seconds(timestamps, begin)
         self.slot_count += batch.put(self.view, self.shape.slots, self.count, hashes, phys, seconds)
         if first:
-            self.begin_timestamp = begin
-            self.begin_phy = phys[0]
-        self.end_timestamp = timestamps[-1]
-        self.end_phy = phys[-1]
+            self.begin_timestamp = int(timestamps[0])
+            self.begin_phy = int(phys[0])
+        self.end_timestamp = int(timestamps[-1])
+        self.end_phy = int(phys[-1])
         self.count += len(hashes)
         self.write_header()
 

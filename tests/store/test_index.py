@@ -110,14 +110,22 @@ async def test_bytes_of_a_file() -> None:
     assert rig.image() == expected
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=40), st.integers(1, 7))
+words = st.one_of(st.integers(0, 9).map("k{}".format), texts, st.just(""))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([TOPIC, "Other"]), st.lists(words, max_size=4)), max_size=40),
+    st.integers(1, 7),
+    st.integers(1, 9),
+)
+@example([(TOPIC, ["k1", "\u20ac", "k1"]), ("Other", []), ("Other", ["k1", ""])], 2, 9)
 @settings(max_examples=50)
-def test_both_forms_write_the_same_bytes(messages: list[list[int]], slots: int) -> None:
+def test_both_forms_write_the_same_bytes(messages: list[tuple[str, list[str]]], slots: int, at_once: int) -> None:
     async def run(batch: Batch) -> list[bytes]:
         rig = Rig(slots=slots, entries=17, batch=batch)
-        for number, keys in enumerate(messages):
-            rig.service.put(TOPIC, tuple(f"k{key}" for key in keys), 100 * number, NOW + 700 * number)
-            if number % 5 == 0:
+        for number, (topic, keys) in enumerate(messages):
+            rig.service.put(topic, tuple(keys), 100 * number, NOW + 700 * number)
+            if number % at_once == 0:
                 assert await rig.service.flush_pending()
         assert await rig.service.flush_pending()
         return [rig.disk.content(f"/store/index/{name}") for name in rig.disk.list("/store/index")]
@@ -245,6 +253,20 @@ async def test_a_full_disk_is_no_loss_and_heals(autojump_clock: trio.testing.Moc
         assert rig.flags.writable
         assert rig.find("key") == [100]
         nursery.cancel_scope.cancel()
+
+
+async def test_keys_are_put_a_slice_at_a_time() -> None:
+    rig = Rig(slots=8, entries=1000)
+    await rig.put(0, "first")
+    rig.service.pending.extend(
+        (TOPIC, tuple(f"m{at}k{key}" for key in range(at % 5)), 100 * at, NOW) for at in range(20)
+    )
+    counts = []
+    while rig.service.pending:
+        assert rig.service.apply(6)
+        counts.append(rig.service.files[0].count)
+    assert [after - before for before, after in zip([2, *counts], counts, strict=False)] == [6, 7, 7, 6, 7, 7]
+    assert rig.find("m19k3") == [1900]
 
 
 async def test_entries_are_only_written_where_there_is_room() -> None:
