@@ -3,6 +3,13 @@
 import re
 from pathlib import Path
 
+from broker.store.consume_queue import QueueShape
+from broker.store.consume_queue_store import ConsumeQueueStore, QueueState
+from broker.store.disk import RealDisk
+from broker.store.dropped_topics import DroppedTopics
+from broker.store.fault_note import FaultNote
+from broker.store.queue_snapshot import read_snapshot
+from broker.store.running_flags import Flag
 from protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
 from protocol.command import Encoding, RemotingCommand
 from protocol.frame import encode
@@ -60,6 +67,55 @@ def test_index() -> None:
 def test_checkpoint() -> None:
     fields = checkpoint_layout.CheckpointFields(1_700_000_000_123, 1_700_000_000_100, logics_physical_offset=4096)
     assert checkpoint_layout.encode(fields)[:48] == example("checkpoint")
+
+
+def test_checkpoint_mark() -> None:
+    fields = checkpoint_layout.CheckpointFields(1_700_000_000_123, 1_700_000_000_100, logics_physical_offset=4096)
+    mark = checkpoint_layout.CheckpointMark(
+        position=4096,
+        last_record=3900,
+        store_timestamp=1_700_000_000_100,
+        queues=1,
+        units=12,
+        index_file=20231114221320123,
+        index_count=13,
+        index_files=1,
+        clean=True,
+    )
+    data = checkpoint_layout.encode(fields, mark)
+    written = example("checkpoint-mark")
+    assert data[512 : 512 + len(written)] == written
+    assert not any(data[512 + len(written) :])
+    assert checkpoint_layout.decode_mark(data) == mark
+
+
+def test_queue_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "consumequeue.snapshot").write_bytes(example("queue-snapshot"))
+    queues = ConsumeQueueStore(RealDisk(), str(tmp_path), QueueShape(300_000, 1 << 30))
+    assert read_snapshot(queues, 8192, 4096) == {"Orders": {0: QueueState(0, 7, 12, 8192)}}
+    assert read_snapshot(queues, 8193, 4096) is None
+
+
+async def test_dropped_topics(tmp_path: Path) -> None:
+    dropped = DroppedTopics(RealDisk(), str(tmp_path))
+    await dropped.note("Orders", 8192, 1_700_000_000_123)
+    assert (tmp_path / "topics.dropped").read_text() == EXAMPLES["topics-dropped"].strip()
+    assert dropped.has("Orders", 8191, 1_700_000_000_123)
+    assert not dropped.has("Orders", 8192, 1_700_000_000_123)
+
+
+def test_failed_sync(tmp_path: Path) -> None:
+    note = FaultNote(RealDisk(), str(tmp_path))
+    note.add(Flag.WRITE_LOGICS_QUEUE_ERROR, 4096, "first")
+    note.add(Flag.NOT_WRITEABLE, 8192, "Input/output error")
+    assert (tmp_path / "failed_sync").read_text() == EXAMPLES["failed-sync"].strip()
+
+
+def test_every_example_is_checked() -> None:
+    """A page whose example nobody reads is a page that goes wrong."""
+    source = Path(__file__).read_text(encoding="utf-8")
+    unread = {name for name in EXAMPLES if f'"{name}"' not in source and not name.startswith("frame-")}
+    assert not unread
 
 
 def test_consumer_offsets() -> None:
