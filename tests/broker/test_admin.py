@@ -1,10 +1,12 @@
 """Administration, as mqadmin asks for it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from broker.controller import BrokerController
 from broker.testing import running_broker
@@ -135,6 +137,41 @@ async def test_cleaning(client: WireClient, code: int) -> None:
     await client.send("Orders")
     assert (await client.ask(code)).code == ResponseCode.SUCCESS
     assert len(await client.pull_messages("Orders")) == 1
+
+
+async def test_queues_of_topics_that_are_not_there_are_cleaned(broker: BrokerController, client: WireClient) -> None:
+    """CLEAN_UNUSED_TOPIC (316): what is left of a topic whose deletion was cut short."""
+    await client.send("Orders")
+    await client.send("Left")
+    store = broker.parts.store
+    assert broker.parts.topics.delete("Left")
+    assert store.topics().keys() >= {"Orders", "Left"}
+    assert (await client.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == ResponseCode.SUCCESS
+    assert "Orders" in store.topics()
+    assert "Left" not in store.topics()
+
+
+async def test_expired_files_and_then_empty_queues_go_by_hand(tmp_path: Path) -> None:
+    """DELETE_EXPIRED_COMMITLOG (329) whatever the hour is, then CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
+    settings: dict[str, Any] = {"mappedFileSizeCommitLog": 65536, "deleteCommitLogFilesInterval": 1}
+    async with running_broker(tmp_path, **settings) as broker, WireClient.connect(broker.endpoint) as client:
+        await client.send("Old")
+        for _ in range(3):
+            await client.send("Orders", b"x" * 40_000)
+        store = broker.parts.store
+        assert await store.write_path.sync.flush()
+        for path in sorted((tmp_path / "commitlog").iterdir())[:2]:
+            os.utime(path, (0, 0))
+        assert store.min_phy_offset == 0
+        assert (await client.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == ResponseCode.SUCCESS
+        with trio.fail_after(10):
+            while store.min_offset("Old", 0) == 0:
+                await trio.lowlevel.checkpoint()
+        assert store.has_queue("Old", 0)
+        assert (await client.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == ResponseCode.SUCCESS
+        assert not store.has_queue("Old", 0)
+        (left,) = await client.pull_messages("Orders", store.min_offset("Orders", 0))
+        assert len(left.body) == 40_000
 
 
 # groups
