@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from broker import addresses
 from broker.controller import BrokerController, StartError
 from broker.testing import configuration, running_broker
+from protocol.batch import encode_batch
 from protocol.codes import RequestCode, ResponseCode
-from tests.broker.wire_client import WireClient, consumer
+from tests.broker.wire_client import WireClient, consumer, pull_ext
 
 
 def namesrv(broker: BrokerController) -> tuple[str, int]:
@@ -127,6 +129,31 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         assert (await client.ask(RequestCode.QUERY_MESSAGE, ext)).code == ResponseCode.SUCCESS
         if len(bodies) == 5:
             assert [m.body for m in await client.pull_messages("Orders", 5, sysFlag=6)] == [b"later"]
+
+
+async def test_nothing_is_logged_of_single_messages(tmp_path: Path) -> None:
+    keys = {"topic": "Orders", "key": "k", "maxNum": 9, "beginTimestamp": 0, "endTimestamp": 2**60}
+    offset = {"consumerGroup": "G", "topic": "Orders", "queueId": 0, "commitOffset": 1}
+
+    async def everything(client: WireClient) -> None:
+        await client.heartbeat("c1", consumers=[consumer("G", "Orders")], producers=["P"])
+        for properties in ({"KEYS": "k", "UNIQ_KEY": "U1"}, {"KEYS": "k"}, {"WAIT": "false"}, {"DELAY": "18"}):
+            assert (await client.send("Orders", b"body", properties)).code == 0
+        assert (await client.send("Orders", encode_batch([(0, b"x", b"")]), batch="true", code=320)).code == 0
+        assert await client.pull_messages("Orders")
+        held = await client.post(RequestCode.PULL_MESSAGE, pull_ext("Orders", 1000, sysFlag=6))
+        assert (await client.reply(held)).code == ResponseCode.PULL_OFFSET_MOVED
+        assert (await client.ask(RequestCode.QUERY_MESSAGE, keys)).code == 0
+        assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, offset)).code == 0
+        assert (await client.send("Orders", b"")).code == ResponseCode.MESSAGE_ILLEGAL
+
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        with capture_logs() as logs:
+            await everything(client)
+        assert {"topic_created", "group_created"} <= {log["event"] for log in logs}
+        with capture_logs() as logs:
+            await everything(client)
+        assert logs == []
 
 
 def test_addresses() -> None:
