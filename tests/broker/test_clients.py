@@ -37,6 +37,21 @@ async def test_retry_topic_exists_right_after_the_heartbeat(client: WireClient) 
     assert (config["readQueueNums"], config["writeQueueNums"], config["perm"]) == (1, 1, 6)
 
 
+@pytest.mark.parametrize("how", ["heartbeat", "send", "sent back"])
+async def test_unit_mode_marks_the_retry_topic(client: WireClient, how: str) -> None:
+    """Trap 13."""
+    await client.send("Orders")
+    (message,) = await client.pull_messages("Orders")
+    if how == "heartbeat":
+        await client.heartbeat("c1", consumers=[consumer("G", "Orders", unitMode=True)])
+    elif how == "send":
+        await client.send("%RETRY%G", unit_mode="true")
+    else:
+        assert await back(client, message.commit_log_offset, unitMode="true") == ResponseCode.SUCCESS
+    reply = await client.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "%RETRY%G"})
+    assert json.loads(bytes(reply.body))["topicSysFlag"] == 2
+
+
 async def test_fingerprints(client: WireClient) -> None:
     async def change(fingerprint: int, **more: Any) -> str:
         reply = await client.heartbeat(
