@@ -1,19 +1,20 @@
 """A client that looks at replies as bytes, and writes its headers in an order that takes one way or the other."""
 
+import json
 import struct
 from typing import Any
 
 import trio
 
 
-def json_frame(code: int, fields: dict[str, Any], *, direct: bool) -> bytes:
+def json_frame(code: int, fields: dict[str, Any], *, direct: bool, body: bytes = b"") -> bytes:
     """A request whose code stands in front, for the short way, or behind another field."""
     ext = ",".join(
-        f'"{name}":{value if isinstance(value, int) else chr(34) + value + chr(34)}' for name, value in fields.items()
+        f'"{name}":{value if isinstance(value, int) else json.dumps(value)}' for name, value in fields.items()
     )
     front, back = ("", ',"flag":0') if direct else ('"flag":0,', "")
     header = f'{{{front}"code":{code},"extFields":{{{ext}}},"opaque":7{back},"language":"GO","version":453}}'.encode()
-    return struct.pack(">II", 4 + len(header), len(header)) + header
+    return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
 
 
 class Raw:

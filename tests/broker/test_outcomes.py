@@ -1,6 +1,7 @@
 """Every outcome of the store as an answer, and the ways through cold data: a store that says what a test wants."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from broker.store.types import (
     PutMessageResult,
     PutMessageStatus,
 )
+from broker.testing import running_broker
 from protocol.codes import RequestCode, ResponseCode
 from protocol.message_id import decode_offset_id
 from remoting.handlers import HandlerTable
 from remoting.server import listen
-from tests.broker.wire_client import WireClient
+from tests.broker.raw_client import json_frame
+from tests.broker.wire_client import WireClient, send_ext
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,49 @@ async def test_outcomes_of_a_put(broker: BrokerController, status: PutMessageSta
             else:
                 assert reply.remark == "because"
                 assert fields == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        PutMessageStatus.PUT_OK,
+        PutMessageStatus.FLUSH_DISK_TIMEOUT,
+        PutMessageStatus.SLAVE_NOT_AVAILABLE,
+        PutMessageStatus.SERVICE_NOT_AVAILABLE,
+    ],
+)
+async def test_outcomes_of_a_put_the_short_way(tmp_path: Path, status: PutMessageStatus) -> None:
+    """Under SYNC_FLUSH its outcome comes later too: it is answered, and counted, as on the general way."""
+    result = PutMessageResult(status, 1000, 7, 100, 1, remark="because")
+    callbacks: list[PutCallback] = []
+
+    ways = []
+
+    def put(_message: Any, done: PutCallback) -> None:
+        ways.append("general")
+        callbacks.append(done)
+
+    def put_plain(*arguments: Any) -> int:
+        ways.append("short")
+        callbacks.append(arguments[-1])
+        return 1000
+
+    ext = send_ext("TBW102", {"UNIQ_KEY": "U1"})
+    async with running_broker(tmp_path, flushDiskType="SYNC_FLUSH") as broker:
+        stats = broker.parts.stats
+        async with store_that(broker, put_message=put, put_plain=put_plain) as client:
+            answers = []
+            for direct in (False, True):
+                await client.stream.send_all(json_frame(RequestCode.SEND_MESSAGE_V2, ext, direct=direct, body=b"x"))
+                await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "TBW102", "queueId": 0})
+                assert 7 not in client.replies
+                before = stats.put_total
+                callbacks.pop()(result)
+                reply = await client.reply(7)
+                answers.append((reply.code, reply.remark, reply.ext_fields(), stats.put_total - before))
+    assert answers[0] == answers[1]
+    assert answers[0][3] == result.ok
+    assert ways == ["general", "short"]
 
 
 @pytest.mark.parametrize("later", [False, True])
