@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, load_broker
+from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, NettyServerConfig, load_broker
 from remoting.config import Configuration, LogConfig
 from remoting.properties import ConfigError
 
@@ -140,12 +140,13 @@ def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
 
 def banner(controller: "BrokerController", seconds: float) -> list[str]:
     """What somebody who has just started a broker wants to know."""
-    from broker.addresses import join  # noqa: PLC0415 - the command health does without trio
+    from broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the command health does without trio
 
     broker = controller.configuration.section(BrokerConfig)
+    chosen = not broker.broker_ip1 and controller.configuration.section(NettyServerConfig).bind_address in WILDCARDS
     store = controller.configuration.section(MessageStoreConfig)
     listening = " and ".join(controller.listening)
-    why = "" if broker.broker_ip1 else "  (brokerIP1 is not set: the first address of this machine that is no loopback)"
+    why = "  (brokerIP1 is not set: the first address of this machine that is no loopback)" if chosen else ""
     servers = "; ".join(controller.name_servers)
     lines = [
         f"TriMQ broker {broker.broker_name} of {broker.broker_cluster_name} is up after {seconds:.2f} s",

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from broker import cli
 from broker.cli import IMPORTANT, durability, main
 from broker.config import FlushDiskType, MessageStoreConfig, load_broker
+from broker.controller import BrokerController
 
 
 def free_port() -> int:
@@ -73,6 +75,7 @@ def test_starts_says_what_it_is_and_stops(tmp_path: Path, number: int) -> None:
     assert f"127.0.0.1:{values['embeddedNamesrvPort']} (in this process)" in text
     assert values["storePathRootDir"] in text
     assert "survives a crash of this process" in text
+    assert "brokerIP1" not in text
     assert "mqadmin sendMessage -n" in text
     with socket.create_connection(("127.0.0.1", int(values["listenPort"])), timeout=5):
         pass
@@ -80,6 +83,18 @@ def test_starts_says_what_it_is_and_stops(tmp_path: Path, number: int) -> None:
     assert process.returncode == 0, errors
     assert not (tmp_path / "store" / "abort").exists()
     assert "store_closed " in errors
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [({}, True), ({"bindAddress": "127.0.0.1"}, False), ({"brokerIP1": "10.0.0.1"}, False)],
+)
+def test_says_which_address_it_has_chosen_itself(settings: dict[str, str], chosen: bool) -> None:
+    controller = BrokerController(load_broker(flags={key: (value, "test") for key, value in settings.items()}))
+    controller.address = "10.0.0.1:10911"
+    (line,) = [line for line in cli.banner(controller, 0.1) if "clients use" in line]
+    assert "10.0.0.1:10911" in line
+    assert ("brokerIP1 is not set: the first address of this machine that is no loopback" in line) == chosen
 
 
 def test_second_broker_on_a_store_refuses(tmp_path: Path) -> None:
