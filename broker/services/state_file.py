@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from broker.store.disk import Disk
-from broker.store.durable_files import make_durable_directory, read_whole
+from broker.store.durable_files import make_durable_directory, read_whole, write_beside
 from protocol import lenient_json
 from protocol.body import DataVersion
 from remoting.clock import Clock
@@ -63,19 +63,11 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
 
     Blocks; OSError leaves the old file in place (or as ``.bak``).
     """
-    temporary, backup = path + ".tmp", path + ".bak"
     directory = path.rpartition("/")[0]
     make_durable_directory(disk, directory)
-    if disk.stat(temporary) is not None:
-        disk.delete(temporary)
-    fd = disk.create(temporary, 0)
-    try:
-        disk.pwrite(fd, data, 0)
-        disk.data_sync(fd)
-    finally:
-        disk.close(fd)
+    temporary = write_beside(disk, path, data)
     if disk.stat(path) is not None:
-        disk.rename(path, backup)
+        disk.rename(path, path + ".bak")
     disk.rename(temporary, path)
     disk.sync_directory(directory)
 

@@ -66,7 +66,7 @@ class CleanService:
         self._hanging: list[tuple[MappedFile, float]] = []
         self.last_stored_ms: Callable[[], int] = lambda: 0
         """The time of the log's newest record."""
-        self.on_overdue: Callable[[MappedFile], None] = lambda _file: None
+        self.on_overdue: list[Callable[[MappedFile], None]] = []
         """Hears of deleted files that somebody has read for longer than destroyMapedFileIntervalForcibly."""
 
     async def run(self) -> None:
@@ -171,7 +171,8 @@ class CleanService:
         for file, since in hanging:
             if file.is_held and now - since >= limit:
                 _log.warning("deleted_file_still_read", path=file.path)
-                self.on_overdue(file)
+                for tell in self.on_overdue:
+                    tell(file)
             if file.is_held:
                 self._hanging.append((file, since))
             else:

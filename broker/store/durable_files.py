@@ -7,7 +7,12 @@ from broker.store.disk import Disk
 
 def write_durably(disk: Disk, path: str, data: bytes) -> None:
     """Replace a file so that a power cut leaves the old or the new content: temporary file, sync, rename, sync."""
-    directory = os.path.dirname(path)
+    disk.rename(write_beside(disk, path, data), path)
+    disk.sync_directory(os.path.dirname(path))
+
+
+def write_beside(disk: Disk, path: str, data: bytes) -> str:
+    """A synced temporary file beside the one that it is to replace; its path."""
     temporary = path + ".tmp"
     if disk.stat(temporary) is not None:
         disk.delete(temporary)
@@ -17,8 +22,7 @@ def write_durably(disk: Disk, path: str, data: bytes) -> None:
         disk.data_sync(fd)
     finally:
         disk.close(fd)
-    disk.rename(temporary, path)
-    disk.sync_directory(directory)
+    return temporary
 
 
 def make_durable_directory(disk: Disk, path: str) -> None:

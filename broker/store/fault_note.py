@@ -7,9 +7,11 @@ needs no sync itself: if the machine goes down, the pages it tells of are gone t
 """
 
 import os
+from contextlib import suppress
 from typing import Final
 
 import msgspec
+import structlog
 from msgspec import Struct
 
 from broker.store.disk import Disk
@@ -20,6 +22,8 @@ from broker.store.running_flags import Flag
 _FILE: Final = "failed_sync"
 _CHUNK: Final = 1 << 20
 _PAGE: Final = 4096
+
+_log = structlog.get_logger(__name__)
 
 
 class FailedSync(Struct):
@@ -61,6 +65,27 @@ class FaultNote:
             self._disk.pwrite(fd, data, 0)
         finally:
             self._disk.close(fd)
+
+    def note(self, flag: Flag, log_offset: int, reason: str) -> None:
+        """The same where it is possible: a power cut, not this note, is what decides where it is not."""
+        with suppress(OSError):
+            self.add(flag, log_offset, reason)
+
+    async def mend(self, files: MappedFileQueue, queues: str, index: str | None) -> None:
+        """Write again what a failed sync of the last run left in memory only. Raises OSError if it fails again.
+
+        ``queues`` and ``index`` are directories whose files are made anew from the log.
+        """
+        note = self.read()
+        if note is None:
+            return
+        disk = self._disk
+        written = await disk.run(write_log_again, disk, files, note.log_offset)
+        if note.flags & Flag.WRITE_LOGICS_QUEUE_ERROR:
+            await disk.run(delete_files_below, disk, queues)
+        if note.flags & Flag.WRITE_INDEX_FILE_ERROR and index is not None:
+            await disk.run(delete_files_below, disk, index)
+        _log.warning("failed_sync_mended", reason=note.reason, log_from=note.log_offset, bytes_written=written)
 
     def remove(self) -> None:
         """Everything that it told of has been written again."""

@@ -5,10 +5,9 @@ same steps, written as a generator that yields what has to be waited for. Source
 DefaultMessageStore.getMessage, with its statuses, next offsets and limits.
 """
 
-import struct
 import time
 from collections.abc import Generator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from broker.config import MessageStoreConfig
 from broker.store.commit_log import CommitLog
@@ -16,20 +15,16 @@ from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.hot_records import Found, hot_records, tagged, unpacker, views_of
 from broker.store.mapped_file import Hold, MappedFile
+from broker.store.record_look import begins_record, is_record, is_run
 from broker.store.stats import StoreStats
 from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from protocol.message import decode_properties
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
-from protocol.record import AT_PHYSICAL_OFFSET, MAGIC_V1, MAGIC_V2, SIZE_MAGIC, RecordError, decode_head
+from protocol.record import RecordError, decode_head
 
 _MIN_BYTES: Final = 100
 _FOUND: Final = GetMessageStatus.FOUND
 _ITERATE: Final = UNIT.iter_unpack
-_SIZE_MAGIC: Final = SIZE_MAGIC.unpack_from
-_FRONT: Final = struct.Struct(">II20xQ").unpack_from
-"""Size, magic and physical offset of a record."""
-
-_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
 ReadRequest = tuple[int, int]
 """Offset and length in the log."""
@@ -305,7 +300,7 @@ class MessageGetter:
         data = self._log.read(phy, size)
         if data is None:
             data = yield phy, size
-        if filter is None or not _begins_record(data, phy, size):
+        if filter is None or not begins_record(data, phy, size):
             return False
         try:
             head = decode_head(data)
@@ -333,13 +328,13 @@ class MessageGetter:
                     if file is not None:
                         file.hold()
                         held.append(file)
-                if file is not None and _is_run(file, begin, last, end):
+                if file is not None and is_run(file, begin, last, end):
                     buffers.append(file.view[begin - start : end - start])
                     continue
                 data = log.read(begin, end - begin)
                 if data is None:
                     data = yield begin, end - begin
-                if _begins_record(data, begin, end - begin) and _is_record(data[last - begin :], last):
+                if begins_record(data, begin, end - begin) and is_record(data[last - begin :], last):
                     buffers.append(data)
                 else:
                     yield from self._salvage(result, begin, last, units, filter)
@@ -368,38 +363,8 @@ class MessageGetter:
             data = self._log.read(phy, size)
             if data is None:
                 data = yield phy, size
-            if _is_record(data, phy) and len(data) == size:
+            if is_record(data, phy) and len(data) == size:
                 result.buffers.append(bytes(data))
             else:
                 result.count -= 1
                 result.size -= size
-
-
-def _is_run(file: MappedFile, begin: int, last: int, end: int) -> bool:
-    """True where the map has the bytes, and records stand where the first and the last one should."""
-    start = file.start
-    if begin - start < file.hot_from or end - start > file.wrote:
-        return False
-    size, magic, phy = _FRONT(file.view, last - start)
-    if phy != last or last + size != end or magic not in _MAGICS:
-        return False
-    if last != begin:
-        size, magic, phy = _FRONT(file.view, begin - start)
-    return phy == begin and magic in _MAGICS
-
-
-def _begins_record(data: Any, phy: int, length: int) -> bool:
-    """True where ``length`` bytes are there and a record that says it lies at ``phy`` begins in front of them."""
-    if len(data) != length or length < AT_PHYSICAL_OFFSET + 8:
-        return False
-    size, magic = _SIZE_MAGIC(data)
-    return (
-        size <= length
-        and magic in _MAGICS
-        and int.from_bytes(data[AT_PHYSICAL_OFFSET : AT_PHYSICAL_OFFSET + 8], "big") == phy
-    )
-
-
-def _is_record(data: Any, phy: int) -> bool:
-    """True where ``data`` has just the size that the record in it, which says it lies at ``phy``, tells."""
-    return _begins_record(data, phy, len(data)) and _SIZE_MAGIC(data)[0] == len(data)

@@ -4,7 +4,7 @@ Source: RocketMQ's DefaultMessageStore.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import structlog
@@ -20,7 +20,7 @@ from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.disk import Disk, RealDisk
 from broker.store.dispatcher import MessageArriving, StoreDispatcher
 from broker.store.durable_files import make_durable_directory
-from broker.store.fault_note import FaultNote, delete_files_below, write_log_again
+from broker.store.fault_note import FaultNote
 from broker.store.flush import SyncPlace
 from broker.store.get_message import Hot, MessageGetter
 from broker.store.index_file import IndexShape
@@ -29,11 +29,11 @@ from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 from broker.store.memory import hot_bytes, memory_limit
 from broker.store.plain_put import PlainPut
-from broker.store.query import BoundaryType, MessageFinder, store_timestamp_of
+from broker.store.query import BoundaryType, MessageFinder
 from broker.store.queue_clean import QueueCleaner
 from broker.store.recovery import RecoveryReport, StoreRecovery
 from broker.store.reput import ReputMessageService
-from broker.store.running_flags import Flag, RunningFlags
+from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
 from broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
 from broker.store.types import (
@@ -46,16 +46,13 @@ from broker.store.types import (
     QueryMessageResult,
 )
 from broker.store.write_path import WritePath
-from protocol.queue_unit import UNIT, UNIT_SIZE
-from protocol.record import OVERHEAD_V1
+from protocol.queue_unit import UNIT_SIZE
 from remoting.clock import Clock, SystemClock
 
 __all__ = ["MessageStore", "StoreInUseError", "StoreLoadError"]
 
 SHUTDOWN_SECONDS: Final = 5.0
 """How long closing waits for the dispatch to catch up, as RocketMQ does."""
-
-_HEAD: Final = OVERHEAD_V1
 
 _log = structlog.get_logger(__name__)
 
@@ -102,8 +99,8 @@ class MessageStore:
         """What the start found and did."""
         self.recovering: RecoveryReport | None = None
         """How far the recovery is, while it runs."""
-        self.on_overdue: Callable[[MappedFile], None] = lambda _file: None
-        """Hears of a deleted file that somebody has been reading for too long (destroyMapedFileIntervalForcibly)."""
+        self.on_overdue: list[Callable[[MappedFile], None]] = []
+        """Hear of a deleted file that somebody has been reading for too long (destroyMapedFileIntervalForcibly)."""
         self._sync_place = sync_place
         self._abort = AbortFile(self.disk, self.root)
         self._fault = FaultNote(self.disk, self.root)
@@ -167,7 +164,8 @@ class MessageStore:
         self.files.load()
         abort.create()
         self.checkpoint.load()
-        await self._mend()
+        index = None if self.index is None else self.index.directory
+        await self._fault.mend(self.files, self.queues.directory, index)
         recovery = StoreRecovery(
             self.files,
             self.queues,
@@ -182,7 +180,7 @@ class MessageStore:
         self.recovered = await recovery.run()
         self.recovering = None
         self._fault.remove()
-        self.flags.on_broken = self._note_fault
+        self.flags.on_broken = lambda flag, reason: self._fault.note(flag, self.flushed_offset, reason)
         self.commit_log.last_store_timestamp = self.recovered.last_store_timestamp
         path = WritePath(
             self.commit_log,
@@ -203,22 +201,6 @@ class MessageStore:
                 self.commit_log, self.dispatcher, path.lock, self.flags, self.stats, path.group, self.clock.wall_ms
             ).put
         return path
-
-    async def _mend(self) -> None:
-        """Write again what a failed sync of the last run left in memory only. Raises OSError if it fails again."""
-        note = self._fault.read()
-        if note is None:
-            return
-        written = await self.disk.run(write_log_again, self.disk, self.files, note.log_offset)
-        if note.flags & Flag.WRITE_LOGICS_QUEUE_ERROR:
-            await self.disk.run(delete_files_below, self.disk, self.queues.directory)
-        if note.flags & Flag.WRITE_INDEX_FILE_ERROR and self.index is not None:
-            await self.disk.run(delete_files_below, self.disk, self.index.directory)
-        _log.warning("failed_sync_mended", reason=note.reason, log_from=note.log_offset, bytes_written=written)
-
-    def _note_fault(self, flag: Flag, reason: str) -> None:
-        with suppress(OSError):  # a power cut, not this note, is what then decides
-            self._fault.add(flag, self.flushed_offset, reason)
 
     def _start(self, path: WritePath, nursery: trio.Nursery) -> None:
         checkpoints = CheckpointService(
@@ -244,14 +226,14 @@ class MessageStore:
             self.clock.wall_ms,
         )
         self._clean.last_stored_ms = lambda: self.commit_log.last_store_timestamp
-        self._clean.on_overdue = lambda file: self.on_overdue(file)  # noqa: PLW0108 - set by the owner at any time
+        self._clean.on_overdue = self.on_overdue
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)
         nursery.start_soon(self._reput.run)
         nursery.start_soon(checkpoints.run)
         if self.index is not None:
             nursery.start_soon(self.index.run)
-        nursery.start_soon(self._sample)
+        nursery.start_soon(self.stats.run, self.clock)
 
     async def _stop(self, path: WritePath) -> None:
         """Refuse puts, dispatch what is in the log, make all durable, say so; the abort file goes last."""
@@ -276,11 +258,6 @@ class MessageStore:
         self.files.close()
         if self.index is not None:
             self.index.close_files()
-
-    async def _sample(self) -> None:
-        while True:
-            self.stats.sample(self.clock.monotonic())
-            await self.clock.sleep(1)
 
     def set_config(self, config: MessageStoreConfig) -> None:
         """Take over the values that may change while the broker runs."""
@@ -353,11 +330,7 @@ class MessageStore:
 
     async def earliest_message_time(self) -> int:
         """Store timestamp of the oldest record in the log; -1 where there is none."""
-        offset = self.commit_log.min_offset
-        data = self.commit_log.read(offset, _HEAD)
-        if data is None:
-            data = await self.commit_log.read_cold(offset, _HEAD)
-        return store_timestamp_of(data, offset)
+        return await self._finder.time_at(self.commit_log.min_offset)
 
     def runtime_info(self) -> dict[str, str]:
         """The store's part of a broker's runtime information."""
@@ -403,16 +376,7 @@ class MessageStore:
 
     async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log offset, size, tags code) of up to ``count`` units from ``offset`` on."""
-        units: list[tuple[int, int, int]] = []
-        queue = self.queues.find(topic, queue_id)
-        while queue is not None and len(units) < count and queue.min_offset <= offset < queue.next_offset:
-            data = await self.queues.read_cold(queue, offset, count - len(units))
-            if not data:
-                break
-            found = list(UNIT.iter_unpack(data))
-            units += found
-            offset += len(found)
-        return units
+        return await self._finder.units(topic, queue_id, offset, count)
 
     def create_queues(self, topic: str, count: int) -> None:
         """Make the first ``count`` queues of a topic."""

@@ -1,4 +1,4 @@
-"""Finds messages by key, by log offset and by time.
+"""Finds messages by key, by log offset and by time; what a queue holds of them.
 
 Unlike RocketMQ's, a query gives out only records that have the key: a hash that is the same by chance is not a match.
 Source: RocketMQ's DefaultMessageStore (queryMessage, lookMessageByOffset, getOffsetInQueueByTime).
@@ -244,10 +244,29 @@ class MessageFinder:
         phy, size, _ = UNIT.unpack(unit)
         if size == FILLER_SIZE or phy < self._log.min_offset:
             return -1
+        return await self.time_at(phy)
+
+    async def time_at(self, phy: int) -> int:
+        """Store timestamp of the record that begins at a log offset; -1 where none does."""
         data = self._log.read(phy, _TIME_READ)
         if data is None:
             data = await self._log.read_cold(phy, _TIME_READ)
         return store_timestamp_of(data, phy)
+
+    # -- units
+
+    async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
+        """(log offset, size, tags code) of up to ``count`` units from ``offset`` on."""
+        units: list[tuple[int, int, int]] = []
+        queue = self._queues.find(topic, queue_id)
+        while queue is not None and len(units) < count and queue.min_offset <= offset < queue.next_offset:
+            data = await self._queues.read_cold(queue, offset, count - len(units))
+            if not data:
+                break
+            found = list(UNIT.iter_unpack(data))
+            units += found
+            offset += len(found)
+        return units
 
     async def _drive(self, steps: Reads) -> Any:
         try:

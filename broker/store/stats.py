@@ -6,6 +6,7 @@ Keys and forms of ``runtime_info`` are those of RocketMQ's StoreStatsService, as
 from collections import deque
 from typing import Final, NamedTuple
 
+from remoting.clock import Clock
 from remoting.durations import Durations
 
 _SAMPLES_KEPT: Final = 601
@@ -101,6 +102,12 @@ class StoreStats:
                 self.transferred_messages_total,
             )
         )
+
+    async def run(self, clock: Clock) -> None:
+        """Take samples for ever."""
+        while True:
+            self.sample(clock.monotonic())
+            await clock.sleep(1)
 
     def _rates(self, *fields: int) -> str:
         """Per second over the last 10, 60 and 600 s, or as far back as there are samples."""

@@ -166,7 +166,7 @@ async def test_readers_keep_their_file() -> None:
         held = store.get_message(TOPIC, 0, 0, 5, 1 << 20, None)
         assert held is not None
         bytes_before = [bytes(data) for data in held.buffers]
-        store._clean.on_overdue = overdue.append
+        store.on_overdue.append(overdue.append)
         rig.age(store, 100)
         store._clean._manual_rounds = 20
         assert await store._clean.look() > 1
