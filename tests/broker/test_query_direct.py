@@ -20,6 +20,10 @@ CASES: list[dict[str, Any]] = [
     {"endTimestamp": "1"},
     {"topic": "Other"},
     {"_UNIQUE_KEY_QUERY": "true"},
+    {"_UNIQUE_KEY_QUERY": "true", "maxNum": "1"},
+    {"maxNum": "-1"},
+    {"maxNum": "100"},
+    {"beginTimestamp": "5", "endTimestamp": "4"},
     {"maxNum": "x"},
 ]
 

@@ -21,7 +21,7 @@ from protocol.body import TopicConfig
 from protocol.codes import RequestCode
 from protocol.command import RemotingCommand
 from protocol.message import StoredMessage
-from tests.broker.wire_client import WireClient, properties_text
+from tests.broker.wire_client import WireClient, consumer, properties_text
 
 UNIQUE = "7F0000010001AABBCCDD000000010001"
 USUAL = {"KEYS": "k1 k2", "UNIQ_KEY": UNIQUE, "TAGS": "TagA", "WAIT": "true", "colour": "blue"}
@@ -153,6 +153,30 @@ async def test_what_is_not_ordinary_is_left_to_the_long_way(
     assert short is not None
     assert long is not None
     assert (short.code, short.remark) == (long.code, long.remark)
+
+
+@pytest.mark.parametrize(
+    ("topic", "reconsumed", "code"),
+    [
+        ("SELF_TEST_TOPIC", "0", 16),
+        ("SCHEDULE_TOPIC_XXXX", "0", 16),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", "0", 16),
+        ("%RETRY%group", "1", 0),
+        ("%RETRY%group", "17", 0),
+        ("Nowhere", "0", 17),
+    ],
+)
+async def test_topics_that_mean_something_are_left_to_the_long_way(
+    client: WireClient, broker: BrokerController, topic: str, reconsumed: str, code: int
+) -> None:
+    await made(client, broker)
+    await client.heartbeat("c1", consumers=[consumer("group", "Orders")])
+    fields = v2(properties_text(USUAL), b=topic, j=reconsumed, e="0") | ({"c": "none"} if code == 17 else {})
+    assert (await both(client, fields))[0] == code
+    for name in (topic, "%DLQ%group"):
+        if broker.parts.store.has_queue(name, 0):
+            assert broker.parts.store.commit_log.queue(name, 0).last_size == 0
+    assert broker.parts.store.max_offset("%DLQ%group", 0) == (2 if reconsumed == "17" else 0)
 
 
 async def test_empty_bodies_and_oneways(client: WireClient, broker: BrokerController) -> None:
