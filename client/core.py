@@ -72,12 +72,20 @@ class Member(Protocol):
 class Client(Lifecycle):
     """A client instance: what producers and consumers of one program may share.
 
+    Raises UsageError where no name server is given; with ``namesrv_needed=False`` only once one is to be asked.
+
     >>> async def shared(namesrv: str) -> None:
     ...     async with Client(namesrv) as client, Producer("a", client=client), Producer("b", client=client):
     ...         ...
     """
 
-    def __init__(self, namesrv: str | Iterable[str] | None = None, options: ClientOptions | None = None) -> None:
+    def __init__(
+        self,
+        namesrv: str | Iterable[str] | None = None,
+        options: ClientOptions | None = None,
+        *,
+        namesrv_needed: bool = True,
+    ) -> None:
         super().__init__()
         self.options: ClientOptions = options or ClientOptions()
         if self.options.header not in _ENCODINGS:
@@ -88,7 +96,7 @@ class Client(Lifecycle):
         self.id: str = f"{address}@{instance}{unit}"
         self.unique_ids: UniqueIdGenerator = UniqueIdGenerator(socket.inet_aton(address))
         self.routes: RouteCache = RouteCache(self._fetch_route)
-        self.name_servers: NameServers = NameServers(parse_addresses(namesrv), self.invoke)
+        self.name_servers: NameServers = NameServers(parse_addresses(namesrv, needed=namesrv_needed), self.invoke)
         self._encoding = _ENCODINGS[self.options.header]
         first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
         self._remoting = RemotingClient(encoding=first)

@@ -11,12 +11,16 @@ from protocol.command import RemotingCommand
 
 _log = structlog.get_logger("client")
 
+NO_NAME_SERVER = "no name server: give namesrv='host:port', or set NAMESRV_ADDR"
+
 Invoke = Callable[[str, RemotingCommand], Awaitable[RemotingCommand]]
 """Sends a request to an address and gives its reply; raises RocketMQError where none comes."""
 
 
-def parse_addresses(namesrv: str | Iterable[str] | None) -> list[str]:
-    """``host:port`` of each name server; None takes the environment's NAMESRV_ADDR. Raises UsageError.
+def parse_addresses(namesrv: str | Iterable[str] | None, *, needed: bool = True) -> list[str]:
+    """``host:port`` of each name server; None takes the environment's NAMESRV_ADDR.
+
+    Raises UsageError for what is no address, and for none at all unless it can do without (``needed``).
 
     >>> parse_addresses("127.0.0.1:9876; 127.0.0.2")
     ['127.0.0.1:9876', '127.0.0.2:9876']
@@ -25,8 +29,8 @@ def parse_addresses(namesrv: str | Iterable[str] | None) -> list[str]:
         namesrv = os.environ.get("NAMESRV_ADDR", "")
     parts = namesrv.replace(",", ";").split(";") if isinstance(namesrv, str) else list(namesrv)
     found = [part.strip().removeprefix("http://") for part in parts if part.strip()]
-    if not found:
-        raise UsageError("no name server: give namesrv='host:port', or set NAMESRV_ADDR")
+    if needed and not found:
+        raise UsageError(NO_NAME_SERVER)
     addresses = []
     for address in found:
         host, colon, port = address.rpartition(":")
@@ -44,13 +48,15 @@ class NameServers:
     def __init__(self, addresses: list[str], invoke: Invoke) -> None:
         self.addresses = addresses
         self._invoke = invoke
-        self._at = random.randrange(len(addresses))  # noqa: S311 - spreads load
+        self._at = random.randrange(max(1, len(addresses)))  # noqa: S311 - spreads load
 
     async def ask(self, command: RemotingCommand) -> RemotingCommand:
         """The first reply that any of them gives, whatever its code.
 
-        Raises UnreachableError, with each one's reason, where none answers.
+        Raises UnreachableError, with each one's reason, where none answers, and UsageError where none was given.
         """
+        if not self.addresses:
+            raise UsageError(NO_NAME_SERVER)
         reasons = []
         for _ in range(len(self.addresses)):
             address = self.addresses[self._at]

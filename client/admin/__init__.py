@@ -15,7 +15,8 @@ __all__ = ["Admin"]
 class Admin(TopicAdmin, ClientAdmin, BrokerAdmin, MessageAdmin, NameServerAdmin):
     """Asks and changes what brokers and name servers have.
 
-    Where a broker is to be named, it is by its address; ``addresses`` finds them by name or cluster.
+    Where a broker is to be named, it is by its address; ``addresses`` finds them by name or cluster. What needs no name
+    server works without one.
     All calls raise UsageError, NotStoredError or PerhapsStoredError; each error has the server's code and address.
 
     >>> async def example(namesrv: str) -> None:

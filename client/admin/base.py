@@ -25,7 +25,10 @@ class AdminBase(Lifecycle):
     ) -> None:
         super().__init__()
         self._own_client = client is None
-        self.client: Client = client or Client(namesrv, options or ClientOptions(request_timeout=10.0))
+        # a broker that is named by its address can be asked without a name server
+        self.client: Client = client or Client(
+            namesrv, options or ClientOptions(request_timeout=10.0), namesrv_needed=False
+        )
 
     async def _prepare(self) -> None:
         if self._own_client:

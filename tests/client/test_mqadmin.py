@@ -79,6 +79,21 @@ def test_broker_configuration(servers: Servers) -> None:
     said(servers, "updateBrokerConfig", "-c", "DefaultCluster", "-k", "maxMessageSize", "-v", before)
 
 
+def test_a_broker_named_by_its_address_needs_no_name_server(servers: Servers) -> None:
+    alone = {"NAMESRV_ADDR": ""}
+    address = servers.broker.address
+    changed = ["-b", address, "-k", "maxMessageSize", "-v", "4194304"]
+    for words in (
+        ["updateBrokerConfig", *changed],
+        ["getBrokerConfig", "-b", address],
+        ["brokerStatus", "-b", address],
+    ):
+        result = RUNNER.invoke(main, words, env=alone)
+        assert (result.exit_code, address in result.output or "brokerActive" in result.output) == (0, True), words
+    by_cluster = RUNNER.invoke(main, ["brokerStatus", "-c", "DefaultCluster"], env=alone)
+    assert (by_cluster.exit_code, "no name server: give" in by_cluster.output) == (2, True)
+
+
 def test_topics(servers: Servers, name: str) -> None:
     assert "create topic to" in said(servers, "updateTopic", "-c", "DefaultCluster", "-t", name, "-r", "2", "-w", "2")
     assert name in answered(servers, "topicList")
