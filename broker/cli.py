@@ -1,19 +1,19 @@
 """The command ``mqbroker``: the flags of RocketMQ's, the effective configuration, the broker in the foreground."""
 
 import os
-import sys
 import time
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, NettyServerConfig, load_broker
-from remoting.config import Configuration, LogConfig
-from remoting.properties import ConfigError
+from remoting.config import Configuration
+from remoting.program import fail, loaded, open_log, tell_readiness
 
 if TYPE_CHECKING:
     from broker.controller import BrokerController
 
+_PROGRAM: Final = "mqbroker"
 IMPORTANT: Final = (
     "brokerClusterName",
     "brokerName",
@@ -58,11 +58,8 @@ def main(context: click.Context, file: str | None, namesrv: str | None, show_all
         context.obj = file
         return
     began = time.monotonic()
-    try:
-        flags = {} if namesrv is None else {"namesrvAddr": (namesrv, "-n")}
-        configuration = load_broker(file, flags, os.environ)
-    except ConfigError as error:
-        fail(f"the configuration cannot be used: {error}", 2)
+    flags = {} if namesrv is None else {"namesrvAddr": (namesrv, "-n")}
+    configuration = loaded(_PROGRAM, lambda: load_broker(file, flags, os.environ))
     if show_all or show_some:
         from remoting.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
 
@@ -80,21 +77,7 @@ def health(context: click.Context, file: str | None, timeout: float) -> None:
 
     It finds the broker by the same configuration (file and environment), which has to have a healthPort.
     """
-    from remoting.health_command import check  # noqa: PLC0415 - a start does not need it
-
-    try:
-        configuration = load_broker(file or context.obj, environment=os.environ)
-    except ConfigError as error:
-        fail(f"the configuration cannot be used: {error}", 1)
-    code, lines = check(configuration, timeout)
-    print(*lines, sep="\n")
-    sys.exit(code)
-
-
-def fail(text: str, code: int) -> NoReturn:
-    """Say why there is no broker, and end."""
-    print(f"mqbroker: {text}", file=sys.stderr)
-    sys.exit(code)
+    tell_readiness(_PROGRAM, lambda: load_broker(file or context.obj, environment=os.environ), timeout)
 
 
 def run(configuration: Configuration, began: float) -> None:
@@ -103,15 +86,8 @@ def run(configuration: Configuration, began: float) -> None:
 
     from broker.controller import BrokerController, StartError  # noqa: PLC0415 - as above
     from remoting.command_line import prepare_process  # noqa: PLC0415 - as above
-    from remoting.log_setup import configure, set_level  # noqa: PLC0415 - as above
 
-    try:
-        close_log = configure(configuration.section(LogConfig))
-    except OSError as error:
-        fail(f"the log file cannot be opened: {error}", 1)
-    for text in configuration.warnings:
-        print(f"mqbroker: warning: {text}", file=sys.stderr)
-    configuration.listeners.append(lambda _: set_level(configuration.section(LogConfig).log_level))
+    close_log = open_log(_PROGRAM, configuration)
     prepare_process()
     controller = BrokerController(configuration)
 
@@ -127,7 +103,7 @@ def run(configuration: Configuration, began: float) -> None:
     finally:
         close_log()
     if reasons:
-        fail("; ".join(reasons), 1)
+        fail(_PROGRAM, "; ".join(reasons), 1)
 
 
 def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:

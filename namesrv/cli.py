@@ -1,15 +1,16 @@
 """The command ``mqnamesrv``: RocketMQ's flags, the effective configuration, the server in the foreground."""
 
 import os
-import sys
 import time
-from typing import NoReturn
+from typing import Final
 
 import click
 
 from namesrv.config import NamesrvConfig, load_namesrv
-from remoting.config import Configuration, LogConfig
-from remoting.properties import ConfigError
+from remoting.config import Configuration
+from remoting.program import fail, loaded, open_log, tell_readiness
+
+_PROGRAM: Final = "mqnamesrv"
 
 
 @click.group(name="mqnamesrv", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,10 +26,7 @@ def main(context: click.Context, file: str | None, show: bool) -> None:
         context.obj = file
         return
     began = time.monotonic()
-    try:
-        configuration = load_namesrv(file, environment=os.environ)
-    except ConfigError as error:
-        fail(f"the configuration cannot be used: {error}", 2)
+    configuration = loaded(_PROGRAM, lambda: load_namesrv(file, environment=os.environ))
     if show:
         from remoting.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
 
@@ -46,21 +44,7 @@ def health(context: click.Context, file: str | None, timeout: float) -> None:
 
     It finds the name server by the same configuration (file and environment), which has to have a healthPort.
     """
-    from remoting.health_command import check  # noqa: PLC0415 - a start does not need it
-
-    try:
-        configuration = load_namesrv(file or context.obj, environment=os.environ)
-    except ConfigError as error:
-        fail(f"the configuration cannot be used: {error}", 1)
-    code, lines = check(configuration, timeout)
-    print(*lines, sep="\n")
-    sys.exit(code)
-
-
-def fail(text: str, code: int) -> NoReturn:
-    """Say why there is no name server, and end."""
-    print(f"mqnamesrv: {text}", file=sys.stderr)
-    sys.exit(code)
+    tell_readiness(_PROGRAM, lambda: load_namesrv(file or context.obj, environment=os.environ), timeout)
 
 
 def run(configuration: Configuration, began: float) -> None:
@@ -69,14 +53,8 @@ def run(configuration: Configuration, began: float) -> None:
 
     from namesrv.controller import NamesrvController, StartError  # noqa: PLC0415 - as above
     from remoting.command_line import prepare_process, stop_on_signal  # noqa: PLC0415 - as above
-    from remoting.log_setup import configure  # noqa: PLC0415 - as above
 
-    try:
-        close_log = configure(configuration.section(LogConfig))
-    except OSError as error:
-        fail(f"the log file cannot be opened: {error}", 1)
-    for text in configuration.warnings:
-        print(f"mqnamesrv: warning: {text}", file=sys.stderr)
+    close_log = open_log(_PROGRAM, configuration)
     prepare_process()
     controller = NamesrvController(configuration)
 
@@ -93,7 +71,7 @@ def run(configuration: Configuration, began: float) -> None:
     try:
         trio.run(serve)
     except StartError as error:
-        fail(str(error), 1)
+        fail(_PROGRAM, str(error), 1)
     finally:
         close_log()
 

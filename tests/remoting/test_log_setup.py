@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import structlog
 
+from broker.config import load_broker
+from namesrv.config import load_namesrv
 from remoting.config import LogConfig, LogFormat, LogLevel
 from remoting.log_setup import RotatingFile, configure, set_level
+from remoting.program import open_log
 
 
 def test_console_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,3 +71,21 @@ def test_no_backups(tmp_path: Path) -> None:
     file.write("b" * 9 + "\n")
     file.close()
     assert [p.read_text() for p in tmp_path.iterdir()] == ["b" * 9 + "\n"]
+
+
+def test_the_log_of_a_program_follows_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the name server's as of the broker's."""
+    for load in (load_broker, load_namesrv):
+        configuration = load(flags={"noSuchKey": ("1", "test")})
+        close = open_log("program", configuration)
+        try:
+            structlog.get_logger().info("before")
+            configuration.change({"logLevel": "ERROR"})
+            structlog.get_logger().info("after")
+        finally:
+            close()
+        captured = capsys.readouterr()
+        said = captured.out + captured.err
+        assert "before" in said
+        assert "after" not in said
+        assert "program: warning: test: unknown key noSuchKey" in captured.err

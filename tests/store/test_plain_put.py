@@ -124,7 +124,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("sync", [False, True])
 @given(steps)
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=40, deadline=None)
 def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[Plain | str]) -> None:
     async def run(*, short: bool) -> list[Any]:
         clock = ManualClock()
