@@ -155,7 +155,8 @@ async def test_expired_files_and_then_empty_queues_go_by_hand(tmp_path: Path) ->
     """DELETE_EXPIRED_COMMITLOG (329) whatever the hour is, then CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
     settings: dict[str, Any] = {"mappedFileSizeCommitLog": 65536, "deleteCommitLogFilesInterval": 1}
     async with running_broker(tmp_path, **settings) as broker, WireClient.connect(broker.endpoint) as client:
-        await client.send("Old")
+        for unique in ("U1", "U2"):  # the second one goes the short way, which remembers the queue
+            await client.send("Old", properties={"UNIQ_KEY": unique})
         for _ in range(3):
             await client.send("Orders", b"x" * 40_000)
         store = broker.parts.store
@@ -170,6 +171,9 @@ async def test_expired_files_and_then_empty_queues_go_by_hand(tmp_path: Path) ->
         assert store.has_queue("Old", 0)
         assert (await client.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == ResponseCode.SUCCESS
         assert not store.has_queue("Old", 0)
+        reply = await client.send("Old", b"again", {"UNIQ_KEY": "U3"})
+        assert reply.ext_fields()["queueOffset"] == "2"
+        assert [message.body for message in await client.pull_messages("Old", 2)] == [b"again"]
         (left,) = await client.pull_messages("Orders", store.min_offset("Orders", 0))
         assert len(left.body) == 40_000
 
