@@ -9,6 +9,7 @@ import trio
 
 from broker.store.commit_log import CommitLog
 from broker.store.flush import PAGE
+from broker.store.paced import PacedService
 from broker.store.put_lock import Put
 from broker.store.running_flags import Flag, RunningFlags
 from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, lock_limit_text
@@ -29,7 +30,7 @@ class _Pending(NamedTuple):
     result: PutMessageResult
 
 
-class CommitRealTimeService:
+class CommitRealTimeService(PacedService):
     """Commits when ``least_pages`` wait, a file is full, or ``thorough`` seconds are over; looks every ``interval``.
 
     ``committed_offset``: everything below may be read. A write that fails makes the store read-only; it is tried again,
@@ -48,19 +49,16 @@ class CommitRealTimeService:
         least_pages: int,
         thorough: float,
     ) -> None:
+        super().__init__(interval, thorough)
         self._log = log
         self._flags = flags
         self._pool = pool
-        self._interval = interval
         self._least = least_pages * PAGE
-        self._thorough = thorough
         self._dispatch = dispatch
         self._rolled = rolled
         self._pending: deque[_Pending] = deque()
         self.committed_offset = log.max_offset
         self._lock = trio.Lock()
-        self._wake = trio.Event()
-        self._stopping = False
         self._refused_to_lock = False
 
     def submit(self, put: Put, result: PutMessageResult) -> None:
@@ -68,34 +66,24 @@ class CommitRealTimeService:
         self._pending.append(_Pending(result.physical_offset + result.size, put, result))
         file = self._log.files.last
         if self._log.max_offset - self.committed_offset >= self._least or not isinstance(file, PooledMappedFile):
-            self._wake.set()
+            self.wake()
 
     def submit_roll(self, blank_offset: int, next_offset: int) -> None:
         """The log goes on in another file: told to the dispatcher between the records before and after."""
         self._pending.append(_Pending(next_offset, None, PutMessageResult(PutMessageStatus.PUT_OK, blank_offset)))
 
-    async def run(self) -> None:
-        """Commit until ``stop``."""
-        last = trio.current_time()
-        while not self._stopping:
-            with trio.move_on_after(self._interval):
-                await self._wake.wait()
-            self._wake = trio.Event()
-            now = trio.current_time()
-            if now - last >= self._thorough or self._enough():
-                last = now
-                await self.commit()
-
     async def stop(self) -> bool:
         """Commit all and end the task; False where the device refused."""
-        self._stopping = True
-        self._wake.set()
+        self._end()
         return await self.commit()
 
     def _enough(self) -> bool:
         waiting = self._log.max_offset - self.committed_offset
         file = self._log.files.find(self.committed_offset)
         return waiting > 0 and (waiting >= self._least or not isinstance(file, PooledMappedFile) or file.is_full)
+
+    async def _work(self) -> None:
+        await self.commit()
 
     async def commit(self) -> bool:
         """Write into the files what is in the buffers now; False where that failed."""

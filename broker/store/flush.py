@@ -19,6 +19,7 @@ from msgspec import Struct
 from broker.store.commit_log import CommitLog
 from broker.store.disk import Disk
 from broker.store.mapped_file import MappedFile
+from broker.store.paced import PacedService
 from broker.store.put_lock import Put
 from broker.store.running_flags import Flag, RunningFlags
 from broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
@@ -304,43 +305,30 @@ def _place(result: PutMessageResult) -> tuple[int, int, int, int, list[int] | No
     return (result.physical_offset, result.queue_offset, result.size, result.store_timestamp, result.offsets)
 
 
-class FlushRealTimeService:
+class FlushRealTimeService(PacedService):
     """ASYNC_FLUSH: a look every ``interval``; a sync where ``least_pages`` are dirty, a file is full, or time is up."""
 
     def __init__(
         self, log: CommitLog, sync: LogSync, *, interval: float, least_pages: int, thorough: float, timed: bool
     ) -> None:
         """Times in seconds; without ``timed`` a put wakes the service too."""
+        super().__init__(interval, thorough)
         self._log = log
         self._sync = sync
-        self._interval = interval
         self._least = least_pages
-        self._thorough = thorough
         self._timed = timed
-        self._wake = trio.Event()
-        self._stopping = False
 
     def poke(self) -> None:
         """A record has come in."""
         if not self._timed:
-            self._wake.set()
-
-    async def run(self) -> None:
-        """Flush until ``stop``."""
-        last = trio.current_time()
-        while not self._stopping:
-            with trio.move_on_after(self._interval):
-                await self._wake.wait()
-            self._wake = trio.Event()
-            now = trio.current_time()
-            if now - last >= self._thorough or self._enough():
-                last = now
-                await self._sync.flush()
+            self.wake()
 
     def stop(self) -> None:
         """End the task; the last flush is the store's."""
-        self._stopping = True
-        self._wake.set()
+        self._end()
+
+    async def _work(self) -> None:
+        await self._sync.flush()
 
     def _enough(self) -> bool:
         end = self._log.max_offset
