@@ -11,6 +11,7 @@ from broker.store.disk import Disk, Mapping
 from protocol.index_batch import Batch, Row, seconds_since
 from protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE, entry_at, file_size, slot_at
 
+_ENTRY_AT: Final = ENTRY.unpack_from
 _COPY_STEP: Final = 1 << 20
 _CHUNK: Final = 4096
 """Entries that a walk through all of them reads at once."""
@@ -222,21 +223,25 @@ class IndexFile:
             number = int.from_bytes(read(table_at, SLOT_SIZE), "big", signed=True)
         found: list[int] = []
         bound = self.count
+        begin_time = self.begin_timestamp
         entries_at = entry_at(self.shape.slots, 0)
+        warm_from, view = self.warm_from, self.view
+        last = -1
         while 0 < number < bound and len(found) < limit:
             at = entries_at + number * ENTRY_SIZE
-            if number >= self.warm_from:
-                stored_hash, phy, seconds, previous = ENTRY.unpack_from(self.view, at)
+            if number >= warm_from:
+                stored_hash, phy, seconds, previous = _ENTRY_AT(view, at)
             else:
                 stored_hash, phy, seconds, previous = ENTRY.unpack(read(at, ENTRY_SIZE))
             if seconds < 0:
                 break
-            time = self.begin_timestamp if number == 1 else self.begin_timestamp + seconds * 1000
+            time = begin_time if number == 1 else begin_time + seconds * 1000
             # an entry's time is cut to whole seconds: the record's own time decides at the edge
             if time + 999 < begin:
                 break
-            if stored_hash == key_hash and time <= end and (not found or found[-1] != phy):
+            if stored_hash == key_hash and time <= end and phy != last:
                 found.append(phy)
+                last = phy
             bound, number = number, previous
         return found
 

@@ -19,6 +19,7 @@ _HEAD: Final = struct.Struct(">III16xQI16xQ20xI").unpack_from
 _UNIQUE: Final = b"UNIQ_KEY\x01"
 _KEYS: Final = b"KEYS\x01"
 _END: Final = b"\x02"
+_END_BYTE: Final = 2
 _V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 
 UNUSUAL: Final = -1
@@ -45,18 +46,19 @@ def _topic_part(topic: str) -> tuple[int, bytes]:
 
 
 class KeyMatcher:
-    """What the bytes of a record with a usual ``key`` in ``topic`` look like."""
+    """What the bytes of a record with a usual ``key`` in ``topic``, stored in ``times`` (ms, both ends), look like."""
 
-    __slots__ = ("_keys", "_magic", "_topic", "_unique")
+    __slots__ = ("_begin", "_end", "_keys", "_magic", "_topic", "_unique")
 
-    def __init__(self, topic: str, key: str) -> None:
+    def __init__(self, topic: str, key: str, times: tuple[int, int]) -> None:
         self._magic, self._topic = _topic_part(topic)
+        self._begin, self._end = times
         value = key.encode() + _END
-        self._unique = _END + _UNIQUE + value
-        self._keys = _END + _KEYS + value
+        self._unique = _UNIQUE + value
+        self._keys = _KEYS + value
 
-    def match(self, view: memoryview, place: int, at: int, stop: int, times: tuple[int, int]) -> int:
-        """The size of the record at ``at`` if it has the key and was stored in ``times``; 0 if not, or if damaged.
+    def match(self, view: memoryview, place: int, at: int, stop: int) -> int:
+        """The size of the record at ``at`` if it has the key and was stored in time; 0 if not, or if damaged.
 
         ``stop`` is where the file's records end; from ``at`` to there are more than HEAD_SIZE bytes. UNUSUAL where it
         has to be looked at in another way.
@@ -66,25 +68,28 @@ class KeyMatcher:
         end = at + size
         if magic != self._magic or own_place != place or sys_flag & _V6 or end > stop:
             return UNUSUAL
-        if not times[0] <= store_time <= times[1]:
+        if not self._begin <= store_time <= self._end:
             return 0
-        body_end = at + HEAD_SIZE + body_length
+        body_at = at + HEAD_SIZE
+        body_end = body_at + body_length
         text = bytes(view[body_end:end])
         topic = self._topic
-        properties_at = len(topic) + 2
-        if not text.startswith(topic) or int.from_bytes(text[len(topic) : properties_at], "big") != (
-            len(text) - properties_at
+        begin = len(topic) + 2
+        if (
+            not text.startswith(topic)
+            or len(text) < begin
+            or text[begin - 2] << 8 | text[begin - 1] != len(text) - begin
         ):
             return UNUSUAL
-        properties = _END + text[properties_at:]
-        if self._unique in properties:
+        name = _KEYS
+        found = text.find(self._keys, begin)
+        if found < 0:
             name = _UNIQUE
-        elif self._keys in properties:
-            name = _KEYS
-        else:
+            found = text.find(self._unique, begin)
+        if found < 0 or (found > begin and text[found - 1] != _END_BYTE):
             return UNUSUAL
-        if properties.count(_END + name) != 1:  # of two with one name, the last counts
+        if text.count(name, begin) != 1:  # of two with one name, the last counts
             return UNUSUAL
-        if body_length and crc32(view[at + HEAD_SIZE : body_end]) != crc:
+        if body_length and crc32(view[body_at:body_end]) != crc:
             return 0
         return size

@@ -7,6 +7,7 @@ Source: RocketMQ's DefaultMessageStore (queryMessage, lookMessageByOffset, getOf
 import struct
 from collections.abc import Generator
 from enum import Enum
+from operator import itemgetter
 from typing import Any, Final
 
 from broker.store.commit_log import CommitLog
@@ -27,6 +28,7 @@ _FRONT: Final = struct.Struct(">II20xQ").unpack_from
 _MAGICS: Final = frozenset({record.MAGIC_V1, record.MAGIC_V2})
 _FIRST_READ: Final = 4096
 _TIME_READ: Final = 80
+_place: Final = itemgetter(0)
 
 Reads = Generator[tuple[int, int], bytes, Any]
 """Steps of a read that yield (offset, length) of what has to be waited for."""
@@ -126,36 +128,48 @@ class MessageFinder:
     def _match_hot(
         self, offsets: list[int], topic: str, key: str, limit: int, times: tuple[int, int]
     ) -> QueryMessageResult | None:
-        """The answer where all candidates are usual records in the memory of one file; None leaves it to ``_match``."""
-        file = self._log.files.find(offsets[0]) if offsets else None
+        """The answer where all candidates are usual records in memory; None leaves it to ``_match``."""
+        find = self._log.files.find
+        file = find(offsets[0]) if offsets else None
         if file is None or not is_usual(topic, key):
             return None
-        matcher = KeyMatcher(topic, key)
-        view, start, stop = file.view, file.start, file.wrote
-        found: list[tuple[int, int]] = []
-        for phy in offsets:
+        match = KeyMatcher(topic, key, times).match
+        found: list[tuple[int, memoryview]] = []
+        files = [file]
+        start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
+        for phy in offsets:  # newest first
             at = phy - start
-            if at < 0 or at + record.OVERHEAD_V1 > stop or (at < file.hot_from and not self._is_warm(file, at)):
+            if at < 0:
+                file = find(phy)
+                if file is None:
+                    return None
+                files.append(file)
+                start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
+                at = phy - start
+            if at + record.OVERHEAD_V1 > stop or (at < hot_from and not self._is_warm(file, at)):
                 return None
-            size = matcher.match(view, phy, at, stop, times)
+            size = match(view, phy, at, stop)
             if size:
                 if size == UNUSUAL:
                     return None
-                found.append((at, at + size))
+                found.append((phy, view[at : at + size]))
                 if len(found) >= limit:
                     break
-        found.sort()
-        buffers = [view[begin:end] for begin, end in found]
-        file.hold()
+        found.sort(key=_place)
+        buffers = [data for _, data in found]
+        for file in files:
+            file.hold()
         timestamp, last_phy = self._index.last_update if self._index is not None else (0, 0)
-        return QueryMessageResult(buffers, len(buffers), sum(map(len, buffers)), timestamp, last_phy, file.release)
+        release = files[0].release if len(files) == 1 else Hold(files)
+        return QueryMessageResult(buffers, len(buffers), sum(map(len, buffers)), timestamp, last_phy, release)
 
     def _is_warm(self, file: MappedFile, at: int) -> bool:
         """Whether the whole record at a position behind the hot part of its file is in memory."""
-        if not self._warm.covers(file, at, at + record.OVERHEAD_V1):
+        covers = self._warm.covers
+        if not covers(file, at, min(at + _FIRST_READ, file.wrote)):
             return False
         size = int.from_bytes(file.view[at : at + 4], "big")
-        return at + size <= file.wrote and self._warm.covers(file, at, at + size)
+        return size <= _FIRST_READ or (at + size <= file.wrote and covers(file, at, at + size))
 
     async def query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
         """The same, waiting for the device."""
@@ -187,7 +201,7 @@ class MessageFinder:
         finally:
             if not complete:
                 _release(found)
-        found.sort(key=lambda entry: entry[0])
+        found.sort(key=_place)
         timestamp, last_phy = self._index.last_update if self._index is not None else (0, 0)
         buffers = [data for _, data, _ in found]
         hold = Hold([file for _, _, file in found if file is not None])

@@ -1,9 +1,10 @@
+import pytest
 import trio
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.query import _at_once, store_timestamp_of
+from broker.store.query import MessageFinder, _at_once, store_timestamp_of
 from protocol.message import decode_message
 from protocol.queue_unit import FILLER_SIZE, UNIT
 from remoting.clock import ManualClock
@@ -113,6 +114,25 @@ async def test_views_hold_their_files_until_they_are_released() -> None:
         held.release()
         held.release()
         assert not any(file.is_held for file in store.files.files)
+
+
+async def test_usual_matches_in_several_files_are_found_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(SimDisk()) as store:
+        await fill(store, 60)
+        expected = [found.commit_log_offset for found in await by_key(store, "k3")]
+
+        def refuse(*_: object) -> None:
+            raise AssertionError("a candidate was decoded")
+
+        monkeypatch.setattr(MessageFinder, "_match", refuse)
+        for limit in (64, 3, 1):
+            found = store.query_message(TOPIC, "k3", limit, 0, FAR)
+            assert found is not None
+            assert [decode_message(data).commit_log_offset for data in found.buffers] == expected[-limit:]
+            held = [file for file in store.files.files if file.is_held]
+            assert len(held) == len({store.files.find(offset) for offset in expected[-limit:]})
+            found.release()
+            assert not any(file.is_held for file in held)
 
 
 async def test_without_an_index_nothing_is_found() -> None:
