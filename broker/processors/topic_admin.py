@@ -150,9 +150,10 @@ class TopicAdminProcessor:
             self._parts.offsets.remove_topic(topic)
             self._parts.stats.remove_topic(topic)
             self._parts.long_polling.wake_topic(topic)
+            # the queues go in this turn: a send that makes the topic anew a moment later has queues of its own
+            await self._store.delete_topic(topic)
             await self._topics.persisted()
             await self._parts.offsets.persisted()
-            await self._store.delete_topic(topic)
             await self._parts.registration.registered()
         return command.reply()
 

@@ -61,6 +61,25 @@ async def test_topic_life(tmp_path: Path) -> None:
         assert (await client.send("Orders")).ext_fields()["queueOffset"] == "0"
 
 
+async def test_a_topic_that_a_send_makes_anew_while_it_is_deleted(
+    broker: BrokerController, client: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was acknowledged after the deletion belongs to the new topic."""
+    await client.send("Orders", b"old")
+    topics = broker.parts.topics
+    usual = topics.persisted
+
+    async def meanwhile() -> None:
+        monkeypatch.setattr(topics, "persisted", usual)
+        async with WireClient.connect(broker.endpoint) as producer:
+            assert (await producer.send("Orders", b"new")).code == ResponseCode.SUCCESS
+        await usual()
+
+    monkeypatch.setattr(topics, "persisted", meanwhile)
+    assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Orders"})).code == ResponseCode.SUCCESS
+    assert [message.body for message in await client.pull_messages("Orders")] == [b"new"]
+
+
 async def test_topic_list(client: WireClient) -> None:
     configs = [{"topicName": f"T{n}", "readQueueNums": n, "writeQueueNums": n} for n in (1, 2)]
     data = json.dumps({"topicConfigList": configs}).encode()
