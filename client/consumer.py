@@ -175,7 +175,7 @@ class Consumer(GroupMember):
 
     async def __anext__(self) -> ConsumerMessage:
         self._taken += 1
-        if self._taken < _POLITE and self.is_open and not self._suspended:
+        if self._taken < _POLITE and self._group is not None and not self._suspended:
             message = self._line.take_one()
             if message is not None:
                 return message  # type: ignore[return-value] # its readers make ConsumerMessages
@@ -227,10 +227,6 @@ class Consumer(GroupMember):
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
 
-    def acknowledge(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
-        """Messages are done with: see ConsumerMessage.ack and Batch.ack."""
-        reader.finished(messages)
-
     async def hand_back(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
         """Messages are to come again: see ConsumerMessage.nack and Batch.nack."""
         if not self._clustering:
@@ -240,10 +236,6 @@ class Consumer(GroupMember):
             await self._retries.in_place(reader, messages, delay_level)
         else:
             await self._retries.elsewhere(reader, messages, delay_level)
-
-    def processed(self, reader: QueueReader, messages: int, seconds: float, *, ok: bool) -> None:
-        """A ``process()`` block has ended; kept for the statistics that administrators ask for."""
-        self._requests.count(reader.queue.topic, messages, seconds, ok=ok)
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
@@ -257,8 +249,15 @@ class Consumer(GroupMember):
         again = retry_topic(self.group)
         return sorted(queue for queue in self.rebalancer.readers if queue.topic != again)
 
-    def _reader(self, queue: MessageQueue, subscription: Subscription, offset: int, owner: object) -> QueueReader:
-        return QueueReader(
+    def _reader(
+        self,
+        queue: MessageQueue,
+        subscription: Subscription,
+        offset: int,
+        owner: object,
+        make: Callable[..., QueueReader] = QueueReader,
+    ) -> QueueReader:
+        return make(
             self.client,
             self.group,
             queue,
@@ -271,6 +270,7 @@ class Consumer(GroupMember):
             on_ready=self._line.add,
             owner=owner,
             interceptors=self._interceptors,
+            counts=self._requests.counts(queue.topic),
         )
 
     async def _open_reader(self, queue: MessageQueue) -> QueueReader:
@@ -281,9 +281,13 @@ class Consumer(GroupMember):
         self.spawn(reader.run)
         return reader
 
-    def offer(self, message: ConsumerMessage, owner: object) -> QueueReader:
-        """Hands out a message that came another way than by a pull; ``owner`` takes its acknowledgement."""
-        reader = self._reader(message.queue, Subscription(message.stored_topic, ALL, 0), message.queue_offset, owner)
+    def offer(self, message: ConsumerMessage, owner: object, make: Callable[..., QueueReader]) -> QueueReader:
+        """Hands out a message that came another way than by a pull.
+
+        A reader that ``make`` makes takes its acknowledgement, ``owner`` takes it when it is handed back.
+        """
+        subscription = Subscription(message.stored_topic, ALL, 0)
+        reader = self._reader(message.queue, subscription, message.queue_offset, owner, make)
         message._receiver = (owner, reader)  # noqa: SLF001 - no pull has brought it
         reader.add([message])
         return reader

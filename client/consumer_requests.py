@@ -1,6 +1,8 @@
 """What brokers ask of a consumer: changed members, offsets to be reset, its state, and a message to try at once."""
 
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -10,8 +12,8 @@ from client.core import Push
 from client.decode import split_messages
 from client.delivery import ConsumerMessage
 from client.errors import RocketMQError, UsageError
-from client.message import MessageQueue
-from client.queue_reader import QueueReader
+from client.message import MessageQueue, ReceivedMessage
+from client.queue_reader import Counts, QueueReader
 from protocol import lenient_json
 from protocol.body import encode_json
 from protocol.codes import RequestCode, ResponseCode
@@ -40,7 +42,7 @@ class ConsumerRequests:
     def __init__(self, consumer: "Consumer") -> None:
         self._consumer = consumer
         self._started = time.time()
-        self._counts: dict[str, list[float]] = {}
+        self._counts: dict[str, Counts] = {}
         self.table: dict[int, Push] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
@@ -49,13 +51,12 @@ class ConsumerRequests:
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._directly,
         }
 
-    def count(self, topic: str, messages: int, seconds: float, *, ok: bool) -> None:
-        """Messages were processed."""
-        entry = self._counts.get(topic)
-        if entry is None:
-            entry = self._counts[topic] = [0, 0, 0.0]
-        entry[0 if ok else 1] += messages
-        entry[2] += seconds
+    def counts(self, topic: str) -> Counts:
+        """What became of the topic's messages: its readers keep it up to date."""
+        counts = self._counts.get(topic)
+        if counts is None:
+            counts = self._counts[topic] = Counts()
+        return counts
 
     async def _members_changed(self, command: RemotingCommand) -> RemotingCommand | None:
         if command.header(NotifyConsumerIdsChangedRequestHeader).consumer_group == self._consumer.group:
@@ -107,12 +108,12 @@ class ConsumerRequests:
             topic: {
                 "pullRT": 0.0,
                 "pullTPS": 0.0,
-                "consumeRT": spent * 1000 / max(good + bad, 1),
-                "consumeOKTPS": good / span,
-                "consumeFailedTPS": bad / span,
-                "consumeFailedMsgs": int(bad),
+                "consumeRT": counts.seconds * 1000 / max(counts.good + counts.bad, 1),
+                "consumeOKTPS": counts.good / span,
+                "consumeFailedTPS": counts.bad / span,
+                "consumeFailedMsgs": counts.bad,
             }
-            for topic, (good, bad, spent) in self._counts.items()
+            for topic, counts in self._counts.items()
         }
         parts = {
             "properties": encode_json(properties),
@@ -139,7 +140,7 @@ class ConsumerRequests:
         began = time.monotonic()
         result = "CR_THROW_EXCEPTION"
         with anyio.move_on_after(DIRECT_TIMEOUT):
-            reader = consumer.offer(messages[0], outcome)
+            reader = consumer.offer(messages[0], outcome, partial(_DirectReader, outcome))
             try:
                 result = await outcome.wait()
             finally:
@@ -161,14 +162,13 @@ class _Direct:
     """Stands in for a consumer with a message that is in no queue of ours: it can be acknowledged, not committed."""
 
     def __init__(self, consumer: "Consumer") -> None:
-        self._consumer = consumer
         self.group = consumer.group
         self.before_process = consumer.before_process
         self.after_process = consumer.after_process
         self._done = anyio.Event()
         self._result = "CR_LATER"
 
-    def acknowledge(self, _reader: QueueReader, _messages: list[Any]) -> None:
+    def acknowledged(self) -> None:
         """The program is done with it."""
         self._result = "CR_SUCCESS"
         self._done.set()
@@ -177,14 +177,22 @@ class _Direct:
         """The program wants it later."""
         self._done.set()
 
-    def processed(self, reader: QueueReader, messages: int, seconds: float, *, ok: bool) -> None:
-        """As Consumer.processed."""
-        self._consumer.processed(reader, messages, seconds, ok=ok)
-
     async def wait(self) -> str:
         """What became of it, in RocketMQ's words."""
         await self._done.wait()
         return self._result
+
+
+class _DirectReader(QueueReader):
+    """Has the message, and tells of its end."""
+
+    def __init__(self, outcome: _Direct, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._outcome = outcome
+
+    def finished(self, messages: Sequence[ReceivedMessage]) -> None:
+        super().finished(messages)
+        self._outcome.acknowledged()
 
 
 def _queue_info(reader: QueueReader) -> dict[str, Any]:

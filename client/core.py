@@ -27,7 +27,8 @@ from protocol.command import Encoding, RemotingCommand
 from protocol.headers.client import HeartbeatResponseHeader, UnregisterClientRequestHeader
 from protocol.headers.namesrv import GetRouteInfoRequestHeader
 from protocol.message_id import UniqueIdGenerator
-from remoting.client import ClientConnection, RemotingClient
+from remoting import client as remoting_client
+from remoting.client import CallbackCall, ClientConnection, RemotingClient
 from remoting.errors import RemotingConnectError, RemotingTransportError
 
 _log = structlog.get_logger("client")
@@ -147,6 +148,26 @@ class Client(Lifecycle):
             return await self._remoting.invoke(address, command, timeout or self.options.request_timeout)
         except RemotingTransportError as error:
             raise transport_error(error) from None
+
+    async def connection(self, address: str) -> ClientConnection:
+        """The connection to an address, for ``begin``. Raises UnreachableError."""
+        self._check_open()
+        try:
+            return await self._remoting.connection(address, self.options.request_timeout)
+        except RemotingTransportError as error:
+            raise transport_error(error) from None
+
+    def begin(
+        self,
+        connection: ClientConnection,
+        command: RemotingCommand,
+        timeout: float,
+        then: Callable[[CallbackCall], None],
+    ) -> CallbackCall:
+        """Sends a request now. ``then`` gets the call when it is over; it has to end it, and must not raise."""
+        call = CallbackCall(then)
+        self._remoting.begin(connection, command, connection.now() + timeout, call)
+        return call
 
     async def request(
         self,
@@ -290,6 +311,11 @@ def transport_error(error: RemotingTransportError) -> RocketMQError:
     if isinstance(error, RemotingConnectError) or not error.written:
         return UnreachableError(str(error), address=error.address)
     return PerhapsStoredError(str(error), address=error.address)
+
+
+def no_reply(connection: ClientConnection, call: CallbackCall, code: int, timeout: float) -> RocketMQError:
+    """The SDK's error for a call that is over without a reply."""
+    return transport_error(remoting_client.no_reply(connection, call, code, timeout))
 
 
 def wall_ms() -> int:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 import structlog
+from msgspec import Struct
 
 from client.errors import UsageError
 from client.interceptors import ProcessContext, call_all
@@ -21,25 +22,21 @@ Receiver: TypeAlias = tuple[Any, QueueReader]
 """The consumer that a message came through, or what stands in for it, and the queue's reader."""
 
 
-class Processing:
+class Processing(Struct, eq=False):
     """What ``process()`` gives: acknowledges at the end of its block, hands back on an exception.
 
     A cancelled block does neither: the messages are delivered again, to this consumer or to another.
     """
 
-    __slots__ = ("_began", "_context", "_delay_level", "_messages", "_owner", "_reader", "_reraise")
-
-    def __init__(
-        self, messages: "list[ReceivedMessage]", receiver: "Receiver", *, reraise: bool, delay_level: int
-    ) -> None:
-        self._messages = messages
-        self._owner, self._reader = receiver
-        self._reraise = reraise
-        self._delay_level = delay_level
-        self._context: ProcessContext | None = None
+    _messages: Sequence[ReceivedMessage]
+    _receiver: Any
+    _reraise: bool
+    _delay_level: int
+    _context: Any = None
+    _began: float = 0.0
 
     async def __aenter__(self) -> Self:
-        owner = self._owner
+        owner = self._receiver[0]
         if owner.before_process:
             self._context = ProcessContext(owner.group, list(self._messages))
             call_all(owner.before_process, self._context)
@@ -49,11 +46,17 @@ class Processing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        owner, reader, messages = self._owner, self._reader, self._messages
+        owner, reader = self._receiver
+        messages, counts = self._messages, reader.counts
+        if error is None and self._context is None:
+            reader.finished(messages)
+            counts.good += len(messages)
+            counts.seconds += monotonic() - self._began
+            return False
         handed_back = False
         try:
             if error is None:
-                owner.acknowledge(reader, messages)
+                reader.finished(messages)
             elif not isinstance(error, Exception):
                 reader.put_back(messages)
             else:
@@ -66,11 +69,15 @@ class Processing:
                 context.acknowledged = error is None if error is None or handed_back else None
                 context.error = error
                 call_all(owner.after_process, context)
-            owner.processed(reader, len(messages), monotonic() - self._began, ok=error is None)
+            if error is None:
+                counts.good += len(messages)
+            else:
+                counts.bad += len(messages)
+            counts.seconds += monotonic() - self._began
         return handed_back and not self._reraise
 
 
-def _named(messages: "list[ReceivedMessage]") -> str:
+def _named(messages: Sequence[ReceivedMessage]) -> str:
     return repr(messages[0]) if len(messages) == 1 else f"{len(messages)} from {messages[0]!r} on"
 
 
@@ -120,7 +127,7 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         ...     async with message.process(reraise=True):
         ...         raise ValueError("not now")
         """
-        return Processing([self], self._receiver, reraise=reraise, delay_level=delay_level)
+        return Processing([self], self._receiver, reraise, delay_level)
 
     async def ack(self) -> None:
         """Done with. Its offset is committed when all before it are done with too.
@@ -128,8 +135,8 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         >>> async def skip(message: ConsumerMessage) -> None:
         ...     await message.ack()
         """
-        owner, reader = self._receiver
-        owner.acknowledge(reader, [self])
+        reader: QueueReader = self._receiver[1]
+        reader.finished([self])
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets it.
@@ -207,7 +214,7 @@ class Batch(Sequence[ConsumerMessage]):
         ...         ...
         """
         receiver = self._messages[0]._receiver  # noqa: SLF001 - a batch has one receiver
-        return Processing(self.messages, receiver, reraise=reraise, delay_level=delay_level)
+        return Processing(self._messages, receiver, reraise, delay_level)
 
     async def ack(self) -> None:
         """All are done with.
@@ -215,7 +222,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def skip(batch: Batch) -> None:
         ...     await batch.ack()
         """
-        self.consumer.acknowledge(self._reader, self.messages)
+        self._reader.finished(self._messages)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets them.

@@ -24,6 +24,8 @@ __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendRec
 
 _problem: Final = lru_cache(maxsize=1024)(topic_problem)
 
+_NO_WHENS: Final = (None, None, None)
+
 RESERVED: Final = frozenset(str(name) for name in PropertyName) - {"INSTANCE_ID"}
 """Property names that mean something to RocketMQ: they have arguments of their own."""
 
@@ -124,7 +126,8 @@ class Message:
         problem = _problem(topic)
         if problem is not None:
             raise UsageError(problem)
-        if sum(when is not None for when in (delay_level, delay, deliver_at)) > 1:
+        whens = (delay_level, delay, deliver_at)
+        if whens != _NO_WHENS and sum(when is not None for when in whens) > 1:
             raise UsageError("one of delay_level, delay and deliver_at is enough")
         if delay_level is not None and delay_level < 1:
             raise UsageError(f"delay level {delay_level}: levels are 1 to 18")
@@ -207,7 +210,7 @@ def _joined(keys: tuple[str, ...]) -> str:
     return " ".join(keys)
 
 
-class ReceivedMessage(Struct, eq=False):
+class ReceivedMessage(Struct, eq=False, gc=False):
     """A message as a broker delivered it; times are seconds since the epoch.
 
     >>> data = record.encode_record(

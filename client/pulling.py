@@ -1,17 +1,20 @@
 """One pull: the request, and what its reply says."""
 
 from enum import Enum
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from client.core import Client
+import anyio
+
+from client.core import Client, no_reply
 from client.decode import split_messages
-from client.errors import PerhapsStoredError, error_for
+from client.errors import PerhapsStoredError, UnreachableError, error_for
 from client.message import MessageQueue, ReceivedMessage
 from client.subscription import Subscription
 from protocol import sysflag
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand, to_ext
 from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from remoting.client import CallbackCall, ClientConnection
 
 M = TypeVar("M", bound=ReceivedMessage)
 
@@ -33,21 +36,10 @@ class PullStatus(Enum):
 _STATUS: Final = {status.value: status for status in PullStatus}
 
 
-class PullResult(NamedTuple):
-    """A pull's messages, where to go on, and the queue's bounds."""
-
-    status: PullStatus
-    messages: list[ReceivedMessage]
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    suggested_broker: int
-
-
 class PullCall:
     """What stays the same from pull to pull of one queue. ``receiver`` takes the messages' acknowledgement."""
 
-    __slots__ = ("_commit", "_fields", "hold", "queue", "receiver", "tags")
+    __slots__ = ("_fields", "hold", "queue", "receiver", "tags")
 
     def __init__(
         self,
@@ -66,7 +58,6 @@ class PullCall:
         self.receiver: object = receiver
         data = subscription.data
         flags = (sysflag.PULL_SUSPEND if hold else 0) | (sysflag.PULL_SUBSCRIPTION if with_subscription else 0)
-        self._commit = str(flags | sysflag.PULL_COMMIT_OFFSET)
         header = PullMessageRequestHeader(
             consumer_group=group,
             topic=queue.topic,
@@ -82,49 +73,143 @@ class PullCall:
         )
         self._fields = to_ext(header)
 
-    def command(self, offset: int, commit: int | None) -> RemotingCommand:
-        """The request for messages from ``offset`` on; ``commit`` is an offset to commit on the way."""
+    def command(self, offset: int) -> RemotingCommand:
+        """The request for messages from ``offset`` on."""
         fields = self._fields.copy()
         fields["queueOffset"] = str(offset)
-        if commit is not None:
-            fields["sysFlag"], fields["commitOffset"] = self._commit, str(commit)
         return RemotingCommand.request(RequestCode.PULL_MESSAGE, fields)
 
 
-async def pull(
-    client: Client,
-    address: str,
-    call: PullCall,
-    offset: int,
-    kind: type[M],
-    *,
-    commit: int | None = None,
-) -> PullResult:
-    """Asks for messages from ``offset`` on; the broker may hold the request until there are some.
+class Pulled:
+    """What a pull has come back with; its messages are looked for when they are asked for.
 
-    ``commit`` is an offset to commit on the way. Raises RocketMQError.
+    Raises RocketMQError for a refusal.
     """
-    reply = await client.invoke(address, call.command(offset, commit), call.hold + HOLD_SLACK)
-    status = _STATUS.get(reply.code)
-    if status is None:
-        raise error_for(reply.code, reply.remark, address)
-    answer = reply.header(PullMessageResponseHeader)
-    messages: list[ReceivedMessage] = []
-    if status is PullStatus.FOUND:
-        messages += split_messages(reply.body, call.queue.broker_name, kind, call.receiver)
-        if not messages:
-            raise PerhapsStoredError("the broker says FOUND and sends no message", address=address)
+
+    __slots__ = ("_address", "_body", "_call", "max_offset", "min_offset", "next_offset", "status", "suggested_broker")
+
+    def __init__(self, reply: RemotingCommand, call: PullCall, address: str) -> None:
+        status = _STATUS.get(reply.code)
+        if status is None:
+            raise error_for(reply.code, reply.remark, address)
+        answer = reply.header(PullMessageResponseHeader)
+        self.status: PullStatus = status
+        self.next_offset: int = answer.next_begin_offset
+        self.min_offset: int = answer.min_offset
+        self.max_offset: int = answer.max_offset
+        self.suggested_broker: int = answer.suggest_which_broker_id
+        self._body: memoryview = reply.body
+        self._call = call
+        self._address = address
+
+    @property
+    def size(self) -> int:
+        """Bytes that its messages have together."""
+        return len(self._body)
+
+    def messages(self, kind: type[M]) -> list[M]:
+        """Its messages, those with another tag left out. Raises ValueError where they cannot be told apart."""
+        if self.status is not PullStatus.FOUND:
+            return []
+        call = self._call
+        found = split_messages(self._body, call.queue.broker_name, kind, call.receiver)
+        if not found:
+            raise PerhapsStoredError("the broker says FOUND and sends no message", address=self._address)
         tags = call.tags
-        if tags:  # brokers compare hashes of tags
-            messages = [message for message in messages if message.tags in tags]
-    return PullResult(
-        status,
-        messages,
-        answer.next_begin_offset,
-        answer.min_offset,
-        answer.max_offset,
-        answer.suggest_which_broker_id,
-    )
+        return [message for message in found if message.tags in tags] if tags else found  # brokers compare hashes
+
+
+async def pull(client: Client, address: str, call: PullCall, offset: int) -> Pulled:
+    """Asks once for messages from ``offset`` on; the broker may hold the request until there are some.
+
+    Raises RocketMQError.
+    """
+    reply = await client.invoke(address, call.command(offset), call.hold + HOLD_SLACK)
+    return Pulled(reply, call, address)
+
+
+class Puller(Protocol):
+    """Whose messages are pulled."""
+
+    @property
+    def position(self) -> int:
+        """Where the next pull begins."""
+
+    def pull_more(self) -> None:
+        """Calls ``Pulls.next`` when there is room for what a pull brings, now or later."""
+
+    def absorb(self, result: Pulled) -> None:
+        """A pull has come back. Calls ``pull_more``, or ``Pulls.stop``."""
+
+
+class Pulls:
+    """The pulls of a queue, one at a time: a reply is read where it arrives, and the next request goes out at once.
+
+    No task has a turn between the two: with small messages that would cost more than the messages.
+    """
+
+    __slots__ = ("_address", "_call", "_client", "_connection", "_error", "_over", "_puller", "_way")
+
+    def __init__(self, client: Client, call: PullCall, puller: Puller) -> None:
+        self._client = client
+        self._call = call
+        self._puller = puller
+        self._connection: ClientConnection | None = None
+        self._way: CallbackCall | None = None
+        self._address = ""
+        self._over = anyio.Event()
+        self._error: Exception | None = None
+
+    async def run(self, address: str) -> None:
+        """Pulls from ``address`` until ``stop``. Raises RocketMQError, and ValueError for what cannot be read."""
+        connection = await self._client.connection(address)
+        self._over, self._error, self._address, self._connection = anyio.Event(), None, address, connection
+        try:
+            self._puller.pull_more()
+            await self._over.wait()
+        finally:
+            self.forget()
+            self._connection = None
+        if self._error is not None:
+            raise self._error
+
+    def next(self) -> None:
+        """Sends the next one, unless one is under way or none can be."""
+        connection = self._connection
+        if connection is None or self._way is not None:
+            return
+        call = self._call
+        if connection.closed:
+            self.stop(UnreachableError(f"the connection is closed: {connection.close_reason}", address=self._address))
+        else:
+            command = call.command(self._puller.position)
+            self._way = self._client.begin(connection, command, call.hold + HOLD_SLACK, self._arrived)
+
+    def forget(self) -> None:
+        """What is under way is not wanted any more."""
+        call, self._way = self._way, None
+        if call is not None and self._connection is not None:
+            self._connection.end(call)
+
+    def stop(self, error: Exception | None = None) -> None:
+        """Ends ``run``."""
+        self.forget()
+        self._connection = None
+        self._error = error
+        self._over.set()
+
+    def _arrived(self, call: CallbackCall) -> None:
+        connection, reply = self._connection, call.reply
+        if self._way is not call or connection is None:
+            return
+        self.forget()
+        if reply is None:
+            self.stop(no_reply(connection, call, RequestCode.PULL_MESSAGE, self._call.hold + HOLD_SLACK))
+            return
+        try:
+            self._puller.absorb(Pulled(reply, self._call, self._address))
+        except Exception as error:  # noqa: BLE001 - it is raised where somebody waits, in run
+            self.stop(error)
 
 
 NOT_KNOWN_YET: Final = frozenset(

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,13 +14,24 @@ from client.errors import RocketMQError, TopicNotFoundError
 from client.interceptors import Interceptor, ReceiveContext, call_all
 from client.message import MessageQueue, ReceivedMessage
 from client.offsets import OffsetWindow
-from client.pulling import HOLD, NOT_KNOWN_YET, PullCall, PullResult, PullStatus, pull
+from client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
 from client.subscription import Subscription
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 
 _log = structlog.get_logger("client")
+
+
+class Counts:
+    """What became of the messages of a topic: how many were processed, and the seconds that it took."""
+
+    __slots__ = ("bad", "good", "seconds")
+
+    def __init__(self) -> None:
+        self.good: int = 0
+        self.bad: int = 0
+        self.seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,7 @@ class QueueReader:
         on_ready: Callable[["QueueReader"], None],
         owner: object = None,
         interceptors: tuple[Interceptor, ...] = (),
+        counts: Counts | None = None,
     ) -> None:
         self.client = client
         self.group = group
@@ -71,12 +83,12 @@ class QueueReader:
         self.on_idle: Callable[[], None] | None = None
         self.dropped: bool = False
         self.max_seen: int | None = None
+        self.counts: Counts = counts or Counts()
         self._bytes = 0
         self._prefetch = prefetch
-        self._kind = kind
         self._on_ready = on_ready
         self._received = [hook.received for hook in interceptors]
-        self._call = PullCall(
+        call = PullCall(
             group,
             queue,
             subscription,
@@ -85,11 +97,14 @@ class QueueReader:
             hold=prefetch.hold,
             receiver=(owner, self),
         )
-        self._room = anyio.Event()
-        self._full = False
+        self._pulls = Pulls(client, call, self)
+        self._kind = kind
+        self._room_for_two = prefetch.messages - 2 * prefetch.pull_messages
+        self._look_in = 0
+        self._address: str | None = None
+        self._pause = 0.0
         self._paused = False
         self._broker_id = 0
-        self._generation = 0
         self.scope: anyio.CancelScope | None = None
 
     # -- taking and finishing --------------------------------------------------------------------------------------
@@ -97,14 +112,15 @@ class QueueReader:
     @property
     def is_ready(self) -> bool:
         """Whether something can be taken now."""
-        return bool(self.buffer) and not self._paused and not self.dropped and not (self.orderly and self.busy)
+        return bool(self.buffer) and not self._paused and not self.busy
 
     def take_one(self) -> ReceivedMessage | None:
         """The next message; None where it is not ready."""
-        if not self.is_ready:
+        buffer = self.buffer
+        if not buffer or self._paused or self.busy:
             return None
         self.busy = self.orderly
-        return self.buffer.popleft()
+        return buffer.popleft()
 
     def take(self, count: int) -> list[ReceivedMessage]:
         """Up to ``count`` messages; none where it is not ready."""
@@ -119,19 +135,26 @@ class QueueReader:
         self.busy = self.orderly
         return taken
 
-    def finished(self, messages: list[ReceivedMessage]) -> None:
+    def finished(self, messages: Sequence[ReceivedMessage]) -> None:
         """Messages that were taken are done with; the offsets before the first unfinished one can be committed."""
         window, count = self.window, len(messages)
-        if not count or not window.finished_first(count, messages[0].queue_offset, messages[-1].queue_offset):
-            for message in messages:
-                window.finished(message.queue_offset)
-        self._bytes -= sum([message.size for message in messages])
+        if count == 1:
+            message = messages[0]
+            window.finished(message.queue_offset)
+            self._bytes -= message.size
+        elif count:
+            if not window.finished_first(count, messages[0].queue_offset, messages[-1].queue_offset):
+                for message in messages:
+                    window.finished(message.queue_offset)
+            self._bytes -= sum([message.size for message in messages])
         if self.busy:
             self._idle()
             if self.buffer:
                 self._on_ready(self)
-        if self._full:
-            self._room.set()
+        if self._look_in:
+            self._look_in -= min(count, self._look_in)
+            if not self._look_in:
+                self.pull_more()
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
         """Messages that were taken are to be taken again, first of all."""
@@ -157,27 +180,31 @@ class QueueReader:
     def resume(self) -> None:
         """Goes on."""
         self._paused = False
-        self._room.set()
+        self.pull_more()
         if self.buffer:
             self._on_ready(self)
 
     def seek(self, offset: int) -> None:
         """Forgets what is held and goes on from ``offset``."""
-        self._generation += 1
+        self._pulls.forget()
         self.window = OffsetWindow(offset)
         self.buffer.clear()
         self._bytes = 0
         self.busy = False
-        self._room.set()
-        if self.scope is not None:  # the pull that is under way asks for what is not wanted any more
-            self.scope.cancel()
+        self.pull_more()
 
     def drop(self) -> None:
         """It belongs to another consumer now: nothing is handed out any more."""
         self.dropped = True
         self.buffer.clear()
+        self._pulls.forget()
         if self.scope is not None:
             self.scope.cancel()
+
+    @property
+    def position(self) -> int:
+        """Where the next pull begins."""
+        return self.window.next_offset
 
     @property
     def committable(self) -> int:
@@ -189,55 +216,57 @@ class QueueReader:
         """Bytes of the messages that are held and not finished."""
         return self._bytes
 
-    def _has_room(self) -> bool:
-        bounds = self._prefetch
-        return (
-            not self._paused
-            and self._bytes < bounds.bytes
-            and self.window.unfinished < bounds.messages
-            and self.window.span < 2 * bounds.messages
-        )
+    def _missing_room(self) -> int:
+        """0 where there is room for what a pull brings; else how many messages have to be finished at least."""
+        bounds, window = self._prefetch, self.window
+        if self._bytes >= bounds.bytes or window.span >= 2 * bounds.messages:
+            return 1
+        return max(0, window.unfinished - bounds.messages + 1)
 
     # -- pulling ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Pulls until it is dropped; what goes wrong is tried again after a growing pause."""
-        pause = 0.0
-        while not self.dropped:
-            with anyio.CancelScope() as self.scope:
+        with anyio.CancelScope() as self.scope:
+            while not self.dropped:
+                if self._pause:
+                    await anyio.sleep(random.uniform(0.5, 1.0) * self._pause)  # noqa: S311 - spreads load
                 try:
-                    while not self.dropped:
-                        if pause:
-                            await anyio.sleep(random.uniform(0.5, 1.0) * pause)  # noqa: S311 - spreads load
-                        await self._pull_once()
-                        pause = 0.0
+                    await self._pull()
                 except RocketMQError as error:
-                    pause = min(_LONGEST_PAUSE, pause * 2 or _FIRST_PAUSE)
+                    self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
                     await self._mend(error)
                 except ValueError:
-                    pause = _LONGEST_PAUSE
+                    self._pause = _LONGEST_PAUSE
                     _log.exception("a pull's reply cannot be read", group=self.group, queue=self.queue)
         self.scope = None
 
-    async def _pull_once(self) -> None:
-        while not self._has_room():
-            self._full = True
-            self._room = anyio.Event()
-            await self._room.wait()
-        self._full = False
-        generation, window = self._generation, self.window
-        routes = self.client.routes
-        route = routes.known(self.queue.topic) or await routes.get(self.queue.topic)
-        address = route.member(self.queue.broker_name, self._broker_id)
+    async def _pull(self) -> None:
+        await self.client.routes.get(self.queue.topic)
+        address = self._address = self._member()
         if address is None:
             raise TopicNotFoundError(f"the route of {self.queue.topic} has no broker {self.queue.broker_name}")
-        result = await pull(self.client, address, self._call, window.next_offset, self._kind)
-        if generation == self._generation and not self.dropped:
-            self._absorb(window, result)
+        await self._pulls.run(address)
 
-    def _absorb(self, window: OffsetWindow, result: PullResult) -> None:
+    def _member(self) -> str | None:
+        """Whom to pull from: the member that the broker has named last, by the route as it is now."""
+        route = self.client.routes.known(self.queue.topic)
+        return route.member(self.queue.broker_name, self._broker_id) if route is not None else None
+
+    def pull_more(self) -> None:
+        """The next pull, as soon as there is room for what it brings."""
+        if self.dropped or self._paused:
+            return
+        self._look_in = self._missing_room()
+        if not self._look_in:
+            self._pulls.next()
+
+    def absorb(self, result: Pulled) -> None:
+        """A pull has come back. The next one goes out before its messages are looked at: the broker can begin."""
+        self._pause = 0.0
         self.max_seen = result.max_offset
         self._broker_id = result.suggested_broker
+        window = self.window
         if result.status is PullStatus.OFFSET_MOVED:
             _log.warning(
                 "offset is outside the queue",
@@ -246,9 +275,20 @@ class QueueReader:
                 offset=window.next_offset,
                 going_on_from=result.next_offset,
             )
-        if result.messages:
-            self.add(result.messages)
+        if self._member() != self._address:
+            self._pulls.stop()
+        began = window.next_offset
         window.moved_to(result.next_offset)
+        if result.size + self._bytes < self._prefetch.bytes and window.unfinished < self._room_for_two:
+            self.pull_more()
+        try:
+            messages = result.messages(self._kind)
+        except Exception:
+            window.moved_to(began)
+            raise
+        if messages:
+            self.add(messages)
+        self.pull_more()
 
     def add(self, messages: list[ReceivedMessage]) -> None:
         """Messages of the queue have come, in order."""

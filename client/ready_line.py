@@ -1,21 +1,26 @@
 """Readers that have messages to hand out, each in its turn, and the tasks that wait for one."""
 
 from collections import deque
+from typing import Final
 
 import anyio
 
 from client.message import ReceivedMessage
 from client.queue_reader import QueueReader
 
+_TURNS: Final = 16
+"""Messages that are taken from one reader, one by one, before it is the next one's turn."""
+
 
 class ReadyLine:
     """Any number of tasks may take and wait; what is ready is found by one of them."""
 
-    __slots__ = ("_inside", "_line", "_wake")
+    __slots__ = ("_inside", "_line", "_turns", "_wake")
 
     def __init__(self) -> None:
         self._line: deque[QueueReader] = deque()
         self._inside: set[QueueReader] = set()
+        self._turns = _TURNS
         self._wake = anyio.Event()
 
     def add(self, reader: QueueReader) -> None:
@@ -32,14 +37,19 @@ class ReadyLine:
             self._line.remove(reader)
 
     def take_one(self) -> ReceivedMessage | None:
-        """The next message; None where nobody has one."""
+        """The next message; None where nobody has one. A reader has a few turns before the next one has."""
         line = self._line
         while line:
-            reader = line.popleft()
+            reader = line[0]
             message = reader.take_one()
-            self._back(reader)
-            if message is not None:
-                return message
+            if message is None:
+                self._inside.discard(line.popleft())
+                continue
+            self._turns -= 1
+            if self._turns <= 0:
+                self._turns = _TURNS
+                line.rotate(-1)
+            return message
         return None
 
     def take(self, count: int) -> tuple[QueueReader, list[ReceivedMessage]] | None:

@@ -17,7 +17,8 @@ from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import AUTO_CREATE_TOPIC
 
 DEFAULT_QUEUES: Final = "4"
-STORED: Final = frozenset(int(status.value) for status in SendStatus)
+STATUS: Final = {int(status.value): status for status in SendStatus}
+"""The codes that mean stored."""
 BATCH_OVERHEAD: Final = 22
 
 
@@ -142,7 +143,8 @@ def send_command(group: str, prepared: Prepared, queue: MessageQueue) -> Remotin
 
 def receipts(reply: RemotingCommand, prepared: Prepared, queue: MessageQueue, address: str) -> list[SendReceipt]:
     """A receipt for each message of the request. Raises the error for a code that does not mean stored."""
-    if reply.code not in STORED:
+    status = STATUS.get(reply.code)
+    if status is None:
         raise error_for(reply.code, reply.remark, address)
     try:
         answer = reply.header(SendMessageResponseHeader)
@@ -150,7 +152,6 @@ def receipts(reply: RemotingCommand, prepared: Prepared, queue: MessageQueue, ad
         raise PerhapsStoredError(f"the broker's answer cannot be read: {error.remark}", address=address) from None
     if answer.queue_id != queue.queue_id:
         queue = MessageQueue(topic=queue.topic, broker_name=queue.broker_name, queue_id=answer.queue_id)
-    status = SendStatus(reply.code)
     if len(prepared.message_ids) == 1:
         return [
             SendReceipt(

@@ -12,11 +12,12 @@ from anyio.abc import ByteStream, TaskGroup
 
 from protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from remoting.back_off import BackOff
+from remoting.client_call import Call, CallbackCall
 from remoting.client_connection import ClientConnection, RequestProcessor
 from remoting.clock import Clock, SystemClock
-from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError
+from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError, RemotingTransportError
 
-__all__ = ["ClientConnection", "Connect", "RemotingClient", "RequestProcessor"]
+__all__ = ["CallbackCall", "ClientConnection", "Connect", "RemotingClient", "RequestProcessor"]
 
 Connect: TypeAlias = Callable[[str, int], Awaitable[ByteStream]]
 """Opens a stream to (host, port), or raises OSError."""
@@ -111,24 +112,44 @@ class RemotingClient:
         afterwards. Raises RemotingConnectError, RemotingSendError (the connection ended), RemotingTimeoutError
         (``timeout`` seconds in all), FrameError (too long for a frame).
         """
-        deadline = anyio.current_time() + timeout
-        connection = self._open(address) or await self._connection(address, deadline)
+        connection = self._open(address)
+        if connection is not None and connection.has_room:
+            deadline = connection.now() + timeout
+        else:
+            deadline = anyio.current_time() + timeout
+            connection = await self._with_room(address, command, timeout, deadline)
+        call = connection.new_call()
+        self.begin(connection, command, deadline, call)
+        try:
+            await call.wait()
+        finally:
+            connection.end(call)
+        if call.reply is not None:
+            return call.reply
+        raise no_reply(connection, call, command.code, timeout)
+
+    async def connection(self, address: str, timeout: float = 3.0) -> ClientConnection:
+        """The connection to ``address``, for ``begin``. Raises RemotingConnectError."""
+        return await self._connection(address, anyio.current_time() + timeout)
+
+    def begin(self, connection: ClientConnection, command: RemotingCommand, deadline: float, call: Call) -> None:
+        """Send a request now and return; ``call`` learns what comes of it, by ``deadline`` (the connection's ``now``).
+
+        Whoever begins a call ends it, with the connection's ``end``. Raises FrameError (too long for a frame).
+        """
+        self._opaque = command.opaque = self._opaque % 0x7FFFFFFF + 1
+        connection.begin(command, deadline, call)
+
+    async def _with_room(
+        self, address: str, command: RemotingCommand, timeout: float, deadline: float
+    ) -> ClientConnection:
+        connection = await self._connection(address, deadline)
         if not connection.has_room:
             with anyio.CancelScope(deadline=deadline) as scope:
                 await connection.wait_for_room()
             if scope.cancelled_caught:
                 raise RemotingTimeoutError(address, command.code, timeout, written=False)
-        command.opaque = self._next_opaque()
-        call = connection.begin(command, deadline)
-        try:
-            await call.done.wait()
-        finally:
-            connection.end(call)
-        if call.reply is not None:
-            return call.reply
-        if connection.closed:
-            raise RemotingSendError(address, connection.close_reason, written=call.written)
-        raise RemotingTimeoutError(address, command.code, timeout, written=call.written)
+        return connection
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout: float = 3.0) -> None:
         """Queue a request that wants no reply on the connection to ``address``; it may still get lost.
@@ -140,7 +161,7 @@ class RemotingClient:
         command.flag |= ONEWAY_FLAG
         with anyio.CancelScope(deadline=deadline):
             await connection.wait_for_room()
-            command.opaque = self._next_opaque()
+            self._opaque = command.opaque = self._opaque % 0x7FFFFFFF + 1
             connection.send(command)
             return
         raise RemotingTimeoutError(address, command.code, timeout, written=False)
@@ -172,10 +193,6 @@ class RemotingClient:
 
     def _connections(self) -> list[ClientConnection]:
         return [peer.connection for peer in self._peers.values() if peer.connection is not None]
-
-    def _next_opaque(self) -> int:
-        self._opaque = self._opaque % 0x7FFFFFFF + 1
-        return self._opaque
 
     async def _connection(self, address: str, deadline: float) -> ClientConnection:
         connection = self._open(address)
@@ -262,6 +279,13 @@ def _notify(callbacks: list[Callable[[ClientConnection], None]], connection: Cli
             callback(connection)
         except Exception:  # noqa: BLE001 - a listener's fault is not the connection's
             _log.exception("connection_callback_failed", address=connection.address)
+
+
+def no_reply(connection: ClientConnection, call: Call, code: int, timeout: float) -> RemotingTransportError:
+    """Why a call that has ended has no reply."""
+    if connection.closed:
+        return RemotingSendError(connection.address, connection.close_reason, written=call.written)
+    return RemotingTimeoutError(connection.address, code, timeout, written=call.written)
 
 
 def split_address(address: str) -> tuple[str, int]:

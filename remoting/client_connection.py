@@ -13,6 +13,7 @@ from protocol.codes import ResponseCode
 from protocol.command import Encoding, RemotingCommand
 from protocol.errors import FrameError, RemotingError
 from protocol.frame import FrameDecoder, encode
+from remoting.client_call import Call, running_loop
 from remoting.clock import Clock
 from remoting.errors import RemotingSendError
 from remoting.handlers import not_supported
@@ -29,6 +30,9 @@ _RECEIVE: Final = 64 * 1024
 _SEND: Final = 256 * 1024
 """Bytes handed to the socket at once; what is behind them can still be taken back."""
 
+_READS: Final = 3
+"""More reads without a turn of the loop between: what comes while replies are served is there already."""
+
 _FULL: Final = 8 * 1024 * 1024
 """Bytes waiting to be sent beyond which callers wait for room."""
 
@@ -37,19 +41,6 @@ _FEW: Final = 8
 
 _TICKS: Final = 20
 """Deadlines are looked at so often a second: a cancel scope for each request would cost more than the request."""
-
-
-class Call:
-    """A request and, later, its reply; ``done`` is set when there is one, or none can come any more."""
-
-    __slots__ = ("done", "frame", "opaque", "reply", "written")
-
-    def __init__(self, opaque: int, frame: bytes, done: anyio.Event) -> None:
-        self.opaque = opaque
-        self.frame = frame
-        self.written = False
-        self.reply: RemotingCommand | None = None
-        self.done = done
 
 
 class ClientConnection:
@@ -82,6 +73,9 @@ class ClientConnection:
         self._calls: dict[int, Call] = {}
         self._queue: list[bytes] = []
         self._queued = 0
+        loop = running_loop()
+        self.new_call = loop.call
+        self.now = loop.now
         self._wanted = anyio.Event()
         self._room = anyio.Event()
         self._sending = False
@@ -92,7 +86,11 @@ class ClientConnection:
         self._earlier = anyio.Event()
         raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - not Django's
         # Where the stream is nothing but a socket (on trio), the socket itself saves a turn of the loop for each use.
-        self._socket: socket.socket | None = raw if isinstance(raw, socket.socket) else None
+        self._socket: socket.socket | None = (
+            raw if isinstance(raw, socket.socket) and loop.wait_readable is not None else None
+        )
+        self._wait_readable = loop.wait_readable or anyio.wait_readable
+        self._reads_left = 0
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.address}{' closed' if self.closed else ''}>"
@@ -125,8 +123,8 @@ class ClientConnection:
             return
         self.closed = True
         self.close_reason = reason
-        for call in self._calls.values():
-            call.done.set()
+        for call in list(self._calls.values()):
+            call.finish()
         self._room.set()
         self._scope.cancel()
         self._on_close(self)
@@ -136,11 +134,12 @@ class ClientConnection:
         command.encoding = self.encoding
         self._put(encode(command))
 
-    def begin(self, command: RemotingCommand, deadline: float) -> Call:
-        """Queue a request whose reply is wanted until ``deadline`` (the loop's time). Raises FrameError (too long)."""
+    def begin(self, command: RemotingCommand, deadline: float, call: Call) -> None:
+        """Queue a request whose reply ``call`` wants until ``deadline`` (by ``now``). Raises FrameError (too long)."""
         command.encoding = self.encoding
-        opaque = command.opaque
-        call = self._calls[opaque] = Call(opaque, encode(command), self._event())
+        call.opaque = opaque = command.opaque
+        call.frame = encode(command)
+        self._calls[opaque] = call
         tick = int(deadline * _TICKS) + 1
         try:
             self._deadlines[tick].append(opaque)
@@ -149,12 +148,11 @@ class ClientConnection:
             if tick < self._next_tick:
                 self._earlier.set()
         self._put(call.frame)
-        return call
 
     def end(self, call: Call) -> None:
         """Forget a call; where it has not been handed to the socket, it never will be. Sets its ``written``."""
-        self._calls.pop(call.opaque, None)
         if call.reply is None:
+            self._calls.pop(call.opaque, None)
             try:
                 self._queue.remove(call.frame)
             except ValueError:
@@ -189,9 +187,10 @@ class ClientConnection:
                 self.active_at = self._clock.monotonic()
                 return
             frame = frame[sent:]
+        if not self._queue:
+            self._wanted.set()
         self._queue.append(frame)
         self._queued += len(frame)
-        self._wanted.set()
 
     async def _write(self) -> None:
         try:
@@ -226,12 +225,12 @@ class ClientConnection:
             self._earlier = self._event()
             with anyio.CancelScope(deadline=self._next_tick / _TICKS):
                 await self._earlier.wait()
-            now = anyio.current_time() * _TICKS
+            now = self.now() * _TICKS
             for tick in [tick for tick in self._deadlines if tick <= now]:
                 for opaque in self._deadlines.pop(tick):
                     call = self._calls.get(opaque)
                     if call is not None:
-                        call.done.set()
+                        call.finish()
 
     def _take(self) -> bytes:
         count = size = 0
@@ -269,10 +268,15 @@ class ClientConnection:
         if self._socket is None:
             return await self._stream.receive(_RECEIVE)
         while True:
-            await anyio.wait_readable(self._socket)
+            if self._reads_left:
+                self._reads_left -= 1
+            else:
+                await self._wait_readable(self._socket)
+                self._reads_left = _READS
             try:
                 data = self._socket.recv(_RECEIVE)
             except BlockingIOError:
+                self._reads_left = 0
                 continue
             if not data:
                 raise anyio.EndOfStream
@@ -283,7 +287,7 @@ class ClientConnection:
         if call is not None:
             call.reply = command
             call.written = True
-            call.done.set()
+            call.finish()
 
     def _serve(self, command: RemotingCommand, tasks: TaskGroup) -> None:
         processor = self._processors.get(command.code)

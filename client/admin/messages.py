@@ -95,7 +95,5 @@ class MessageAdmin(AdminBase):
         """
         call = PullCall(TOOLS_GROUP, queue, Subscription(queue.topic, ALL, 0), 1, with_subscription=True, hold=0.0)
         address = await queue_master(self.client, queue)
-        result = await pull(self.client, address, call, offset, ReceivedMessage)
-        if result.messages and result.messages[0].queue_offset == offset:
-            return result.messages[0]
-        return None
+        found = (await pull(self.client, address, call, offset)).messages(ReceivedMessage)
+        return found[0] if found and found[0].queue_offset == offset else None

@@ -1,0 +1,211 @@
+"""A reader of a queue against a broker that answers when the test says so."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+
+from client import Client, MessageQueue, ReceivedMessage
+from client.pulling import Pulled
+from client.queue_reader import Prefetch, QueueReader
+from client.subscription import Subscription
+from protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from protocol.frame import FrameDecoder, encode
+from protocol.record import encode_record, pack_host
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+
+QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
+
+
+def records(first: int, count: int) -> bytes:
+    return b"".join(
+        encode_record(
+            topic=b"T",
+            body=b"%d" % offset,
+            queue_id=0,
+            queue_offset=offset,
+            properties=b"",
+            physical_offset=0,
+            born_timestamp=0,
+            born_host=pack_host("127.0.0.1", 1),
+            store_timestamp=0,
+            store_host=pack_host("127.0.0.1", 1),
+        )
+        for offset in range(first, first + count)
+    )
+
+
+class Broker:
+    """A name server and a broker at one address. Pulls wait for the test."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.pulls: list[tuple[SocketStream, RemotingCommand]] = []
+        self.arrived = anyio.Event()
+
+    async def serve(self, stream: SocketStream) -> None:
+        decoder = FrameDecoder()
+        try:
+            while True:
+                for command in decoder.feed(await stream.receive()):
+                    if command.code == RequestCode.PULL_MESSAGE:
+                        self.pulls.append((stream, command))
+                        self.arrived.set()
+                        self.arrived = anyio.Event()
+                    else:
+                        await stream.send(encode(command.reply(body=self.route())))
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await anyio.aclose_forcefully(stream)
+
+    def route(self) -> bytes:
+        brokers = [BrokerData(cluster="c", broker_name="a", broker_addrs={"0": self.address})]
+        queues = [QueueData(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=6)]
+        return encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queues))
+
+    async def asked(self, count: int) -> int:
+        """Waits for so many pulls in all: where the last one begins."""
+        while len(self.pulls) < count:
+            await self.arrived.wait()
+        return int(self.pulls[-1][1].ext_fields()["queueOffset"])
+
+    async def answer(self, number: int, body: bytes, next_offset: int, code: int = ResponseCode.SUCCESS) -> None:
+        stream, command = self.pulls[number]
+        header = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(next_offset),
+            "minOffset": "0",
+            "maxOffset": "1000",
+        }
+        await stream.send(encode(command.reply(code, header=header, body=body)))
+
+
+class Watched(QueueReader):
+    """Tells when a pull's answer has been dealt with."""
+
+    absorbed = 0
+    turn: anyio.Event
+
+    def absorb(self, result: Pulled) -> None:
+        try:
+            super().absorb(result)
+        finally:
+            self.absorbed += 1
+            self.turn.set()
+
+    async def until_absorbed(self, count: int) -> None:
+        while self.absorbed < count:
+            self.turn = anyio.Event()
+            await self.turn.wait()
+
+
+@asynccontextmanager
+async def reading(prefetch: Prefetch, *, orderly: bool = False) -> AsyncIterator[tuple[Broker, Watched]]:
+    broker = Broker()
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        broker.address = f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        tasks.start_soon(listener.serve, broker.serve)
+        async with Client(broker.address) as client:
+            reader = Watched(
+                client,
+                "g",
+                QUEUE,
+                Subscription("T", "*", 0),
+                0,
+                prefetch=prefetch,
+                kind=ReceivedMessage,
+                with_subscription=True,
+                orderly=orderly,
+                on_ready=lambda _: None,
+            )
+            reader.turn = anyio.Event()
+            client.spawn(reader.run)
+            yield broker, reader
+            reader.drop()
+        tasks.cancel_scope.cancel()
+
+
+async def test_the_next_pull_follows_the_answer_of_the_last() -> None:
+    async with reading(Prefetch()) as (broker, reader):
+        assert await broker.asked(1) == 0
+        await broker.answer(0, records(0, 3), 3)
+        assert await broker.asked(2) == 3
+        await broker.answer(1, b"", 3, ResponseCode.PULL_NOT_FOUND)
+        assert await broker.asked(3) == 3
+        await broker.answer(2, records(3, 2), 9)  # what is between is not wanted
+        assert await broker.asked(4) == 9
+        assert [message.body for message in reader.take(10)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_nothing_is_asked_for_while_there_is_no_room() -> None:
+    async with reading(Prefetch(messages=4, pull_messages=2)) as (broker, reader):
+        for pull in (1, 2):
+            assert await broker.asked(pull) == 2 * pull - 2
+            await broker.answer(pull - 1, records(2 * pull - 2, 2), 2 * pull)
+        await reader.until_absorbed(2)
+        taken = reader.take(3)
+        assert len(broker.pulls) == 2
+        reader.finished(taken[1:])  # the first one is not finished, but two are
+        assert await broker.asked(3) == 4
+        assert reader.committable == 0
+        reader.pause()
+        await broker.answer(2, records(4, 1), 5)
+        await reader.until_absorbed(3)
+        reader.finished(taken[:1])
+        assert reader.committable == 3
+        assert len(broker.pulls) == 3
+        reader.resume()
+        assert await broker.asked(4) == 5
+
+
+async def test_what_cannot_be_read_is_not_passed_over() -> None:
+    """The next pull goes out before an answer's messages are looked at; that must not move what is committed."""
+    async with reading(Prefetch()) as (broker, reader):
+        await broker.asked(1)
+        await broker.answer(0, records(0, 2)[:-1], 2)
+        await reader.until_absorbed(1)
+        assert (reader.position, reader.committable) == (0, 0)
+        assert not reader.buffer
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_seek_forgets_the_pull_that_is_under_way(answered: bool) -> None:
+    async with reading(Prefetch()) as (broker, reader):
+        await broker.asked(1)
+        if answered:
+            await broker.answer(0, records(0, 2), 2)
+            await reader.until_absorbed(1)
+            await broker.asked(2)
+        old = len(broker.pulls) - 1
+        reader.seek(50)
+        assert await broker.asked(old + 2) == 50
+        await broker.answer(old, records(0, 2), 2)
+        await broker.answer(old + 1, records(50, 1), 51)
+        assert await broker.asked(old + 3) == 51
+        assert [message.queue_offset for message in reader.take(10)] == [50]
+
+
+async def test_after_a_broken_connection_it_goes_on_where_it_was() -> None:
+    async with reading(Prefetch()) as (broker, reader):
+        await broker.asked(1)
+        await broker.answer(0, records(0, 2), 2)
+        await broker.asked(2)
+        await anyio.aclose_forcefully(broker.pulls[1][0])
+        assert await broker.asked(3) == 2
+        await broker.answer(2, records(2, 1), 3)
+        await reader.until_absorbed(2)
+        assert [message.queue_offset for message in reader.take(10)] == [0, 1, 2]
+
+
+async def test_a_dropped_reader_takes_nothing_any_more() -> None:
+    async with reading(Prefetch()) as (broker, reader):
+        await broker.asked(1)
+        reader.drop()
+        await broker.answer(0, records(0, 2), 2)
+        await reader.client.request(broker.address, RequestCode.HEART_BEAT, {})  # behind the answer
+        assert (reader.absorbed, reader.take(10), reader.committable) == (0, [], 0)
+        assert len(broker.pulls) == 1
