@@ -1,7 +1,9 @@
 """The SDK beside the Java client, against the same broker of ours in the same minutes; prints the ratios.
 
-``python -m bench.sdk [--seconds 4] [--rounds 3] [--messages 700000] [--profile] [--json FILE]``. Each load is a process
-of its own with one message size, 1 KiB. Sends: awaited, 64 in flight, against the faster of Java's two ways to have 64
+``python -m bench.sdk [--seconds 4] [--rounds 3] [--messages 1000000] [--profile] [--json FILE]``. Each load is a
+process of its own with one message size, 1 KiB.
+
+Sends: awaited, 64 in flight, against the faster of Java's two ways to have 64
 in flight. Consuming: from a warm topic, against a loop that takes the same frames and looks only at where to go on.
 Needs a JDK and Maven.
 """
@@ -82,22 +84,24 @@ def sends(namesrv: str, seconds: float) -> dict[str, float]:
     return found
 
 
-def consumes(namesrv: str, seconds: float) -> dict[str, float]:
+def consumes(namesrv: str, seconds: float, messages: int) -> dict[str, float]:
     """Each way to consume, once."""
     found = {}
     for name, (backend, load) in CONSUMES.items():
-        found[name] = ours(namesrv, "Warm", load, seconds, "--backend", backend)
+        options = ("--backend", backend, "--messages", str(messages))
+        found[name] = ours(namesrv, "Warm", load, seconds, *options)
         print(f"{name:20s} {found[name]:10,.0f} msg/s", flush=True)
     return found
 
 
-def profiles(namesrv: str, root: Path, seconds: float) -> dict[str, list[list[Any]]]:
+def profiles(namesrv: str, root: Path, seconds: float, messages: int) -> dict[str, list[list[Any]]]:
     """Where the time goes: the functions with the largest time of their own, in share of all."""
     found = {}
     for name in PROFILED:
         path = root / "profile"
         _, load, *in_flight = SENDS.get(name) or CONSUMES[name]
-        options = ["--profile", str(path), *(("--in-flight", str(in_flight[0])) if in_flight else ())]
+        options = ["--profile", str(path)]
+        options += ["--in-flight", str(in_flight[0])] if in_flight else ["--messages", str(messages)]
         ours(namesrv, "Sends" if in_flight else "Warm", str(load), seconds, *options)
         found[name] = _top(path)
     return found
@@ -124,10 +128,10 @@ def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
         with BrokerProcess("ours", our_command(), root, **settings) as broker:
             for topic in ("Sends", "Warm"):
                 probe.create_topic(f"127.0.0.1:{broker.port}", topic, QUEUES)
-            ours(namesrv, "Warm", "fill", arguments.messages)
+            ours(namesrv, "Warm", "fill", 0, "--messages", str(arguments.messages))
             while len(rounds) < arguments.rounds:
-                rounds += [consumes(namesrv, arguments.seconds) | sends(namesrv, arguments.seconds)]
-            found = profiles(namesrv, root, arguments.seconds) if arguments.profile else {}
+                rounds += [consumes(namesrv, arguments.seconds, arguments.messages) | sends(namesrv, arguments.seconds)]
+            found = profiles(namesrv, root, arguments.seconds, arguments.messages) if arguments.profile else {}
     finally:
         shutil.rmtree(root, ignore_errors=True)
     rates = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
@@ -152,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--messages", type=int, default=700_000)
+    parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

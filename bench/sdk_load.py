@@ -1,13 +1,14 @@
 """The SDK's part of bench/sdk.py, a process of its own: one load for a while, its figures as a line of JSON.
 
-python -m bench.sdk_load NAMESRV TOPIC LOAD SECONDS [--backend asyncio] [--in-flight 64] [--profile FILE]. The loads:
-fill (SECONDS is the number of messages), send, linger, raw_pull, process, batches, poll.
+python -m bench.sdk_load NAMESRV TOPIC LOAD SECONDS [--messages N] [--backend asyncio] [--in-flight 64] [--profile FILE]
+where LOAD is: fill (writes N messages), send, linger, raw_pull, process, batches, poll (from a topic with N messages).
 """
 
 import argparse
 import cProfile
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -24,25 +25,41 @@ from protocol.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 SIZE = 1024
 WARM_SECONDS = 1.5
+WARM_PART, LAST_PART = 0.1, 0.9
+"""The part of a topic that is read before the measurement begins, and when it ends: no queue is empty before that."""
+LOOK = 0.02
 BATCH = 32
 """Messages of a pull, and of a batch."""
 
 
 class Count:
-    """What is done, and when to stop."""
+    """What is done, and when to stop: when the time is over, or the topic is nearly read."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, messages: int) -> None:
         self.done = 0
         self._seconds = seconds
+        self._messages = messages
         self.rate = self.cpu_us = 0.0
 
+    def is_over(self, began: float, seconds: float, part: float) -> bool:
+        """Whether a period of so long is over, or so much of the topic is read."""
+        return time.perf_counter() - began >= seconds or self.done >= self._messages * part
+
     async def watch(self) -> None:
-        """Sets the rate, when the time is over."""
-        await anyio.sleep(WARM_SECONDS)
+        """Sets the rate, when it is over."""
+        began = time.perf_counter()
+        while not self.is_over(began, WARM_SECONDS, WARM_PART):  # noqa: ASYNC110 - an event would cost each message
+            await anyio.sleep(LOOK)
         before, began, used = self.done, time.perf_counter(), time.process_time()
-        await anyio.sleep(self._seconds)
-        self.rate = (self.done - before) / (time.perf_counter() - began)
-        self.cpu_us = (time.process_time() - used) * 1e6 / max(self.done - before, 1)
+        while not self.is_over(began, self._seconds, LAST_PART):  # noqa: ASYNC110 - as above
+            await anyio.sleep(LOOK)
+        self.took(before, began, used)
+
+    def took(self, before: int, began: float, used: float) -> None:
+        """Sets the rate, and what a message cost, from then to now."""
+        done = max(self.done - before, 1)
+        self.rate = done / (time.perf_counter() - began)
+        self.cpu_us = (time.process_time() - used) * 1e6 / done
 
 
 async def during(count: Count, work: Callable[[], Coroutine[Any, Any, None]], tasks: int = 1) -> None:
@@ -111,7 +128,6 @@ class RawPull:
         self.decoder = FrameDecoder()
         self.topic = topic
         self.at = dict.fromkeys(range(queues), 0)
-        self.done = 0
 
     def ask(self, queue: int, offset: int) -> None:
         """Sends a pull; its answer has the queue as its number."""
@@ -132,27 +148,26 @@ class RawPull:
         command.opaque = queue
         self.sock.sendall(encode(command))
 
-    def run(self, until: float) -> None:
-        """Adds to ``done`` until then, or until the topic is at its end."""
-        decoder, receive = self.decoder, self.sock.recv
-        while time.perf_counter() < until:
+    def run(self, count: Count, seconds: float, part: float) -> None:
+        """Adds to what is done until it is over."""
+        decoder, receive, began = self.decoder, self.sock.recv, time.perf_counter()
+        while not count.is_over(began, seconds, part):
             for reply in decoder.feed(receive(64 * 1024)):
                 if reply.code:
                     raise RuntimeError(f"the topic is at its end, or worse: {reply.code} {reply.remark}")
                 offset = reply.header(PullMessageResponseHeader).next_begin_offset
-                self.done += offset - self.at[reply.opaque]
+                count.done += offset - self.at[reply.opaque]
                 self.at[reply.opaque] = offset
                 self.ask(reply.opaque, offset)
 
-    def measure(self, seconds: float) -> tuple[float, float]:
-        """Messages a second, all queues together, and what one costs."""
+    def measure(self, count: Count, seconds: float) -> None:
+        """All queues together."""
         for queue in self.at:
             self.ask(queue, 0)
-        self.run(time.perf_counter() + WARM_SECONDS)
-        before, began, used = self.done, time.perf_counter(), time.process_time()
-        self.run(began + seconds)
-        done = self.done - before
-        return done / (time.perf_counter() - began), (time.process_time() - used) * 1e6 / done
+        self.run(count, WARM_SECONDS, WARM_PART)
+        before, began, used = count.done, time.perf_counter(), time.process_time()
+        self.run(count, seconds, LAST_PART)
+        count.took(before, began, used)
 
 
 async def route(namesrv: str, topic: str) -> tuple[str, int]:
@@ -162,16 +177,14 @@ async def route(namesrv: str, topic: str) -> tuple[str, int]:
     return found.master(queues[0].broker_name) or "", len(queues)
 
 
-async def run(arguments: argparse.Namespace) -> tuple[float, float]:
-    namesrv, topic, load, seconds = arguments.namesrv, arguments.topic, arguments.load, arguments.seconds
-    count = Count(seconds)
+async def run(arguments: argparse.Namespace, count: Count) -> None:
+    namesrv, topic, load = arguments.namesrv, arguments.topic, arguments.load
     if load == "fill":
-        await fill(namesrv, topic, int(seconds))
+        await fill(namesrv, topic, arguments.messages)
     elif load in ("send", "linger"):
         await send(namesrv, topic, count, arguments.in_flight, 0.0 if load == "linger" else None)
     else:
         await consume(namesrv, topic, count, load)
-    return count.rate, count.cpu_us
 
 
 def main() -> None:
@@ -182,20 +195,22 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--backend", default="trio")
     parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--messages", type=int, default=sys.maxsize)
     parser.add_argument("--profile", type=Path)
     arguments = parser.parse_args()
+    count = Count(arguments.seconds, arguments.messages)
     profile = cProfile.Profile(time.process_time)  # waiting is not what is looked for
     if arguments.profile:
         profile.enable()
     if arguments.load == "raw_pull":
         address, queues = anyio.run(route, arguments.namesrv, arguments.topic, backend=arguments.backend)
-        rate, cpu_us = RawPull(address, arguments.topic, queues).measure(arguments.seconds)
+        RawPull(address, arguments.topic, queues).measure(count, arguments.seconds)
     else:
-        rate, cpu_us = anyio.run(run, arguments, backend=arguments.backend)
+        anyio.run(run, arguments, count, backend=arguments.backend)
     profile.disable()
     if arguments.profile:
         profile.dump_stats(arguments.profile)
-    print(json.dumps({"msg_s": rate, "cpu_us": cpu_us}))
+    print(json.dumps({"msg_s": count.rate, "cpu_us": count.cpu_us}))
 
 
 if __name__ == "__main__":
