@@ -194,7 +194,7 @@ class TopicAdminProcessor:
 
     async def clean_unused(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """CLEAN_UNUSED_TOPIC (316): queues whose topic is not there any more."""
-        await self._store.clean_unused_topics(set(self._topics.table))
+        await self._store.clean_unused_topics(self._topics.table)
         return command.reply()
 
     async def delete_expired(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -19,7 +19,6 @@ from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.queue_clean import QueueCleaner
 from broker.store.running_flags import Flag, RunningFlags
-from protocol.topic_rules import is_system_topic
 
 _log = structlog.get_logger(__name__)
 
@@ -181,20 +180,16 @@ class CleanService:
     # -- topics
 
     async def delete_topics(self, topics: Iterable[str]) -> None:
-        """Delete topics with all their queues; their records stay in the log until they expire."""
+        """Delete topics with all their queues; their records stay in the log until they expire.
+
+        Each one's queues go in the turn in which ``topics`` has named it.
+        """
         await self._cleaner.drop_topics(topics, lambda: self._files.max_offset, self._latest_ms)
         await self._save_checkpoint()
 
     def _latest_ms(self) -> int:
         """No record is of a later time: a clock that was set back does not make those of a deleted topic newer."""
         return max(self._wall_ms(), self.last_stored_ms())
-
-    async def clean_unused_topics(self, known: Iterable[str], present: Iterable[str]) -> list[str]:
-        """Delete the queues of the ``present`` topics that are neither ``known`` nor the system's; which they were."""
-        kept = set(known)
-        unused = [topic for topic in present if topic not in kept and not is_system_topic(topic)]
-        await self.delete_topics(unused)
-        return unused
 
     async def clean_expired_consume_queues(self) -> int:
         """Delete queues of ordinary topics that have no message left in the log; how many."""

@@ -3,7 +3,7 @@
 Source: RocketMQ's DefaultMessageStore.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -47,6 +47,7 @@ from broker.store.types import (
 )
 from broker.store.write_path import WritePath
 from protocol.queue_unit import UNIT_SIZE
+from protocol.topic_rules import is_system_topic
 from remoting.clock import Clock, SystemClock
 
 __all__ = ["MessageStore", "StoreInUseError", "StoreLoadError"]
@@ -387,12 +388,21 @@ class MessageStore:
         self.commit_log.forget_topic(topic)
         await self._clean.delete_topics([topic])
 
-    async def clean_unused_topics(self, known: set[str]) -> list[str]:
-        """Delete the queues of topics that are neither ``known`` nor the system's; which they were."""
-        present = self.topics()
-        deleted = await self._clean.clean_unused_topics(known, present)
-        for topic in deleted:
-            self.commit_log.forget_topic(topic)
+    async def clean_unused_topics(self, known: Container[str]) -> list[str]:
+        """Delete the queues of topics that are neither ``known`` nor the system's; which they were.
+
+        Each one is looked up when its turn has come: a send may have made it meanwhile.
+        """
+        deleted: list[str] = []
+
+        def unused() -> Iterator[str]:
+            for topic in self.topics():
+                if topic not in known and not is_system_topic(topic):
+                    self.commit_log.forget_topic(topic)
+                    deleted.append(topic)
+                    yield topic
+
+        await self._clean.delete_topics(unused())
         return deleted
 
     async def clean_expired_consume_queues(self) -> int:

@@ -170,6 +170,27 @@ async def test_queues_of_topics_that_are_not_there_are_cleaned(broker: BrokerCon
     assert "Left" not in store.topics()
 
 
+async def test_a_topic_that_a_send_makes_anew_while_others_are_cleaned(
+    broker: BrokerController, client: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, topics = broker.parts.store, broker.parts.topics
+    for topic in ("Left", "Made"):
+        await client.send(topic)
+        assert topics.delete(topic)
+    usual = store.queues.dropped.note
+
+    async def meanwhile(topic: str, *more: int) -> None:
+        if topic == "Left":
+            async with WireClient.connect(broker.endpoint) as producer:
+                assert (await producer.send("Made", b"new")).code == ResponseCode.SUCCESS
+        await usual(topic, *more)
+
+    monkeypatch.setattr(store.queues.dropped, "note", meanwhile)
+    assert (await client.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == ResponseCode.SUCCESS
+    assert not store.has_queue("Left", 0)
+    assert (await client.pull_messages("Made"))[-1].body == b"new"
+
+
 async def test_expired_files_and_then_empty_queues_go_by_hand(tmp_path: Path) -> None:
     """DELETE_EXPIRED_COMMITLOG (329) whatever the hour is, then CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
     settings: dict[str, Any] = {"mappedFileSizeCommitLog": 65536, "deleteCommitLogFilesInterval": 1}
