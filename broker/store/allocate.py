@@ -21,6 +21,9 @@ from broker.store.transient_store_pool import PooledMappedFile, TransientStorePo
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RETRY_SECONDS: Final = 1.0
 _FIRST_STEP: Final = 4 << 20
+_QUICK: Final = 0.25
+_SLOW: Final = 1.0
+"""Seconds between two steps."""
 _NEVER: Final = 1 << 62
 
 _log = structlog.get_logger(__name__)
@@ -37,8 +40,10 @@ class _Task(NamedTuple):
 class AllocateMappedFileService:
     """Keeps room ready for the log: half a step of the current file, and the next file before this one is full.
 
-    Steps begin at 4 MiB and double up to ``step`` while the log grows by more than a step in a second, so that an idle
-    broker takes megabytes. ``on_room`` is called whenever more room has become ready, or has been refused.
+    Steps begin at 4 MiB, double up to ``step`` while the log grows by more than one in a quarter of a second, and halve
+    when that takes longer than a second. An idle broker takes megabytes, and little lies ready that a sync of the log
+    finds empty: it would write that for nothing, and a first store into each of its pages would be a fault again.
+    ``on_room`` is called whenever more room has become ready, or has been refused.
     """
 
     def __init__(
@@ -215,8 +220,10 @@ class AllocateMappedFileService:
                 file.release()
             file.mark_reserved(task.end)
         now = trio.current_time()
-        if now - self._last_step_at < 1:
+        if now - self._last_step_at < _QUICK:
             self._step = min(2 * self._step, self._max_step)
+        elif now - self._last_step_at > _SLOW:
+            self._step = max(self._step // 2, min(_FIRST_STEP, self._max_step))
         self._last_step_at = now
         self._log.cool_down(self._hot_bytes)
         if self._flags.has(Flag.NO_SPACE):
