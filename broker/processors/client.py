@@ -3,7 +3,7 @@
 Source: RocketMQ's ClientManageProcessor and ConsumerManageProcessor.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from broker.filters.tag import is_tag_type
 from broker.processors.send_checks import UNIT_RETRY
@@ -33,8 +33,6 @@ from remoting.handlers import HandlerTable, Outcome
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
-
-_WATCHED: Final = "broker_clients"
 
 
 class CheckClientRequestBody(Body):
@@ -70,7 +68,6 @@ class ClientProcessor:
         A group's retry topic exists and is routed when the reply goes out: consumers look for its route right away.
         """
         data = decode_json(command.body, HeartbeatData)
-        self._watch(connection)
         before = self._topics.data_version
         changed = False
         for consumer in data.consumer_data_set:
@@ -116,12 +113,6 @@ class ClientProcessor:
         known = self._fingerprints.get(consumer.group_name)
         self._fingerprints[consumer.group_name] = data.heartbeat_fingerprint
         return known is not None and known != data.heartbeat_fingerprint
-
-    def _watch(self, connection: Connection) -> None:
-        if _WATCHED not in connection.data:
-            connection.data[_WATCHED] = True
-            connection.on_close.append(self._consumers.client_closed)
-            connection.on_close.append(self._producers.client_closed)
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """UNREGISTER_CLIENT (35): the client leaves the groups named."""

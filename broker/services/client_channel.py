@@ -1,5 +1,6 @@
 """A client as the membership tables know it (RocketMQ's ClientChannelInfo)."""
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -19,3 +20,9 @@ class ClientChannel(Struct):
     version: int = 0
     last_update: float = 0.0
     last_update_timestamp: int = 0
+
+
+def watch(connection: Connection, closed: Callable[[Connection], None]) -> None:
+    """Let ``closed`` hear, once, of the end of a connection, however often its client comes and goes on it."""
+    if closed not in connection.on_close:
+        connection.on_close.append(closed)

@@ -12,7 +12,7 @@ import trio
 from msgspec import Struct
 
 from broker.config import BrokerConfig
-from broker.services.client_channel import ClientChannel
+from broker.services.client_channel import ClientChannel, watch
 from protocol.body import SubscriptionData
 from protocol.codes import RequestCode
 from protocol.command import RemotingCommand
@@ -118,8 +118,7 @@ class ConsumerManager:
         before = info.channels.get(channel.connection)
         info.channels[channel.connection] = channel
         if before is None:
-            if channel.connection not in self._groups_of:
-                channel.connection.on_close.append(self.client_closed)
+            watch(channel.connection, self.client_closed)
             self._groups_of.setdefault(channel.connection, set()).add(info.group_name)
             _log.info("consumer_joined", group=info.group_name, client=channel.client_id)
             return True

@@ -7,7 +7,7 @@ import structlog
 import trio
 
 from broker.config import BrokerConfig
-from broker.services.client_channel import ClientChannel
+from broker.services.client_channel import ClientChannel, watch
 from remoting.clock import Clock
 from remoting.config import Configuration
 from remoting.connection import Connection
@@ -42,8 +42,7 @@ class ProducerManager:
         members[channel.connection] = channel
         self._clients.setdefault(channel.client_id, {})[channel.connection] = None
         if new:
-            if channel.connection not in self._groups_of:
-                channel.connection.on_close.append(self.client_closed)
+            watch(channel.connection, self.client_closed)
             self._groups_of.setdefault(channel.connection, set()).add(group)
             _log.info("producer_joined", group=group, client=channel.client_id)
         return new

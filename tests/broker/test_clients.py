@@ -111,6 +111,17 @@ async def test_unregister(client: WireClient) -> None:
     assert reply.code == ResponseCode.SYSTEM_ERROR
 
 
+async def test_clients_that_come_and_go_on_one_connection(broker: BrokerController, client: WireClient) -> None:
+    (connection,) = broker.reactor.connections.values()
+    ext = {"clientID": "c1", "producerGroup": "P", "consumerGroup": "G"}
+    listeners = []
+    for _ in range(3):
+        await client.heartbeat("c1", consumers=[consumer("G", "Orders")], producers=["P"])
+        await client.ask(RequestCode.UNREGISTER_CLIENT, ext)
+        listeners.append(len(connection.on_close))
+    assert listeners == [listeners[0]] * 3
+
+
 @pytest.mark.parametrize(
     ("kind", "code"),
     [("TAG", ResponseCode.SUCCESS), (None, ResponseCode.SUCCESS), ("SQL92", ResponseCode.SYSTEM_ERROR)],
