@@ -153,6 +153,7 @@ async def test_what_is_not_ordinary_is_left_to_the_long_way(
     assert short is not None
     assert long is not None
     assert (short.code, short.remark) == (long.code, long.remark)
+    assert set(broker.parts.store.topics()["Orders"]) <= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, opened, settings
 
 Plain = dict[str, Any]
+ROOMY = settings(mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)
 
 
 class Sender:
@@ -30,7 +31,6 @@ class Sender:
         self.store = store
         self.short = short
         self.taken = 0
-        self.answers = Answers()
         self._queues: dict[tuple[str, int], TopicQueue] = {}
 
     def queue(self, topic: str, queue_id: int) -> TopicQueue:
@@ -39,9 +39,9 @@ class Sender:
             known = self._queues[topic, queue_id] = self.store.commit_log.queue(topic, queue_id)
         return known
 
-    def put(self, put: MessageInner) -> PutMessageResult | None:
-        """The result, or None where it comes later."""
-        later = self.answers.later if self.store.syncs_each_put else None
+    def put(self, put: MessageInner, answers: Answers) -> None:
+        """Put a message; its one result comes now or later."""
+        later = answers.later if self.store.syncs_each_put else None
         if self.short:
             queue = self.queue(put.topic, put.queue_id)
             offset = self.store.put_plain(
@@ -60,23 +60,28 @@ class Sender:
             )
             if offset >= 0:
                 self.taken += 1
-                if later is not None:
-                    return None
-                timestamp = self.store.commit_log.last_store_timestamp
-                done = PutMessageStatus.PUT_OK
-                return PutMessageResult(done, offset, queue.next_offset - 1, queue.last_size, timestamp)
-        return self.store.put_message(put, self.answers.later)
+                if later is None:
+                    timestamp = self.store.commit_log.last_store_timestamp
+                    done = PutMessageStatus.PUT_OK
+                    answers.later(PutMessageResult(done, offset, queue.next_offset - 1, queue.last_size, timestamp))
+                return
+        result = self.store.put_message(put, answers.later)
+        if result is not None:
+            answers.later(result)
 
     async def done(self, put: MessageInner) -> PutMessageResult:
         """The result, waited for."""
-        count = len(self.answers.results)
-        result = self.put(put)
-        if result is not None:
-            return result
-        while len(self.answers.results) == count:
-            self.answers.changed = trio.Event()
-            await self.answers.changed.wait()
-        return self.answers.results[-1]
+        (result,) = await self.all_done([put])
+        return result
+
+    async def all_done(self, puts: list[MessageInner]) -> list[PutMessageResult]:
+        """The results of messages that are put in one turn."""
+        waiting = [Answers() for _ in puts]
+        for put, answers in zip(puts, waiting, strict=True):
+            self.put(put, answers)
+        for answers in waiting:
+            await answers.changed.wait()
+        return [result for answers in waiting for result in answers.results]
 
 
 def keyed(body: bytes, name: str, **more: Any) -> MessageInner:
@@ -103,6 +108,14 @@ async def _traces(store: MessageStore, names: set[str]) -> dict[str, Any]:
     return found
 
 
+def _message(plain: Plain) -> MessageInner:
+    fields = dict(plain)
+    body, padding = b"b" * fields.pop("size"), b"P\x01" + b"p" * fields.pop("padding") + b"\x02"
+    put = keyed(body, fields.pop("name"), **fields)
+    put.properties += padding
+    return put
+
+
 puts = st.fixed_dictionaries(
     {
         "size": st.sampled_from([0, 1, 10, 300, 3999, 4000, 4001, 5000]),
@@ -115,8 +128,9 @@ puts = st.fixed_dictionaries(
         "tags_code": st.sampled_from([0, 97, -5]),
     }
 )
+bursts = st.lists(puts, min_size=1, max_size=5)
 steps = st.lists(
-    st.one_of(puts, puts, puts, st.sampled_from(["tick", "back", "delete", "small", "large", "refuse", "allow"])),
+    st.one_of(bursts, bursts, bursts, st.sampled_from(["tick", "back", "delete", "small", "large", "refuse", "allow"])),
     min_size=1,
     max_size=25,
 )
@@ -125,7 +139,7 @@ steps = st.lists(
 @pytest.mark.parametrize("sync", [False, True])
 @given(steps)
 @examples(max_examples=40, deadline=None)
-def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[Plain | str]) -> None:
+def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[list[Plain] | str]) -> None:
     async def run(*, short: bool) -> list[Any]:
         clock = ManualClock()
         config = settings(sync=sync, mapped_file_size_commit_log=1 << 16)
@@ -135,14 +149,9 @@ def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[Plain | st
             heard: list[Any] = []
             store.message_arriving.append(lambda *arrived: heard.append(arrived))
             for step in script:
-                if isinstance(step, dict):
-                    fields = dict(step)
-                    body, padding = b"b" * fields.pop("size"), b"P\x01" + b"p" * fields.pop("padding") + b"\x02"
-                    put = keyed(body, fields.pop("name"), **fields)
-                    put.properties += padding
-                    result = await sender.done(put)
+                if isinstance(step, list):
+                    seen.append(await sender.all_done([_message(fields) for fields in step]))
                     await trio.testing.wait_all_tasks_blocked()  # the room for the next one is ready
-                    seen.append(result)
                 elif step in ("tick", "back"):
                     clock.advance(1) if step == "tick" else clock.set_wall_ms(clock.wall_ms() - 5000)
                 elif step == "delete":
@@ -168,6 +177,34 @@ async def test_ordinary_messages_take_the_short_way(sync: bool) -> None:
         assert sender.taken == 9  # the first one makes the first file
 
 
+async def test_a_burst_is_dispatched_in_its_turn() -> None:
+    async with opened(SimDisk(), ROOMY) as store:
+        sender = Sender(store, short=True)
+        await sender.done(keyed(b"first", "k0"))
+        heard: list[int] = []
+        store.message_arriving.append(lambda _topic, _queue, following, *_: heard.append(following))
+        for number in range(1, 6):
+            sender.put(keyed(b"x", f"k{number}"), Answers())
+            assert store.max_offset(TOPIC, 0) == number + 1
+        assert heard == [2, 3, 4, 5, 6]
+        assert sender.taken == 5
+
+
+async def test_records_that_wait_for_their_dispatch_are_not_overtaken() -> None:
+    async with opened(SimDisk(), ROOMY) as store:
+        sender = Sender(store, short=True)
+        for queue_id in (0, 1, 1):
+            await sender.done(keyed(b"first", "k0", queue_id=queue_id))
+        sender.put(keyed(b"x", "k1", queue_id=1), Answers())
+        assert store.commit_log.append(keyed(b"left behind", "k2", queue_id=0)) is not None
+        sender.put(keyed(b"after it", "k3", queue_id=1), Answers())
+        assert sender.taken == 4
+        assert (store.max_offset(TOPIC, 0), store.max_offset(TOPIC, 1)) == (1, 3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (store.max_offset(TOPIC, 0), store.max_offset(TOPIC, 1)) == (2, 4)
+        assert store.dispatch_behind_bytes == 0
+
+
 async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
     async with opened(SimDisk(), settings(sync=True)) as store:
         sender = Sender(store, short=True)
@@ -178,7 +215,8 @@ async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
         heard: list[Any] = []
         store.message_arriving.append(lambda *arrived: heard.append(arrived))
         at = store.max_phy_offset
-        assert sender.put(keyed(b"not yet", "k2")) is None
+        answers = Answers()
+        sender.put(keyed(b"not yet", "k2"), answers)
         assert (sender.taken, store.max_phy_offset > at) == (1, True)
         await trio.testing.wait_all_tasks_blocked()
         assert store.max_offset(TOPIC, 0) == 1
@@ -194,10 +232,10 @@ async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
         assert found.count == 0
         found.release()
         assert heard == []
-        assert len(sender.answers.results) == 1
+        assert answers.results == []
         group.commit()
         await trio.testing.wait_all_tasks_blocked()
-        assert sender.answers.results[-1].ok
+        assert answers.results[0].ok
         assert store.max_offset(TOPIC, 0) == 2
         assert b"not yet" in bytes(store.look_message(at) or b"")
         assert [arrived[2] for arrived in heard] == [2]

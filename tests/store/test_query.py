@@ -4,7 +4,10 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from broker.store.key_match import HEAD_SIZE
+from broker.store.message_store import MessageStore
 from broker.store.query import MessageFinder, _at_once, store_timestamp_of
+from broker.store.types import QueryMessageResult
 from protocol.message import decode_message
 from protocol.queue_unit import FILLER_SIZE, UNIT
 from remoting.clock import ManualClock
@@ -257,3 +260,19 @@ async def test_usual_keys_take_the_short_way() -> None:
         assert nothing is not None
         assert nothing.count == 0
         nothing.release()
+        (file,) = store.files.files
+        begin, end = second.physical_offset, second.physical_offset + second.size
+        copy = bytes(file.view[first.physical_offset : first.physical_offset + first.size])
+        kept = bytes(file.view[begin:end])
+        file.buffer[begin:end] = copy  # a record that says it lies elsewhere
+        assert _short(store, places) is None
+        file.buffer[begin:end] = kept
+        file.buffer[begin + HEAD_SIZE] ^= 1  # a damaged body
+        damaged = _short(store, places)
+        assert damaged is not None
+        assert [decode_message(data).unique_id for data in damaged.buffers] == ["U1"]
+        damaged.release()
+
+
+def _short(store: MessageStore, places: list[int]) -> QueryMessageResult | None:
+    return store._finder._match_hot(places, TOPIC, "k1", 5, (0, FAR))
