@@ -25,7 +25,8 @@ from tests.interop.harness.servers import Cluster
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("sdk_job.py")
 ADDRESS = "127.7.0.1"  # of this machine like 127.0.0.1, but nobody else's ports are there
-START_SECONDS = 60
+PATIENCE = 180
+"""Seconds for a start, or for a client's work; that is a few on a machine that has nothing else to do."""
 
 REMARKS = pytest.StashKey[list[str]]()
 """Figures that a run tells at its end."""
@@ -40,25 +41,27 @@ class Docker:
             "TRIMQ_ADDRESS": ADDRESS,
             "TRIMQ_METRICS_ADDRESS": ADDRESS,
             "COMPOSE_PROJECT_NAME": "trimqtest",
-            "DOCKER_BUILDKIT": "0",
+            "COMPOSE_HTTP_TIMEOUT": "300",  # for an answer of the daemon, which copies files meanwhile
+            "DOCKER_BUILDKIT": "0",  # the one builder that every version of Docker's command has
         }
+        self.build = {"BASE": "trimq-base", "PYTHON": sys.executable, "OPTIONS": "--network=host"}
+        """Variables of docker/build, for the base that the tests make."""
 
-    def run(self, *command: str, timeout: float = 120, **environment: str) -> str:
+    def run(self, *command: str, timeout: float = 300, environment: dict[str, str] | None = None) -> str:
         run = subprocess.run(
             command,
             capture_output=True,
             text=True,
             check=False,
-            env=self.environment | environment,
+            env=self.environment | (environment or {}),
             cwd=ROOT,
             timeout=timeout,
         )
         assert run.returncode == 0, f"{' '.join(command)}\n{run.stdout[-4000:]}\n{run.stderr[-4000:]}"
         return run.stdout.strip()
 
-    def compose(self, profile: str, *arguments: str, timeout: float = 120) -> str:
-        command = ("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)
-        return self.run(*command, timeout=timeout)
+    def compose(self, profile: str, *arguments: str) -> str:
+        return self.run("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)
 
     def type_in(self, name: str, directory: Path, *, until: str = "\0", since: str = "") -> str:
         """Runs a block of commands of the pages, all of it or up to or from a line, on the base that the tests made.
@@ -79,9 +82,8 @@ class Docker:
             )
             (directory / "docker").write_text(f"#!/bin/sh\n{script}")
             (directory / "docker").chmod(0o755)
-        environment = {"BASE": "trimq-base", "PYTHON": sys.executable, "OPTIONS": "--network=host"}
-        path = f"{directory}:{self.environment['PATH']}"
-        return self.run("sh", "-euc", text, timeout=500, PATH=path, **environment)
+        path = {"PATH": f"{directory}:{self.environment['PATH']}"}
+        return self.run("sh", "-euc", text, timeout=600, environment=self.build | path)
 
     def container(self, service: str) -> str:
         return self.run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.service={service}")
@@ -107,7 +109,7 @@ class Docker:
         ).splitlines()
 
     def wait_healthy(self, *services: str) -> None:
-        ends = time.monotonic() + START_SECONDS
+        ends = time.monotonic() + PATIENCE
         while True:
             states = {name: self.state(name) for name in services}
             if all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states.values()):
@@ -149,7 +151,7 @@ def job_environment() -> dict[str, str]:
 def job(*arguments: object) -> str:
     """The SDK on this machine."""
     run = subprocess.run(
-        job_command(*arguments), capture_output=True, text=True, check=False, env=job_environment(), timeout=90
+        job_command(*arguments), capture_output=True, text=True, check=False, env=job_environment(), timeout=PATIENCE
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
@@ -171,7 +173,7 @@ class Flood:
 
     def end(self) -> set[str]:
         """The bodies of all messages that were acknowledged."""
-        rest, _ = self._process.communicate(timeout=60)
+        rest, _ = self._process.communicate(timeout=PATIENCE)
         for line in rest.splitlines():
             self._take(line)
         return self.acknowledged

@@ -15,7 +15,7 @@ import anyio.to_thread
 from client import Message, Producer, PullConsumer
 from client.errors import RocketMQError
 
-READ_SECONDS = 40
+READ_SECONDS = 120
 ACKNOWLEDGED = "acknowledged "
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.daemon import ADDRESS, Docker, flood, java_round_trip, job
+from tests.docker.daemon import ADDRESS, PATIENCE, Docker, flood, java_round_trip, job
 from tests.interop.harness.drivers import java_client
 from tests.interop.harness.waiting import wait_until
 
-pytestmark = [pytest.mark.partners, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.partners, pytest.mark.timeout(700, func_only=True)]
 
 OUTSIDE, INSIDE = f"{ADDRESS}:9876;{ADDRESS}:9886", "namesrv-a:9876;namesrv-b:9876"
 NAMESRVS, BROKERS = ("namesrv-a", "namesrv-b"), ("broker-a", "broker-b")
@@ -91,6 +91,6 @@ def test_the_job_counts_what_was_sent(cluster: Docker, tmp_path: Path) -> None:
     job("send", OUTSIDE, "payments", 10)
     cluster.type_in("operate pipeline", tmp_path)
     assert table(cluster, "/tables/payments_by_tag") == {"third": 4, "other": 6}
-    wait_until(lambda: cluster.state("pipeline")["Status"] == "exited", "the first run has ended", 120)
+    wait_until(lambda: cluster.state("pipeline")["Status"] == "exited", "the first run has ended", PATIENCE)
     assert cluster.state("pipeline")["ExitCode"] == 0
     assert table(cluster, "/tables/orders_by_tag") == {"third": 34, "other": 66}

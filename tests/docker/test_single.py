@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.daemon import ADDRESS, Docker, flood, java_round_trip, job
+from tests.docker.daemon import ADDRESS, PATIENCE, Docker, flood, java_round_trip, job
 from tests.interop.harness.drivers import java_client
 from tests.interop.harness.waiting import wait_until
 
-pytestmark = [pytest.mark.partners, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.partners, pytest.mark.timeout(700, func_only=True)]
 
 BASE_ALLOWANCE = 150e6
 """Bytes that the image may add to its base."""
@@ -86,7 +86,9 @@ def test_a_killed_broker_comes_back_with_all_that_was_acknowledged(single: Docke
         sender.send(300)
         before = single.state("broker")
         os.kill(before["Pid"], signal.SIGKILL)
-        wait_until(lambda: single.state("broker")["StartedAt"] != before["StartedAt"], "Docker starts it again", 60)
+        wait_until(
+            lambda: single.state("broker")["StartedAt"] != before["StartedAt"], "Docker starts it again", PATIENCE
+        )
         single.wait_healthy("broker")
         sender.send(1)
         acknowledged = sender.end()
@@ -119,3 +121,9 @@ def test_an_orderly_stop(single: Docker, tmp_path: Path, remarks: list[str]) -> 
     assert single.state("broker")["ExitCode"] == 0
     single.type_in("readme", tmp_path, since=DOWN)
     assert not single.container("broker")
+
+
+def test_the_store_goes_when_it_is_told_to(single: Docker) -> None:
+    assert "trimqtest_store" in single.run("docker", "volume", "ls", "--quiet").splitlines()
+    single.compose("single", "down", "-v")  # as the manual says below its commands
+    assert "trimqtest_store" not in single.run("docker", "volume", "ls", "--quiet").splitlines()
