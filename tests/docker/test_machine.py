@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.docker.daemon import ROOT
+from tests.docker.own_daemon import mounts, overlay_works, storage_driver
 
 pytestmark = [pytest.mark.partners, pytest.mark.timeout(300)]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or has no right that could be taken away")
 
 ONE = "tests/docker/test_single.py::test_the_image_is_small_and_not_root"
 REASON = "no containers can be run here: "
@@ -26,7 +28,7 @@ def told(*before: str, **environment: str) -> str:
     return run.stdout
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="has no right that could be taken away")
+@needs_root
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "1 error"), ("", "1 skipped")])
 def test_a_machine_that_forbids_containers(ci: str, outcome: str) -> None:
     said = told("setpriv", "--bounding-set", "-sys_admin", "--", CI=ci, TRIMQ_TEST_DOCKER="")
@@ -39,3 +41,22 @@ def test_a_machine_without_docker(ci: str, outcome: str, tmp_path: Path) -> None
     said = told(CI=ci, PATH=str(tmp_path), TRIMQ_TEST_DOCKER="")
     assert MISSING in said
     assert outcome in said
+
+
+@needs_root
+def test_layers_where_layers_are_already(tmp_path: Path) -> None:
+    """As in a container: the daemon's files go to a file system of their own."""
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, f"{tmp_path}/merged"], check=True)
+    folder = tmp_path / "merged" / "docker"
+    try:
+        folder.mkdir()
+        assert storage_driver(folder) == "overlay2 on a file system in a file"
+        assert (folder / "data", "ext4") in mounts()
+        assert overlay_works(folder / "data")
+    finally:
+        for point in (folder / "data", tmp_path / "merged"):
+            subprocess.run(["umount", str(point)], check=True)
+    assert not [point for point, _ in mounts() if point.is_relative_to(tmp_path)]
