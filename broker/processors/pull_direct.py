@@ -52,6 +52,7 @@ class _Reader:
     def __init__(self, group: SubscriptionGroupConfig, topic: TopicConfig, nums: StatsItem, sizes: StatsItem) -> None:
         self.group = group
         self.topic = topic
+        self.key = f"{topic.topic_name}@{group.group_name}"
         self.queues: dict[int, ConsumeQueue] = {}
         self.nums = nums
         self.sizes = sizes
@@ -109,7 +110,7 @@ class DirectPulls:
             if (
                 frame.flag
                 or frame.code != code
-                or offsets.reset_offset_table
+                or (offsets.reset_offset_table and reader.key in offsets.reset_offset_table)
                 or not (self._lite if lite else self._usable)
             ):
                 return None

@@ -28,7 +28,7 @@ from broker.store.types import (
 )
 from protocol import hashing, record, topic_rules
 from protocol.body import DataVersion
-from protocol.message import PropertyName, decode_properties
+from protocol.message import PropertyName, decode_properties, key_words
 from remoting.clock import Clock
 from remoting.config import Configuration
 
@@ -306,7 +306,7 @@ class ScheduleMessageService:
             queue_id = 0
         tags = properties.get(PropertyName.TAGS)
         unique = properties.get(PropertyName.UNIQ_KEY)
-        keys = properties.get(PropertyName.KEYS, "").split()
+        keys = key_words(properties.get(PropertyName.KEYS, ""))
         return MessageInner(
             topic=topic,
             queue_id=queue_id,

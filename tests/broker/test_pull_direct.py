@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from broker.controller import BrokerController
-from broker.processors.pull_direct import COPIED
+from broker.processors.pull_direct import COPIED, DirectPulls
 from broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
 from protocol.codes import RequestCode
 from protocol.frame import decode
@@ -183,6 +183,21 @@ async def test_what_administrators_do_counts_at_once(broker: BrokerController, c
         await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=false")
         await client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "group"})
         assert await answers() == [26, 26, 26]
+
+
+async def test_a_reset_that_waits_slows_down_nobody_else(broker: BrokerController, client: WireClient) -> None:
+    for topic in ("Orders", "Other"):
+        await client.send(topic, b"body")
+        await client.pull(topic, group="group")
+    broker.parts.offsets.assign_reset("Other", "group", 0, 0)
+    (connection,) = broker.reactor.connections.values()
+    short = DirectPulls(broker.parts, lambda _: None)._handler(RequestCode.PULL_MESSAGE)
+    answers = []
+    for topic in ("Orders", "Other"):
+        head = memoryview(json_frame(11, FIELDS | {"topic": topic}, direct=True))[8:]
+        answers.append(short(connection, head, memoryview(b"")))
+    assert b"FOUND" in bytes(answers[0] or b"")  # type: ignore[arg-type]
+    assert answers[1] is None
 
 
 async def test_large_answers_are_not_copied(broker: BrokerController, client: WireClient) -> None:

@@ -166,11 +166,11 @@ async def test_a_message_is_delivered_when_it_is_due_and_not_before() -> None:
 async def test_what_is_delivered_is_the_message_in_its_real_place() -> None:
     world = World()
     async with world.running():
-        world.store.park(1, "x", 0, KEYS="k1 k2", UNIQ_KEY="u")
+        world.store.park(1, "x", 0, KEYS="k1  k2\u3000x", UNIQ_KEY="u")
         await trio.testing.wait_all_tasks_blocked()
     (message,) = world.store.put
     assert (message.topic, message.queue_id, message.body) == ("T", 2, b"x")
-    assert (message.tags_code, message.keys, message.wait) == (tags_code("red"), ("u", "k1", "k2"), False)
+    assert (message.tags_code, message.keys, message.wait) == (tags_code("red"), ("u", "k1", "k2\u3000x"), False)
     assert (message.born_timestamp, message.born_host, message.flag, message.reconsume_times) == (7, HOST, 3, 1)
     assert b"REAL_TOPIC\x01T\x02" in message.properties
     assert b"DELAY\x011\x02" in message.properties
