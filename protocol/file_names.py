@@ -18,7 +18,7 @@ def parse_offset_name(name: str) -> int | None:
 
 def index_name(wall_ms: int) -> str:
     """``yyyyMMddHHmmssSSS`` in local time."""
-    return datetime.fromtimestamp(wall_ms / 1000).strftime("%Y%m%d%H%M%S") + f"{wall_ms % 1000:03d}"  # noqa: DTZ006
+    return datetime.fromtimestamp(wall_ms / 1000).strftime("%Y%m%d%H%M%S") + f"{wall_ms % 1000:03d}"  # noqa: DTZ006 - local time it is
 
 
 def is_index_name(name: str) -> bool:

@@ -46,19 +46,19 @@ class ReadOnlyDisk(RealDisk):
         """See Disk; the memory cannot be written."""
         return _ReadOnlyMapping(fd, size)
 
-    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:  # noqa: ARG002
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:  # noqa: ARG002 - as Disk has it
         """Refused."""
         self._refuse()
 
-    def create(self, path: str, size: int) -> int:  # noqa: ARG002
+    def create(self, path: str, size: int) -> int:  # noqa: ARG002 - as Disk has it
         """Refused."""
         self._refuse()
 
-    def truncate(self, fd: int, size: int) -> None:  # noqa: ARG002
+    def truncate(self, fd: int, size: int) -> None:  # noqa: ARG002 - as Disk has it
         """Refused."""
         self._refuse()
 
-    def delete(self, path: str) -> None:  # noqa: ARG002
+    def delete(self, path: str) -> None:  # noqa: ARG002 - as Disk has it
         """Refused."""
         self._refuse()
 
@@ -116,7 +116,7 @@ class OfflineStore:
         base = f"{self.root}/consumequeue"
         found: dict[tuple[str, int], list[tuple[int, str]]] = {}
         for topic in self.disk.list(base):
-            for queue_id in self.disk.list(f"{base}/{topic}") if os.path.isdir(f"{base}/{topic}") else ():  # noqa: PTH112
+            for queue_id in self.disk.list(f"{base}/{topic}") if os.path.isdir(f"{base}/{topic}") else ():  # noqa: PTH112 - text, as Disk has it
                 if queue_id.isascii() and queue_id.isdigit():
                     directory = f"{base}/{topic}/{queue_id}"
                     starts = [(parse_offset_name(name), f"{directory}/{name}") for name in self.disk.list(directory)]
