@@ -48,13 +48,16 @@ class DroppedTopics:
         dropped = self.topics.get(topic)
         return dropped is not None and phy < dropped.position and store_timestamp <= dropped.wall_ms
 
-    async def note(self, topic: str, position: int, wall_ms: int) -> None:
-        """A topic is deleted now that the log ends at ``position``; durable on return.
+    def note(self, topic: str, position: int, wall_ms: int) -> None:
+        """A topic is deleted now that the log ends at ``position``; durable after ``save``."""
+        self.topics[topic] = Dropped(position, wall_ms)
 
-        Where it cannot be written, twice in a row, the topic goes all the same: a full disk is no reason to keep what
+    async def save(self) -> None:
+        """Make the notes durable.
+
+        Where they cannot be written, twice in a row, the topics go all the same: a full disk is no reason to keep what
         somebody deletes.
         """
-        self.topics[topic] = Dropped(position, wall_ms)
         data = msgspec.json.encode(self.topics)
         try:
             try:
@@ -62,7 +65,7 @@ class DroppedTopics:
             except OSError:  # the next try makes a new file: nothing of the failed one is relied on
                 await self._disk.run(write_durably, self._disk, self._path, data)
         except OSError as error:
-            _log.warning("dropped_topic_not_noted", topic=topic, error=str(error))
+            _log.warning("dropped_topic_not_noted", topics=sorted(self.topics), error=str(error))
 
     def settle(self, log_min: int, log_end: int) -> None:
         """Recovery has found the log to reach from ``log_min`` to ``log_end``. Blocks. Raises OSError.

@@ -98,7 +98,8 @@ def test_queue_snapshot(tmp_path: Path) -> None:
 
 async def test_dropped_topics(tmp_path: Path) -> None:
     dropped = DroppedTopics(RealDisk(), str(tmp_path))
-    await dropped.note("Orders", 8192, 1_700_000_000_123)
+    dropped.note("Orders", 8192, 1_700_000_000_123)
+    await dropped.save()
     assert (tmp_path / "topics.dropped").read_text() == EXAMPLES["topics-dropped"].strip()
     assert dropped.has("Orders", 8191, 1_700_000_000_123)
     assert not dropped.has("Orders", 8192, 1_700_000_000_123)

@@ -1,10 +1,15 @@
 import errno
 
 import pytest
+import trio
+import trio.testing
 
+from broker.store.types import PutMessageResult, PutMessageStatus
 from remoting.clock import ManualClock
+from tests.store.builders import batch
 from tests.store.simdisk import Loss, PowerCut, SimDisk
-from tests.store.stores import TOPIC, drain, fill, killed, opened, settings
+from tests.store.slowdisk import SlowDisk
+from tests.store.stores import TOPIC, drain, fill, killed, opened, put, settings
 
 PATH = "/store/topics.dropped"
 OTHER = "Other"
@@ -79,6 +84,28 @@ async def test_a_clock_that_is_set_back_brings_no_deleted_topic_back() -> None:
         disk = disk.power_cut()
     forget_mark(disk)
     assert await offsets(disk) is None
+
+
+async def test_what_waits_for_its_sync_when_its_topic_goes_makes_no_queue() -> None:
+    """One message and a batch are in the log, not yet durable, and dispatched only when the topic is deleted."""
+    disk = SlowDisk()
+    async with opened(disk, settings(sync=True)) as store, trio.open_nursery() as nursery:
+        await fill(store, 3)
+        disk.held = True
+        answers: list[PutMessageResult] = []
+        nursery.start_soon(put, store)
+        store.put_messages(batch([b"a", b"b"], topic=OTHER), answers.append)
+        await trio.testing.wait_all_tasks_blocked()
+        for topic in (TOPIC, OTHER):
+            nursery.start_soon(store.delete_topic, topic)
+        await trio.testing.wait_all_tasks_blocked()
+        disk.held = False
+        disk.gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [answer.status for answer in answers] == [PutMessageStatus.PUT_OK]
+        assert store.topics() == {}
+        await fill(store, 2)
+        assert [one.queue_offset for one in await drain(store, TOPIC)] == [0, 1]
 
 
 async def test_an_emptied_store_forgets_it() -> None:

@@ -1,6 +1,5 @@
 import errno
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
 
 import pytest
 import trio
@@ -15,31 +14,11 @@ from protocol.message import decode_messages
 from remoting.clock import ManualClock
 from tests.store.builders import LOG, Rig, batch, config, message
 from tests.store.simdisk import Loss, PowerCut, SimDisk
+from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, settings
-
-_T = TypeVar("_T")
-_Ts = TypeVarTuple("_Ts")
 
 FIRST = f"{LOG}/{0:020d}"
 OK = PutMessageStatus.PUT_OK
-
-
-class SlowDisk(SimDisk):
-    """A disk whose data syncs return when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = False
-        self.gate = trio.Event()
-        self.syncs = 0
-
-    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
-        if fn.__name__ == "_timed_sync":
-            self.syncs += 1
-            if self.held:
-                with trio.CancelScope(shield=True):
-                    await self.gate.wait()
-        return await super().run(fn, *args)
 
 
 def _sync_rig(disk: SimDisk | None = None, **more: int) -> Rig:
