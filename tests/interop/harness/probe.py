@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 CREATE_TOPIC = 17
+UPDATE_OFFSET = 15
+CREATE_GROUP = 200
 DELETE_TOPIC = 215
 QUERY_OFFSET = 14
 ROUTE = 105
@@ -99,6 +101,17 @@ def create_topic(broker: str, topic: str, queues: int = 4, perm: int = 6) -> Non
             "order": "false",
         },
     )
+
+
+def create_group(broker: str, group: str) -> None:
+    """A consumer group on one broker."""
+    ask(broker, CREATE_GROUP, body=json.dumps({"groupName": group}).encode())
+
+
+def commit_offset(broker: str, group: str, topic: str, queue: int, offset: int) -> None:
+    """A group's offset of one queue; the group has to be there."""
+    place = {"consumerGroup": group, "topic": topic, "queueId": str(queue), "commitOffset": str(offset)}
+    ask(broker, UPDATE_OFFSET, place)
 
 
 def cluster(name_server: str) -> dict[str, Any]:
