@@ -1,8 +1,9 @@
 """Reactor: one trio task serves all connections of a server through a selector of its own.
 
 A task for each connection would cost a wake-up each; this one waits in trio for its epoll descriptor, which becomes
-readable when any connection is ready, and then serves all of them in a tight loop: a *round*. Replies of a round go
-out at its end, one system call for each connection. The loop is given back to trio after every ``limits.turn`` seconds
+readable when any connection is ready, and then serves all of them in a tight loop: a *round*. Those that become ready
+meanwhile join it for a moment (``limits.gather``). Replies of a round go out at its end, one system call for each
+connection. The loop is given back to trio after every ``limits.turn`` seconds
 of work, so that timers keep their times, whatever the load.
 """
 
@@ -43,6 +44,9 @@ _log = structlog.get_logger("remoting")
 _READ: Final = select.EPOLLIN
 _WRITE: Final = select.EPOLLOUT
 _GONE: Final = select.EPOLLHUP | select.EPOLLERR
+
+_MANY: Final = 2
+"""Events of a round from which on it is worth a look whether there are more."""
 
 _SCAN: Final = 1.0
 """Seconds between two looks for idle connections."""
@@ -260,15 +264,21 @@ class Reactor:
         self.stats.rounds += 1
         self._in_round = True
         connections = self.connections
-        for fd, mask in events:
-            conn = connections.get(fd)
-            if mask == _READ and conn is not None and not conn.ready:
-                intake.serve(conn)
-            else:
-                self._serve_event(fd, mask)
-            if perf_counter() >= intake.turn_end:
-                await self._give_way()
-                self._in_round = True
+        gather_end = perf_counter() + self.limits.gather
+        while True:
+            for fd, mask in events:
+                conn = connections.get(fd)
+                if mask == _READ and conn is not None and not conn.ready:
+                    intake.serve(conn)
+                else:
+                    self._serve_event(fd, mask)
+                if perf_counter() >= intake.turn_end:
+                    await self._give_way()
+                    self._in_round = True
+            # with many clients more of them have asked meanwhile: each reply then wakes its client once for all it gets
+            if len(events) < _MANY or self._ready or perf_counter() >= gather_end:
+                break
+            events = self._epoll.poll(0)
         if self._ready:
             ready, self._ready = self._ready, []
             for conn in ready:

@@ -1,5 +1,6 @@
 """The reactor: requests in, replies out, whatever the split of the bytes and the kind of the handler."""
 
+import socket
 import struct
 from collections.abc import Awaitable
 
@@ -11,7 +12,7 @@ import trio.testing
 from protocol.codes import ResponseCode
 from protocol.command import Encoding, RemotingCommand
 from protocol.errors import RemotingError
-from protocol.frame import MAX_FRAME, encode
+from protocol.frame import MAX_FRAME, FrameDecoder, encode
 from remoting.errors import RemotingSendError, RemotingTimeoutError
 from remoting.intake import BIG_FRAME, RECEIVE_BUFFER
 from remoting.server import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
@@ -434,3 +435,28 @@ async def test_long_work_is_cut_into_turns_so_that_others_run() -> None:
             assert [bytes((await peer.receive()).body)[0] for _ in range(100)] == list(range(100))
         nursery.cancel_scope.cancel()
     assert "request request request" not in " ".join(log)  # trio shuffles the tasks of a tick, hence two
+
+
+@pytest.mark.parametrize("gather", [0, 60])
+async def test_a_round_with_several_clients_takes_in_who_asks_meanwhile(gather: float) -> None:
+    ends = [socket.socketpair() for _ in range(3)]
+    table = echo_table()
+
+    def let_the_third_ask(connection: Connection, command: RemotingCommand) -> Outcome:
+        ends[2][0].sendall(encode(request(body=b"third")))
+        return encode(command.reply(body=b"first"))
+
+    table.register(2, let_the_third_ask)
+    async with serving(table, ReactorLimits(gather=gather, turn=60)) as server:
+        for _, served in ends:
+            server.reactor.adopt(served, table)
+        rounds = server.reactor.stats.rounds
+        ends[0][0].sendall(encode(request(2)))
+        ends[1][0].sendall(encode(request(body=b"second")))
+        await until(server, "s.frames == 3")
+        for (client, _), body in zip(ends, (b"first", b"second", b"third"), strict=True):
+            client.setblocking(True)
+            (reply,) = FrameDecoder().feed(client.recv(1 << 16))
+            assert bytes(reply.body) == body
+            client.close()
+        assert server.reactor.stats.rounds - rounds == (1 if gather else 2)
