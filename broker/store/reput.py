@@ -117,10 +117,8 @@ class ReputMessageService:
 
     def _skip(self, position: int, file_end: int, why: str) -> None:
         """A damaged record: report it, and go on behind it where its length leads to another record."""
-        size = 0
-        data = self._log.read(position, 4)
-        if data is not None and len(data) == 4:
-            size = int.from_bytes(data, "big")
+        at = position - self._data_at  # it was just read from there, maybe from the device
+        size = int.from_bytes(self._data[at : at + 4], "big") if self._data_at >= 0 and at >= 0 else 0
         following = position + size if record.OVERHEAD_V1 <= size <= file_end - position else file_end
         following = min(following, self._readable_offset())
         _log.error("commit_log_damaged", offset=position, length=following - position, why=why or "zeros")

@@ -72,8 +72,10 @@ async def test_the_next_append_wakes_the_service_and_appends_dispatch_again_afte
         await check_all(store, {(TOPIC, 0): 8})
 
 
-async def test_a_damaged_record_is_passed_over() -> None:
-    async with opened(SimDisk()) as store:
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_damaged_record_is_passed_over(cold: bool) -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
         position = _stop_dispatch(store)
         await fill(store, 30)
         file = store.files.files[0]
@@ -81,6 +83,10 @@ async def test_a_damaged_record_is_passed_over() -> None:
         file.view[5 * size + 100] ^= 1
         file.view[8 * size + 4] ^= 1
         _resume(store, max(position, 0))
+        if cold:
+            disk.cold = True
+            for mapped in store.files.files:
+                mapped.hot_from = mapped.size
         await store._reput.catch_up()
         offsets = [one.queue_offset for one in await drain(store)]
         assert offsets == [at for at in range(30) if at not in (5, 8)]
