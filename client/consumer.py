@@ -110,11 +110,12 @@ class Consumer(GroupMember):
 
     async def _open(self) -> None:
         for topic in self.subscriptions:
+            if topic == retry_topic(self.group):  # brokers make that one when they hear of the group
+                continue
             try:
                 await self.client.routes.refresh(topic)
             except TopicNotFoundError:
-                if topic != retry_topic(self.group):  # brokers make that one when they hear of the group
-                    _log.info("the topic is not there yet", group=self.group, topic=topic)
+                _log.info("the topic is not there yet", group=self.group, topic=topic)
         self.client.join(self)
         await self._check_expressions()
         await self.client.heartbeat()

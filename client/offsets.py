@@ -232,6 +232,7 @@ class LocalOffsets:
     def __init__(self, path: Path | None) -> None:
         self._path = anyio.Path(path) if path is not None else None
         self._offsets: dict[str, int] | None = None
+        self._reading = anyio.Lock()
         self._lock = anyio.Lock()
 
     async def load(self, queue: MessageQueue) -> int | None:
@@ -249,10 +250,12 @@ class LocalOffsets:
                 await fresh.replace(self._path)
 
     async def _table(self) -> dict[str, int]:
-        if self._offsets is None:
-            self._offsets = {}
-            if self._path is not None and await self._path.exists():
-                self._offsets = dict(json.loads(await self._path.read_bytes())["offsets"])
+        async with self._reading:  # queues are opened side by side: nobody takes a table for whole that is being read
+            if self._offsets is None:
+                known = {}
+                if self._path is not None and await self._path.exists():
+                    known = dict(json.loads(await self._path.read_bytes())["offsets"])
+                self._offsets = known
         return self._offsets
 
 

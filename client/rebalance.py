@@ -1,7 +1,8 @@
 """Which queues a consumer has: found out anew when members or routes change, and from time to time."""
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
@@ -21,11 +22,16 @@ from protocol.headers.client import GetConsumerListByGroupRequestHeader
 _log = structlog.get_logger("client")
 
 INTERVAL: Final = 20.0
+FIRST_PAUSE: Final = 0.05
 SOON: Final = 1.0
-"""How soon a topic without a route is looked for again, or a queue that another consumer has locked."""
+"""How soon a topic without a route is looked for again, or a queue that another consumer has locked, at first and at
+last: whoever unlocks a queue tells nobody."""
 LOCK_RENEWAL: Final = 20.0
 LOCK_LIFETIME: Final = 30.0
 """Seconds after which a lock that could not be renewed is not trusted any more; brokers keep it for 60."""
+TENURE: Final = 1.0
+"""Seconds for which an orderly consumer keeps a queue at least, unless it leaves: taking one over costs its next owner
+several requests, and with members that come and go all the time nobody would come to read it."""
 NEVER: Final = float("-inf")
 
 
@@ -66,6 +72,7 @@ class Rebalancer:
         self._wanted = anyio.Event()
         self._lock = anyio.Lock()
         self._locked_at: dict[MessageQueue, float] = {}  # NEVER: perhaps locked, nobody has said so
+        self._opened: dict[MessageQueue, float] = {}
         self._leaving: dict[MessageQueue, QueueReader] = {}
         self._incomplete = False
         self._scope: anyio.CancelScope | None = None
@@ -83,14 +90,24 @@ class Rebalancer:
 
     async def run(self) -> None:
         """Keeps the queues right until it is cancelled."""
+        pause = FIRST_PAUSE
         while True:
-            with anyio.move_on_after(SOON if self._incomplete else INTERVAL):
+            with anyio.move_on_after(pause if self._incomplete else INTERVAL) as waiting:
                 await self._wanted.wait()
+            pause = min(SOON, 2 * pause) if waiting.cancelled_caught and self._incomplete else FIRST_PAUSE
             self._wanted = anyio.Event()
-            await self.rebalance()
+            try:
+                await self.rebalance()
+            except Exception:  # noqa: BLE001 - a broker that talks nonsense must not end it
+                self._incomplete = True
+                _log.exception("rebalance failed", group=self._group)
 
     async def rebalance(self) -> None:
-        """Makes the readers those that the members' shares say; a topic that cannot be asked for stays as it is."""
+        """Makes the readers those that the members' shares say; a topic that cannot be asked for stays as it is.
+
+        Every step is one request to a broker, for all topics and queues: with members that come and go, a queue is
+        read by nobody for as long as the steps take.
+        """
         async with self._lock:
             if not self.closed:
                 with anyio.CancelScope() as self._scope:
@@ -99,47 +116,76 @@ class Rebalancer:
     async def _rebalance(self) -> None:
         self._incomplete = False
         await self._release()
-        for topic in self._topics():
-            try:
-                await self._rebalance_topic(topic)
-            except TopicNotFoundError:
-                self._incomplete = True
-            except RocketMQError as error:
-                self._incomplete = True
-                _log.info("rebalance failed", group=self._group, topic=topic, reason=str(error))
-
-    async def _rebalance_topic(self, topic: str) -> None:
-        route = await self._client.routes.get(topic)
-        queues = sorted(route.read_queues)
-        if self._allocation is not None:
-            members = await self._members(route)
-            queues = self._allocation(self._client.id, queues, members)
-        wanted = set(queues)
+        shares = await self._shares()
         for queue, reader in list(self.readers.items()):
-            if queue.topic == topic and (queue not in wanted or reader.dropped):
-                self._stop(queue)
+            if queue.topic in shares and (queue not in shares[queue.topic] or reader.dropped):
+                if self._orderly and not reader.dropped and time.monotonic() - self._opened[queue] < TENURE:
+                    self._incomplete = True
+                else:
+                    self._stop(queue)
         await self._release()
-        fresh = [queue for queue in queues if queue not in self.readers and queue not in self._leaving]
+        wanted = {queue for queues in shares.values() for queue in queues}
+        fresh = [queue for queue in sorted(wanted) if queue not in self.readers and queue not in self._leaving]
         if self._orderly:
             await self._unlock(
-                [queue for queue in self._locked_at if queue.topic == topic and self._is_spare(queue, wanted)]
+                [queue for queue in self._locked_at if queue.topic in shares and self._is_spare(queue, wanted)]
             )
-            if fresh:
-                held = await self._lock_queues(fresh)
-                self._incomplete |= len(held) < len(fresh)
-                fresh = [queue for queue in fresh if queue in held]
-        for queue in fresh:
+            held = await self._lock_queues(fresh)
+            self._incomplete |= len(held) < len(fresh)
+            fresh = [queue for queue in fresh if queue in held]
+        async with anyio.create_task_group() as group:
+            for queue in fresh:
+                group.start_soon(self._open, queue)
+
+    async def _shares(self) -> dict[str, list[MessageQueue]]:
+        """What is ours of each topic, those left out that cannot be asked for."""
+        shares: dict[str, list[MessageQueue]] = {}
+        asked: dict[str, list[str]] = {}
+        asking = anyio.Lock()
+
+        async def ask(topic: str) -> None:
+            with self._passed_over(topic):
+                route = await self._client.routes.get(topic)
+                queues = sorted(route.read_queues)
+                if self._allocation is not None:
+                    async with asking:
+                        members = await self._members(route, asked)
+                    queues = self._allocation(self._client.id, queues, members)
+                shares[topic] = queues
+
+        async with anyio.create_task_group() as group:
+            for topic in self._topics():
+                group.start_soon(ask, topic)
+        return shares
+
+    @contextmanager
+    def _passed_over(self, topic: str) -> Iterator[None]:
+        """What goes wrong for one topic or queue is tried again soon; the others go on."""
+        try:
+            yield
+        except TopicNotFoundError:
+            self._incomplete = True
+        except RocketMQError as error:
+            self._incomplete = True
+            _log.info("rebalance failed", group=self._group, topic=topic, reason=str(error))
+
+    async def _open(self, queue: MessageQueue) -> None:
+        with self._passed_over(queue.topic):
             self.readers[queue] = await self._open_reader(queue)
+            self._opened[queue] = time.monotonic()
 
     def _is_spare(self, queue: MessageQueue, wanted: set[MessageQueue]) -> bool:
         return queue not in wanted and queue not in self.readers and queue not in self._leaving
 
-    async def _members(self, route: TopicRoute) -> list[str]:
+    async def _members(self, route: TopicRoute, asked: dict[str, list[str]]) -> list[str]:
+        """The group's members by one of the route's brokers; ``asked`` has what brokers have said in this turn."""
         error: RocketMQError | None = None
         for name in route.brokers:
             address = route.member(name)
             if address is None:
                 continue
+            if address in asked:
+                return asked[address]
             header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
             try:
                 if not self._client.has_greeted(address):
@@ -148,7 +194,8 @@ class Rebalancer:
             except RocketMQError as failure:
                 error = failure
                 continue
-            return sorted(decode_json(reply.body, _Members).consumer_id_list)
+            asked[address] = sorted(decode_json(reply.body, _Members).consumer_id_list)
+            return asked[address]
         raise error or TopicNotFoundError(f"the route of {route.topic} has no broker")
 
     def _stop(self, queue: MessageQueue) -> None:
@@ -192,8 +239,11 @@ class Rebalancer:
         """Renews the locks until it is cancelled."""
         while True:
             await anyio.sleep(LOCK_RENEWAL)
-            async with self._lock:
-                await self._renew()
+            try:
+                async with self._lock:
+                    await self._renew()
+            except Exception:  # noqa: BLE001 - as above
+                _log.exception("locks cannot be renewed", group=self._group)
 
     async def _renew(self) -> None:
         held = await self._lock_queues(list(self.readers))

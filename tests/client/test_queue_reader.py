@@ -5,17 +5,17 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketStream
 
 from client import Client, MessageQueue, ReceivedMessage
 from client.pulling import Pulled
 from client.queue_reader import Prefetch, QueueReader
 from client.subscription import Subscription
-from protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
-from protocol.frame import FrameDecoder, encode
+from protocol.frame import encode
 from protocol.record import encode_record, pack_host
+from tests.client.scripted import ScriptedBroker, scripted_broker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -41,37 +41,20 @@ def records(first: int, count: int) -> bytes:
 
 
 class Broker:
-    """A name server and a broker at one address. Pulls wait for the test."""
+    """Pulls wait for the test."""
 
-    def __init__(self) -> None:
-        self.address = ""
-        self.pulls: list[tuple[SocketStream, RemotingCommand]] = []
-        self.arrived = anyio.Event()
+    def __init__(self, inner: ScriptedBroker) -> None:
+        self.inner = inner
+        inner.answers[RequestCode.PULL_MESSAGE] = lambda _: None
 
-    async def serve(self, stream: SocketStream) -> None:
-        decoder = FrameDecoder()
-        try:
-            while True:
-                for command in decoder.feed(await stream.receive()):
-                    if command.code == RequestCode.PULL_MESSAGE:
-                        self.pulls.append((stream, command))
-                        self.arrived.set()
-                        self.arrived = anyio.Event()
-                    else:
-                        await stream.send(encode(command.reply(body=self.route())))
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await anyio.aclose_forcefully(stream)
-
-    def route(self) -> bytes:
-        brokers = [BrokerData(cluster="c", broker_name="a", broker_addrs={"0": self.address})]
-        queues = [QueueData(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=6)]
-        return encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queues))
+    @property
+    def pulls(self) -> list[tuple[SocketStream, RemotingCommand]]:
+        return [(stream, command) for stream, command in self.inner.seen if command.code == RequestCode.PULL_MESSAGE]
 
     async def asked(self, count: int) -> int:
         """Waits for so many pulls in all: where the last one begins."""
-        while len(self.pulls) < count:
-            await self.arrived.wait()
-        return int(self.pulls[-1][1].ext_fields()["queueOffset"])
+        pulls = await self.inner.until(RequestCode.PULL_MESSAGE, count)
+        return int(pulls[-1].ext_fields()["queueOffset"])
 
     async def answer(self, number: int, body: bytes, next_offset: int, code: int = ResponseCode.SUCCESS) -> None:
         stream, command = self.pulls[number]
@@ -105,28 +88,24 @@ class Watched(QueueReader):
 
 @asynccontextmanager
 async def reading(prefetch: Prefetch, *, orderly: bool = False) -> AsyncIterator[tuple[Broker, Watched]]:
-    broker = Broker()
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
-        broker.address = f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
-        tasks.start_soon(listener.serve, broker.serve)
-        async with Client(broker.address) as client:
-            reader = Watched(
-                client,
-                "g",
-                QUEUE,
-                Subscription("T", "*", 0),
-                0,
-                prefetch=prefetch,
-                kind=ReceivedMessage,
-                with_subscription=True,
-                orderly=orderly,
-                on_ready=lambda _: None,
-            )
-            reader.turn = anyio.Event()
-            client.spawn(reader.run)
-            yield broker, reader
-            reader.drop()
-        tasks.cancel_scope.cancel()
+    async with scripted_broker() as inner, Client(inner.address) as client:
+        broker = Broker(inner)
+        reader = Watched(
+            client,
+            "g",
+            QUEUE,
+            Subscription("T", "*", 0),
+            0,
+            prefetch=prefetch,
+            kind=ReceivedMessage,
+            with_subscription=True,
+            orderly=orderly,
+            on_ready=lambda _: None,
+        )
+        reader.turn = anyio.Event()
+        client.spawn(reader.run)
+        yield broker, reader
+        reader.drop()
 
 
 async def test_the_next_pull_follows_the_answer_of_the_last() -> None:
@@ -206,6 +185,6 @@ async def test_a_dropped_reader_takes_nothing_any_more() -> None:
         await broker.asked(1)
         reader.drop()
         await broker.answer(0, records(0, 2), 2)
-        await reader.client.request(broker.address, RequestCode.HEART_BEAT, {})  # behind the answer
+        await reader.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # behind the answer
         assert (reader.absorbed, reader.take(10), reader.committable) == (0, [], 0)
         assert len(broker.pulls) == 1

@@ -1,0 +1,70 @@
+"""A name server and a broker at one address, in the test's loop, that answer as the test says."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+
+from protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
+from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
+from protocol.frame import FrameDecoder, encode
+
+Answer = Callable[[RemotingCommand], RemotingCommand | None]
+
+
+class ScriptedBroker:
+    """``answers`` has what is answered to a code; None answers nothing, what is not in it gets an empty reply.
+
+    ``seen`` has the requests that came, each with its connection.
+    """
+
+    def __init__(self, queues: int = 1) -> None:
+        self.address = ""
+        self.queues = queues
+        self.seen: list[tuple[SocketStream, RemotingCommand]] = []
+        self.counts: Counter[int] = Counter()
+        self.arrived = anyio.Event()
+        self.answers: dict[int, Answer] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route}
+
+    async def serve(self, stream: SocketStream) -> None:
+        """One connection, to its end."""
+        decoder = FrameDecoder()
+        try:
+            while True:
+                for command in decoder.feed(await stream.receive()):
+                    self.seen.append((stream, command))
+                    self.counts[command.code] += 1
+                    self.arrived.set()
+                    self.arrived = anyio.Event()
+                    reply = self.answers.get(command.code, RemotingCommand.reply)(command)
+                    if reply is not None and not command.is_oneway:
+                        await stream.send(encode(reply))
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await anyio.aclose_forcefully(stream)
+
+    def route(self, command: RemotingCommand) -> RemotingCommand:
+        """Every topic is here."""
+        brokers = [BrokerData(cluster="c", broker_name="a", broker_addrs={"0": self.address})]
+        count = 1 if command.ext_fields()["topic"].startswith("%RETRY%") else self.queues
+        queues = [QueueData(broker_name="a", read_queue_nums=count, write_queue_nums=count, perm=6)]
+        return command.reply(body=encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queues)))
+
+    async def until(self, code: int, count: int) -> list[RemotingCommand]:
+        """All requests of a code, as soon as there are so many."""
+        while self.counts[code] < count:
+            await self.arrived.wait()
+        return [command for _, command in self.seen if command.code == code]
+
+
+@asynccontextmanager
+async def scripted_broker(queues: int = 1) -> AsyncIterator[ScriptedBroker]:
+    """It listens inside the block."""
+    broker = ScriptedBroker(queues)
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        broker.address = f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        tasks.start_soon(listener.serve, broker.serve)
+        yield broker
+        tasks.cancel_scope.cancel()

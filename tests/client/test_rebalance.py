@@ -1,0 +1,118 @@
+"""How members take queues up and give them away, against a broker that answers as the test says."""
+
+import anyio
+import pytest
+
+from client import Consumer, rebalance
+from protocol.body import LockBatchBody, decode_json, encode_json
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from tests.client.scripted import ScriptedBroker, scripted_broker
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+
+#: Far below the time after which a member looks again by itself.
+SOON = 10
+
+
+class Group:
+    """A broker's side of a group: its members, and whose its queues are."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self.broker = broker
+        self.others: list[str] = []
+        self.me = ""
+        self.refuse = 0
+        broker.answers |= {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.members,
+            RequestCode.LOCK_BATCH_MQ: self.lock,
+            RequestCode.QUERY_CONSUMER_OFFSET: lambda command: command.reply(header={"offset": "7"}),
+            RequestCode.PULL_MESSAGE: lambda _: None,
+        }
+
+    def heartbeat(self, command: RemotingCommand) -> RemotingCommand:
+        self.me = decode_json(command.body, dict)["clientID"]
+        return command.reply(header={})
+
+    def members(self, command: RemotingCommand) -> RemotingCommand:
+        return command.reply(body=encode_json({"consumerIdList": [self.me, *self.others]}))
+
+    def lock(self, command: RemotingCommand) -> RemotingCommand:
+        self.refuse -= 1
+        wanted = decode_json(command.body, LockBatchBody).mq_set
+        return command.reply(body=encode_json({"lockOKMQSet": [] if self.refuse >= 0 else wanted}))
+
+
+def member(broker: ScriptedBroker) -> Consumer:
+    return Consumer("g", "T", namesrv=broker.address, start="first", orderly=True)
+
+
+async def test_queues_are_taken_up_with_one_request_of_each_kind() -> None:
+    async with scripted_broker(queues=4) as broker:
+        Group(broker)
+        async with member(broker) as consumer:
+            assert [queue.queue_id for queue in consumer.assignment] == [0, 1, 2, 3]
+            pulls = await broker.until(RequestCode.PULL_MESSAGE, 5)
+            assert {command.ext_fields()["queueOffset"] for command in pulls} == {"7"}
+            assert broker.counts[RequestCode.GET_CONSUMER_LIST_BY_GROUP] == 1
+            assert broker.counts[RequestCode.LOCK_BATCH_MQ] == 1
+            assert broker.counts[RequestCode.QUERY_CONSUMER_OFFSET] == 5  # the group's retry topic has a queue too
+
+
+async def test_a_queue_that_another_member_has_locked_is_asked_for_again_soon() -> None:
+    async with scripted_broker(queues=4) as broker:
+        Group(broker).refuse = 3
+        with anyio.fail_after(SOON):
+            async with member(broker) as consumer:
+                assert consumer.assignment == []
+                await broker.until(RequestCode.PULL_MESSAGE, 5)
+                assert len(consumer.assignment) == 4
+
+
+async def test_a_queue_is_kept_for_a_while_before_it_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted_broker(queues=1) as broker:
+        group = Group(broker)
+        monkeypatch.setattr(rebalance, "TENURE", 3600.0)
+        with anyio.fail_after(SOON):
+            async with member(broker) as consumer:
+                group.others = ["0"]  # it comes before us, and the one queue is its
+                consumer.rebalancer.now()
+                await broker.until(RequestCode.GET_CONSUMER_LIST_BY_GROUP, 4)
+                assert len(consumer.assignment) == 1
+                assert broker.counts[RequestCode.UNLOCK_BATCH_MQ] == 0
+                monkeypatch.setattr(rebalance, "TENURE", 0.0)
+                await broker.until(RequestCode.UNLOCK_BATCH_MQ, 1)
+                assert consumer.assignment == []
+
+
+async def test_a_broker_that_talks_nonsense_does_not_end_the_rebalancing() -> None:
+    async with scripted_broker(queues=4) as broker:
+        group = Group(broker)
+        group.others = ["0"]
+        with anyio.fail_after(SOON):
+            async with member(broker) as consumer:
+                assert len(consumer.assignment) == 2
+                broker.answers[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = lambda command: command.reply(body=b"{[")
+                consumer.rebalancer.now()
+                await broker.until(RequestCode.GET_CONSUMER_LIST_BY_GROUP, 3)
+                group.others = []
+                broker.answers[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = group.members
+                await broker.until(RequestCode.PULL_MESSAGE, 5)
+                assert len(consumer.assignment) == 4
+
+
+async def test_a_queue_whose_offset_cannot_be_asked_for_does_not_hold_up_the_others() -> None:
+    async with scripted_broker(queues=4) as broker:
+        Group(broker)
+
+        def offset(command: RemotingCommand) -> RemotingCommand:
+            if broker.counts[RequestCode.QUERY_CONSUMER_OFFSET] == 1:
+                return command.reply(ResponseCode.SYSTEM_ERROR, "not now")
+            return command.reply(header={"offset": "7"})
+
+        broker.answers[RequestCode.QUERY_CONSUMER_OFFSET] = offset
+        with anyio.fail_after(SOON):
+            async with member(broker):
+                await broker.until(RequestCode.PULL_MESSAGE, 5)
+                assert broker.counts[RequestCode.QUERY_CONSUMER_OFFSET] == 6
