@@ -321,11 +321,33 @@ class DefaultRequestProcessor:
         return request.reply(body=self._configuration.properties_text().encode())
 
     def update_config(self, connection: Connection, request: RemotingCommand) -> Awaitable[RemotingCommand]:
-        """UPDATE_NAMESRV_CONFIG (318): all of the changes or none; unknown keys are passed over, as in RocketMQ."""
+        """UPDATE_NAMESRV_CONFIG (318): all of the changes or none, for the next start and live.
+
+        Unknown keys are passed over, as in RocketMQ.
+        """
         try:
             changes = parse_changes(bytes(request.body).decode("utf-8", "replace"))
         except ConfigError as error:
             raise RemotingError(ResponseCode.INVALID_PARAMETER, str(error)) from error
+
+        async def save() -> RemotingCommand:
+            async with self._saving:
+                self._check_change(changes)
+                known = {option.key for option in self._configuration.options()}
+                new = {
+                    key: text
+                    for key, text in changes.items()
+                    if key in known and self._configuration.value(key) != text
+                }
+                if new:
+                    path = self._configuration.file or Path(self._config.config_store_path)
+                    await _on_disk(_save_changes(path, new))
+                    _log.info("config_changed", changes=self._configuration.change(new), peer=connection.peer_text)
+            return request.reply()
+
+        return save()
+
+    def _check_change(self, changes: dict[str, str]) -> None:
         refusals = self._configuration.check_change(changes)
         if refusals:
             protected = any(refusal.protected for refusal in refusals)
@@ -333,17 +355,6 @@ class DefaultRequestProcessor:
                 ResponseCode.NO_PERMISSION if protected else ResponseCode.INVALID_PARAMETER,
                 "; ".join(f"{refusal.key} {refusal.reason}" for refusal in refusals),
             )
-        changed = self._configuration.change(changes)
-        _log.info("config_changed", changes=changed, peer=connection.peer_text)
-
-        async def save() -> RemotingCommand:
-            if changed:
-                path = self._configuration.file or Path(self._config.config_store_path)
-                async with self._saving:
-                    await _on_disk(_save_changes(path, changed))
-            return request.reply()
-
-        return save()
 
 
 def _topic_list(request: RemotingCommand, topics: list[str]) -> RemotingCommand:

@@ -424,6 +424,13 @@ class TestConfig:
         assert "orderTopicConf" in await json_of(wire, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "A"})
         assert (tmp_path / "namesrv.properties").read_text() == "orderMessageEnable=true\n"
 
+    async def test_a_change_that_cannot_be_saved_does_not_apply(self, wire: Wire, tmp_path: Path) -> None:
+        (tmp_path / "namesrv.properties").mkdir()
+        reply = await wire.ask(RequestCode.UPDATE_NAMESRV_CONFIG, None, b"orderMessageEnable=true")
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert "namesrv.properties" in (reply.remark or "")
+        assert b"orderMessageEnable=false" in bytes((await wire.ask(RequestCode.GET_NAMESRV_CONFIG)).body)
+
     async def test_a_change_keeps_what_the_file_has(self, wire: Wire, tmp_path: Path) -> None:
         (tmp_path / "namesrv.properties").write_text("# mine\nlistenPort=9876\norderMessageEnable=false\n")
         await wire.ask(RequestCode.UPDATE_NAMESRV_CONFIG, None, b"orderMessageEnable=true")
