@@ -159,6 +159,7 @@ class ClientConnection:
                 call.written = True
             else:
                 self._queued -= len(call.frame)
+                self._there_is_room()
 
     @property
     def has_room(self) -> bool:
@@ -202,10 +203,13 @@ class ClientConnection:
                     await self._send(self._take())
                     self._sending = False
                     self.active_at = self._clock.monotonic()
-                    self._room.set()
-                    self._room = self._event()
+                    self._there_is_room()
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             self.close(f"the connection was lost: {_text(error)}")
+
+    def _there_is_room(self) -> None:
+        self._room.set()
+        self._room = self._event()
 
     async def _send(self, data: bytes) -> None:
         if self._socket is not None:

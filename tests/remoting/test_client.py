@@ -14,7 +14,7 @@ from protocol.codes import ResponseCode
 from protocol.command import Encoding, RemotingCommand
 from protocol.errors import FrameError, RemotingError
 from protocol.frame import MAX_FRAME, FrameDecoder, encode
-from remoting.client import ClientConnection, RemotingClient, split_address
+from remoting.client import CallbackCall, ClientConnection, RemotingClient, split_address
 from remoting.clock import ManualClock
 from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError
 
@@ -204,31 +204,61 @@ def test_a_request_that_never_left_is_taken_back(run: Callable[[Main], None]) ->
             server.serve = deaf
             await client.invoke_oneway(server.address, command())
             await server.until_seen(1)
+            (connection,) = client._connections()
+            first, large, last = (connection.new_call() for _ in range(3))
+            in_time = connection.now() + 3600
+            client.begin(connection, command(bytes(15_000_000)), in_time, first)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(RemotingTimeoutError, match="it was not sent") as error:
+                await client.invoke(server.address, command(b"second"), timeout=0.05)
+            assert not error.value.written
+            client.begin(connection, command(bytes(9_000_000)), in_time, large)
+            assert not connection.has_room
+            with pytest.raises(RemotingTimeoutError, match="it was not sent"):
+                await client.invoke(server.address, command(b"no room even to queue it"), timeout=0.05)
+            with pytest.raises(RemotingTimeoutError, match="it was not sent"):
+                await client.invoke_oneway(server.address, command(), timeout=0.01)
             async with anyio.create_task_group() as tasks:
 
-                async def ask(body: bytes, timeout: float, *, written: bool) -> None:
-                    with pytest.raises(RemotingTimeoutError) as error:
-                        await client.invoke(server.address, command(body), timeout)
-                    assert error.value.written is written
+                async def queue() -> None:
+                    await connection.wait_for_room()
+                    client.begin(connection, command(b"last"), in_time, last)
 
-                def start(body: bytes, timeout: float, *, written: bool) -> None:
-                    async def one() -> None:
-                        await ask(body, timeout, written=written)
-
-                    tasks.start_soon(one)
-
-                start(bytes(15_000_000), 1.5, written=True)
+                tasks.start_soon(queue)
                 await anyio.wait_all_tasks_blocked()
-                start(b"second", 0.05, written=False)
-                start(bytes(9_000_000), 1.0, written=False)
-                await anyio.wait_all_tasks_blocked()
-                start(b"no room even to queue it", 0.1, written=False)
-                await anyio.wait_all_tasks_blocked()
-                with pytest.raises(RemotingTimeoutError, match="it was not sent"):
-                    await client.invoke_oneway(server.address, command(), timeout=0.01)
-            (connection,) = client._connections()
+                assert connection.waiting == 2
+                connection.end(large)
+            for call in (first, last):
+                connection.end(call)
+            assert [call.written for call in (first, large, last)] == [True, False, False]
             assert (connection._queued, connection.waiting) == (0, 0)
             client.disconnect(server.address)
+
+    run(main)
+
+
+@pytest.mark.parametrize("end", ["reply", "time", "closed"])
+def test_a_call_without_a_task_learns_its_end(run: Callable[[Main], None], end: str) -> None:
+    async def main() -> None:
+        over = anyio.Event()
+        bodies: list[bytes | None] = []
+
+        def then(call: CallbackCall) -> None:
+            connection.end(call)
+            bodies.append(None if call.reply is None else bytes(call.reply.body))
+            over.set()
+
+        async with serving() as server, RemotingClient() as client:
+            await client.invoke(server.address, command())
+            connection = await client.connection(server.address)
+            server.serve = server.echo if end == "reply" else server.never
+            deadline = connection.now() + (0.05 if end == "time" else 3600)
+            client.begin(connection, command(b"x"), deadline, CallbackCall(then))
+            assert connection.waiting == 1
+            if end == "closed":
+                connection.close("enough")
+            await over.wait()
+            assert (bodies, connection.waiting) == ([b"x" if end == "reply" else None], 0)
 
     run(main)
 
