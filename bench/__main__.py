@@ -11,10 +11,14 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench import spark_report
+from bench.interpreters import describe
+from bench.plots import Bar, Plots, bars, lines
 from bench.stalls import ENDS_MS
 from bench.sweeps import UNITS
 
@@ -22,10 +26,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PARTS = ("leaves", "requests", "sweeps", "stalls", "two_brokers", "footprint", "scrape", "side_by_side", "sdk")
 
-_NO_FREE_THREADS = (
-    "A free-threaded CPython has not been measured: none could be had where these numbers come from. The broker is one "
-    "loop in one thread, so that it would not gain by itself; more cores are used by more brokers."
-)
+PLOTS = Plots(HERE / "plots")
 
 FLOORS = {
     "send1": (2.0, 0.6),
@@ -44,13 +45,14 @@ FLOORS = {
 """Throughput at least, and p99 latency at most, of ours divided by Apache's."""
 
 
-def run_part(name: str, extra: list[str]) -> None:
+def run_part(name: str, extra: list[str], software: dict[str, str] | None = None) -> None:
     """One benchmark in a process of its own; its numbers and the machine they come from go to its file."""
     path = RESULTS / f"{name}.json"
     print(f"== {name}", flush=True)
     subprocess.run([sys.executable, "-m", f"bench.{name}", "--json", str(path), *extra], check=True)
     numbers = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({"machine": machine(), "numbers": numbers}, indent=1) + "\n", encoding="utf-8")
+    found = {"machine": {**machine(), **(software or {})}, "numbers": numbers}
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def machine() -> dict[str, str]:
@@ -64,10 +66,17 @@ def machine() -> dict[str, str]:
         "cpu": f"{os.cpu_count()} x {cpu}",
         "memory": f"{memory / 2**20:.1f} GiB",
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": _build(describe(sys.executable)),
         "trio": version("trio"),
         "load when it ended": " ".join(f"{load:.1f}" for load in os.getloadavg()),
     }
+
+
+def _build(found: dict[str, Any]) -> str:
+    """An interpreter in words."""
+    marks = ("profile-guided", "link-time optimised")
+    text = ", ".join(mark if found[mark] else f"not {mark}" for mark in marks)
+    return f"{found['version']} ({text}{'' if found['global lock'] else ', without the global lock'})"
 
 
 def _lines(path: str) -> list[str]:
@@ -76,7 +85,6 @@ def _lines(path: str) -> list[str]:
 
 def report() -> str:
     """The page, from the numbers that there are."""
-    parts = {name: _read(name) for name in PARTS}
     text = ["# Benchmarks", "", "Written by `make bench`; raw numbers in `bench/results/`. Ratios are ours / Apache's."]
     for title, name, table in (
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
@@ -87,9 +95,11 @@ def report() -> str:
         ("How the cost of a request grows", "sweeps", _sweeps),
         ("How late the loop comes under load", "stalls", _stalls),
         ("Two brokers on one machine", "two_brokers", _two_brokers),
+        ("Other interpreters", "interpreters", _interpreters),
         ("Leaf functions", "leaves", _leaves),
+        *spark_report.SECTIONS,
     ):
-        found = parts[name]
+        found = _read(name)
         text += ["", f"## {title}", ""]
         if found is None:
             text.append("Not run yet.")
@@ -121,7 +131,7 @@ def _side_by_side(numbers: dict[str, Any]) -> list[str]:
             f"| {row} | {apache['msg_s']:,.0f} | {ours['msg_s']:,.0f} | {throughput:.2f} | {least:.1f} |"
             f" {apache['p99_ms']:.2f} | {ours['p99_ms']:.2f} | {latency:.2f} | {most:.1f} | {', '.join(marks)} |"
         )
-    text += ["", "```", *_bars(numbers["rows"]), "```", ""]
+    text += ["", *_ratios(numbers["rows"])]
     for flush, processes in numbers["processes"].items():
         for broker, found in processes.items():
             text.append(
@@ -130,14 +140,18 @@ def _side_by_side(numbers: dict[str, Any]) -> list[str]:
     return text
 
 
-def _bars(rows: dict[str, Any]) -> list[str]:
-    """Throughput ratios as text: a plot that needs no library and shows in any diff. ``|`` is Apache's."""
-    bars = []
-    for row, found in rows.items():
-        length = round(found["throughput_ratio"] * 20)
-        bar = "#" * length
-        bars.append(f"{row:14s} {bar[:20]:20s}|{bar[20:]} {found['throughput_ratio']:.2f}")
-    return bars
+def _ratios(rows: dict[str, Any]) -> list[str]:
+    """Pictures of both ratios; a black mark is the floor, the line across is Apache's own."""
+    fast = [Bar(row, found["throughput_ratio"], FLOORS[row][0]) for row, found in rows.items()]
+    late = [Bar(row, found["p99_ratio"], FLOORS[row][1]) for row, found in rows.items()]
+    return [
+        *PLOTS.show(
+            "throughput", "throughput", lambda: bars("Throughput, ours / Apache's (more is better)", fast, "", 1)
+        ),
+        *PLOTS.show(
+            "latency", "p99", lambda: bars("p99 latency, ours / Apache's (less is better)", late, "", 1, least=True)
+        ),
+    ]
 
 
 def _footprint(numbers: dict[str, Any]) -> list[str]:
@@ -171,16 +185,12 @@ def _sdk(numbers: dict[str, Any]) -> list[str]:
 
 
 def _sweeps(numbers: dict[str, dict[str, list[tuple[float, float]]]]) -> list[str]:
-    """One line of text for each point: a plot that shows in any diff."""
-    text = ["CPU time of the loop for one request, in microseconds; a bar is 2 us for each sign.", "", "```"]
+    """A picture for each thing that a cost may grow with."""
+    text = ["CPU time of the loop for one request, in microseconds.", ""]
     for name, rows in numbers.items():
-        for row, points in rows.items():
-            text.append(f"{row}, by {UNITS[name]}")
-            for x, cost in points:
-                figure = f"{x:,.2f}" if name == "store" else f"{x:,.0f}"
-                text.append(f"  {figure:>10s} {cost:7.1f} {'#' * min(80, round(cost / 2))}")
-            text.append("")
-    return [*text[:-1], "```", "", _NO_FREE_THREADS]
+        picture = partial(lines, f"By {UNITS[name]}", UNITS[name], "us of a request", rows)
+        text += PLOTS.show(f"by_{name}", f"cost by {UNITS[name]}", picture)
+    return text[:-1]
 
 
 def _stalls(numbers: dict[str, Any]) -> list[str]:
@@ -189,14 +199,13 @@ def _stalls(numbers: dict[str, Any]) -> list[str]:
     for load, found in numbers.items():
         places = " | ".join(f"{found[place]:.2f}" for place in ("p50", "p99", "p99.9", "max"))
         text.append(f"| {load} | {found['msg_s']:,.0f} | {places} |")
-    text += ["", "Looks by how late they were served, a bar is 2 % for each sign:", "", "```"]
+    text += ["", "The loop's looks by how late they were served:", ""]
     names = [f"up to {end:g} ms" for end in ENDS_MS] + [f"over {ENDS_MS[-1]:g} ms"]
     for load, found in numbers.items():
-        text.append(load)
-        for name, count in zip(names, found["classes"], strict=True):
-            share = 100 * count / max(1, found["looks"])
-            text.append(f"  {name:>12s} {share:6.2f} % {'#' * round(share / 2)}")
-    return [*text, "```"]
+        shares = [100 * count / max(1, found["looks"]) for count in found["classes"]]
+        rows = [Bar(name, share) for name, share in zip(names, shares, strict=True)]
+        text += PLOTS.show(f"late_{load.split()[0].rstrip(',')}_{len(load)}", load, partial(bars, load, rows, " %"))
+    return text[:-1]
 
 
 def _two_brokers(numbers: dict[str, dict[str, float]]) -> list[str]:
@@ -205,6 +214,16 @@ def _two_brokers(numbers: dict[str, dict[str, float]]) -> list[str]:
         one, two = found["one"], found["two together"]
         rows.append(f"| {load} | {one:,.0f} | {two:,.0f} | {two / one:.2f} |")
     return rows
+
+
+def _interpreters(numbers: dict[str, Any]) -> list[str]:
+    """The same broker and loads; the interpreters took turns."""
+    text = [f"- {name}: {_build(found)}" for name, found in numbers["pythons"].items()]
+    text += ["", "| load | interpreter | messages/s | p99 ms | us of CPU a request |", "|---|---|--:|--:|--:|"]
+    for row, by_name in numbers["rows"].items():
+        for name, found in by_name.items():
+            text.append(f"| {row} | {name} | {found['msg_s']:,.0f} | {found['p99_ms']:.2f} | {found['cpu_us']:.1f} |")
+    return [*text, "", *numbers.get("notes", [])]
 
 
 def _leaves(numbers: dict[str, float]) -> list[str]:

@@ -1,16 +1,14 @@
-"""``rocketmq-store`` and ``rebuild`` on Spark, as ratios within one run.
+"""``rocketmq-store`` on Spark, as ratios within one run: 1 KiB bodies, two cores and one.
 
-python -m bench.spark_store read [--rows 200000] [--rounds 3] [--cores 2]: against a source that yields ready-made Arrow
-batches of the same rows (the most that PySpark's data source API can do); by file count; one topic of a hundred.
-python -m bench.spark_store rebuild [--rows 3000000]: consume queues and index of a log on Spark and by ``mqstore
-rebuild``, times side by side, results compared byte for byte. Needs the spark extra and a Java runtime.
+python -m bench.spark_store [--rows 200000] [--rounds 3] [--directory DIR] [--json FILE]: against a source that yields
+ready-made Arrow batches of the same rows (the most that PySpark's data source API can do); by file count; one topic of
+a hundred. With ``--directory`` the stores are kept there for the next run. Needs the spark extra and a Java runtime.
 """
 
 import argparse
 import json
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -18,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -32,13 +30,15 @@ from pipeline.store.source import register
 from pipeline.store.table import batches
 from protocol.file_names import offset_name
 from protocol.hashing import tags_code
-from protocol.index_layout import HEADER_SIZE, entry_at
 from protocol.queue_unit import UNIT
 from protocol.record import BLANK, BLANK_SIZE, MAGIC_BLANK, encode_record, pack_host
 
 BROKER, PRODUCER = pack_host("10.0.0.1", 10911), pack_host("10.0.0.2", 40_000)
 START = 1_700_000_000_000
 MEBI = 1 << 20
+FILE_SIZES: Final = (1024, 64, 16, 4)
+"""Sizes of log files in MiB; all but the first only tell how reading grows with their number."""
+TOPICS: Final = 100
 
 
 def write_store(root: Path, rows: int, *, topics: int, queues: int, body: int, file_size: int, units: bool) -> None:
@@ -113,8 +113,9 @@ class ReadyReader(DataSourceReader):
         """A task for each file."""
         return [ReadyPart(str(path)) for path in sorted(Path(self.directory).iterdir())]
 
-    def read(self, partition: ReadyPart) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """No work but the mapping."""
+        assert isinstance(partition, ReadyPart)
         with pa.memory_map(partition.path) as mapped:
             reader = pa.ipc.open_file(mapped)
             for number in range(reader.num_record_batches):
@@ -140,7 +141,7 @@ class ReadySource(DataSource):
 
 def write_ready(root: Path, directory: Path) -> None:
     """The rows of a store as Arrow files, one for each part that the store is read in."""
-    directory.mkdir()
+    directory.mkdir(parents=True)
     options = parse({"path": str(root)})
     files = StoreFiles(str(root))
     for number, part in enumerate(plan(files, options).parts):
@@ -188,110 +189,76 @@ def read_all(spark: SparkSession, source: str, path: Path, **options: str) -> No
     spark.read.format(source).options(**options).load(str(path)).write.format("noop").mode("overwrite").save()
 
 
-def bench_read(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """All measurements of reading, in turns."""
-    stores = {}
-    for name, size in {"one file": 1024 * MEBI, "many files": 16 * MEBI}.items():
-        stores[name] = directory / name.replace(" ", "-")
-        rows = {"rows": given.rows, "topics": 100, "queues": 1, "body": 1024}
-        write_store(stores[name], **rows, file_size=size, units=name == "one file")
-    write_ready(stores["one file"], directory / "ready")
-    spark = session(given.cores, directory)
-    one = stores["one file"]
+def prepare(directory: Path, rows: int) -> None:
+    """The stores, and the ceiling's rows, unless they are there."""
+    done = directory / f"ready-{rows}"
+    if done.exists():
+        return
+    for size in FILE_SIZES:
+        units = size == FILE_SIZES[0]
+        root = directory / f"store-{size}"
+        write_store(root, rows, topics=TOPICS, queues=1, body=1024, file_size=size * MEBI, units=units)
+    write_ready(directory / f"store-{FILE_SIZES[0]}", directory / "ready")
+    done.touch()
+
+
+def measure(directory: Path, rows: int, rounds: int, cores: int) -> dict[str, Any]:
+    """All measurements of reading with so many cores, in turns."""
+    spark = session(cores, directory)
+    one = directory / f"store-{FILE_SIZES[0]}"
     works: dict[str, Callable[[], None]] = {
         "ready": lambda: read_all(spark, "ready", directory / "ready"),
         "store": lambda: read_all(spark, "rocketmq-store", one),
-        "store, many files": lambda: read_all(spark, "rocketmq-store", stores["many files"]),
         "store, no checksums": lambda: read_all(spark, "rocketmq-store", one, checkCrc="false"),
-        "one topic of 100": lambda: read_all(spark, "rocketmq-store", one, topics="Topic07"),
-        "one topic of 100, scanned": lambda: read_all(
-            spark, "rocketmq-store", one, topics="Topic07", consumeQueues="never"
-        ),
+        "one topic": lambda: read_all(spark, "rocketmq-store", one, topics="Topic07"),
+        "one topic, scanned": lambda: read_all(spark, "rocketmq-store", one, topics="Topic07", consumeQueues="never"),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in works}
+    if cores > 1:
+        for size in FILE_SIZES[1:]:
+            path = directory / f"store-{size}"
+            count = len(list((path / "commitlog").iterdir()))
+            works[f"{count} files"] = lambda path=path: read_all(spark, "rocketmq-store", path)  # type: ignore[misc]
     for work in works.values():
         work()
-    for _ in range(given.rounds):
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
         for name, work in works.items():
-            seconds[name].append(timed(work))
+            found[name].append(timed(work))
     spark.stop()
-    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    middle = {name: statistics.median(values) for name, values in found.items()}
     return {
-        "rows": given.rows,
-        "cores": given.cores,
-        "seconds": {name: [round(value, 2) for value in values] for name, values in seconds.items()},
-        "rows a second": {name: round(given.rows / middle[name]) for name in list(works)[:4]},
+        "seconds": {name: [round(value, 2) for value in values] for name, values in found.items()},
+        "rows a second": {name: round(rows / value) for name, value in middle.items() if "topic" not in name},
         "store / ready": round(middle["ready"] / middle["store"], 3),
-        "one topic / all": round(middle["one topic of 100"] / middle["store"], 3),
+        "one topic / all": round(middle["one topic"] / middle["store"], 3),
+        "one topic, scanned / all": round(middle["one topic, scanned"] / middle["store"], 3),
     }
-
-
-# -- rebuild
-
-
-def bench_rebuild(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """Both rebuilds of one log, and whether they agree."""
-    from pipeline.jobs.rebuild import rebuild  # noqa: PLC0415 - reading needs none of it
-
-    ours, brokers = directory / "spark", directory / "broker"
-    write_store(ours, given.rows, topics=10, queues=4, body=20, file_size=1024 * MEBI, units=False)
-    size = sum(path.stat().st_blocks * 512 for path in (ours / "commitlog").iterdir())
-    (brokers / "commitlog").mkdir(parents=True)
-    for path in (ours / "commitlog").iterdir():
-        subprocess.run(["cp", "--sparse=always", path, brokers / "commitlog" / path.name], check=True)
-    code = f"import sys; sys.argv[1:] = ['rebuild', {str(brokers)!r}]; from broker.tools.cli import main; main()"
-    by_broker = timed(lambda: subprocess.run([sys.executable, "-c", code], check=True))
-    spark = session(given.cores, directory)
-    started = time.perf_counter()
-    report = rebuild(spark, str(ours), str(ours))
-    by_spark = time.perf_counter() - started
-    spark.stop()
-    return {
-        "rows": given.rows,
-        "cores": given.cores,
-        "log MiB": round(size / MEBI),
-        "mqstore rebuild s": round(by_broker, 1),
-        "spark rebuild s": round(by_spark, 1),
-        "spark steps s": {name: round(value, 1) for name, value in report.seconds.items()},
-        "units": report.units,
-        "keys": report.keys,
-        "queue files equal": _queue_files(ours) == _queue_files(brokers),
-        "index files equal": _index_files(ours) == _index_files(brokers),
-    }
-
-
-def _queue_files(root: Path) -> dict[str, int]:
-    base = root / "consumequeue"
-    return {str(path.relative_to(base)): hash(path.read_bytes()) for path in sorted(base.glob("*/*/*"))}
-
-
-def _index_files(root: Path) -> list[tuple[bytes, int, int]]:
-    """Header, slots and entries in use; a file's name is the time of its birth."""
-    found = []
-    for path in sorted((root / "index").iterdir()):
-        with path.open("rb") as file:
-            header = file.read(HEADER_SIZE)
-            slots = file.read(entry_at(5_000_000, 0) - HEADER_SIZE)
-            entries = file.read(int.from_bytes(header[36:40], "big") * 20)
-        found.append((header, hash(slots), hash(entries)))
-    return found
 
 
 def main() -> None:
-    """Run one of the two."""
+    """Measures with two cores and with one, each in a process that has no more of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("read", "rebuild"))
-    parser.add_argument("--rows", type=int)
+    parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--cores", type=int, help="measure here and now with so many")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    given.rows = given.rows or {"read": 200_000, "rebuild": 3_000_000}[given.what]
-    directory = Path(tempfile.mkdtemp(prefix="trimq-bench-"))
-    try:
-        numbers = (bench_read if given.what == "read" else bench_rebuild)(given, directory)
-    finally:
-        shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="trimq-bench-") as temporary:
+        directory = given.directory or Path(temporary)
+        prepare(directory, given.rows)
+        if given.cores:
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.cores])
+            print(json.dumps(measure(directory, given.rows, given.rounds, given.cores)))
+            return
+        numbers: dict[str, Any] = {"rows": given.rows, "topics": TOPICS, "rounds": given.rounds, "cores": {}}
+        for cores in (2, 1):
+            command = [sys.executable, "-m", "bench.spark_store", "--cores", str(cores), "--directory", str(directory)]
+            command += ["--rows", str(given.rows), "--rounds", str(given.rounds)]
+            told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            numbers["cores"][str(cores)] = json.loads(told.splitlines()[-1])
+    two, one = (numbers["cores"][cores]["rows a second"]["store"] for cores in "21")
+    numbers["two cores / one"] = round(two / one, 2)
     print(json.dumps(numbers, indent=1))
     if given.json:
         given.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

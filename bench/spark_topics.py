@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from bench.spark_report import FLOORS
 from client.message import Message
 from client.sync import Producer
 from pipeline.schema import ARROW_SCHEMA, SPARK_SCHEMA
@@ -37,7 +38,6 @@ BODY: Final = 1024
 PARTITIONS: Final = 4
 ROWS_A_BATCH: Final = 2000
 SINK_SCHEMA: Final = "body binary, tags string"
-TARGETS: Final = {"read": 0.4, "write": 0.4}
 
 
 class ReadySource(DataSource):
@@ -202,7 +202,7 @@ def main() -> int:
     for name, rate in found["rows a second"].items():
         print(f"{name:28} {rate:12,.0f} rows/s")
     for name, ratio in found["ratio"].items():
-        target = TARGETS.get(name)
+        target = FLOORS.get(name)
         print(f"{name:28} {ratio:12.2f} {'' if target is None else f'(target {target})'}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

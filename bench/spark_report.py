@@ -1,0 +1,83 @@
+"""Spark's sections of bench/REPORT.md, from the numbers in bench/results/spark_*.json."""
+
+from typing import Any, Final
+
+FLOORS: Final = {"store": 0.7, "read": 0.4, "write": 0.4}
+"""The least that was asked for of a source or sink, as a share of what PySpark's API can do."""
+
+
+def topics(numbers: dict[str, Any]) -> list[str]:
+    """A live broker and the sink, each beside its ceiling."""
+    text = [
+        "1 KiB bodies, the broker on the same two cores. Reading: beside a source of ready-made Arrow batches.",
+        "Writing: beside a sink that drops its batches.",
+        "",
+        "| | rows/s |",
+        "|---|--:|",
+        *[f"| {name} | {rate:,.0f} |" for name, rate in numbers["rows a second"].items()],
+        "",
+        "| | of the ceiling | floor | |",
+        "|---|--:|--:|---|",
+    ]
+    for name, ratio in numbers["ratio"].items():
+        text.append(_line(name, ratio, FLOORS.get(name)))
+    return text
+
+
+def _line(name: str, ratio: float, floor: float | None) -> str:
+    mark = "slower" if floor is not None and ratio < floor else ""
+    return f"| {name} | {ratio:.2f} | {'' if floor is None else floor} | {mark} |"
+
+
+def store(numbers: dict[str, Any]) -> list[str]:
+    """A store beside ready-made batches of the same rows."""
+    text = [
+        f"{numbers['rows']:,} rows with 1 KiB bodies, {numbers['topics']} topics; medians of {numbers['rounds']}.",
+        "With one core the whole process tree has no more than that.",
+        "",
+        "| | of the ceiling | floor | |",
+        "|---|--:|--:|---|",
+    ]
+    for cores, found in sorted(numbers["cores"].items(), reverse=True):
+        text.append(_line(f"{cores} core{'s' if cores != '1' else ''}", found["store / ready"], FLOORS["store"]))
+    text += ["", "| rows/s | 2 cores | 1 core |", "|---|--:|--:|"]
+    two, one = numbers["cores"]["2"], numbers["cores"]["1"]
+    for name, rate in two["rows a second"].items():
+        single = one["rows a second"].get(name)
+        text.append(f"| {name} | {rate:,} | {'' if single is None else f'{single:,}'} |")
+    return [
+        *text,
+        "",
+        f"- two cores / one: {numbers['two cores / one']:.2f}",
+        f"- one topic of {numbers['topics']}, through its queues: {two['one topic / all']:.1%} of the time for all",
+        f"- the same without queues: {two['one topic, scanned / all']:.1%}",
+    ]
+
+
+def rebuild(numbers: dict[str, Any]) -> list[str]:
+    """Queues and index of one log by Spark and by the broker's own recovery."""
+    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in numbers["spark steps s"].items())
+    equal = {True: "equal byte for byte", False: "NOT EQUAL"}
+    return [
+        f"{numbers['rows']:,} messages in a log of {numbers['log MiB']:,} MiB:",
+        f"{numbers['units']:,} units in {numbers['queue files']} queue files,",
+        f"{numbers['keys']:,} keys in {numbers['index files']} index files.",
+        "",
+        "| | seconds |",
+        "|---|--:|",
+        f"| `mqstore rebuild`, one core | {numbers['mqstore rebuild s']:.1f} |",
+        f"| `rebuild` on Spark, {numbers['cores']} cores | {numbers['spark rebuild s']:.1f} |",
+        f"| (Spark's own start before that) | {numbers['start of spark s']:.1f} |",
+        "",
+        f"- steps on Spark, in seconds: {steps}",
+        f"- queue files: {equal[numbers['queue files equal']]}",
+        f"- index files: header, slots and entries {equal[numbers['index files equal']]}",
+    ]
+
+
+SECTIONS: Final = (
+    ("Topics on Spark", "spark_topics", topics),
+    ("Stores on Spark", "spark_store", store),
+    ("Rebuild on Spark", "spark_rebuild", rebuild),
+)
+"""Title, name of the file with the numbers, and what makes a section of them."""
