@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
-WITHOUT_SPARK = {"test_options.py"}
+WITHOUT_SPARK = {"test_options.py", "test_readme.py"}
 TEST_TIMEOUT = 180
 MISSING = [
     what
@@ -33,6 +33,11 @@ if not importlib.util.find_spec("pyspark"):
     collect_ignore_glob.append("test_topic_*.py")
 if not importlib.util.find_spec("pyarrow"):
     collect_ignore_glob.append("test_[!o]*.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers this room's mark; the other ones are the project's."""
+    config.addinivalue_line("markers", "one_pyspark: depends on no version of PySpark; run with the newest one only")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,8 +2,8 @@
 
 Arguments: NAMESRV SOURCE TARGET DIRECTORY.
 
-It runs until it is killed. A query that fails (all attempts of a task were killed) is started again, as whoever
-operates it would do.
+It runs until it is killed. A query that fails, or cannot be planned (the Python worker that did it was killed), is
+started again, as whoever operates it would do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipeline.topics.stream import HAS_ADMISSION_CONTROL
@@ -35,7 +36,7 @@ def main() -> None:
         while True:
             try:
                 copy(spark, namesrv, source, target, home / "checkpoint")
-            except StreamingQueryException as error:
+            except (PySparkException, Py4JJavaError) as error:
                 print(f"the query failed and is started again: {error}", flush=True)  # noqa: T201 - a log for the test
 
 

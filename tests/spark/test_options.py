@@ -4,6 +4,8 @@ import pytest
 
 from pipeline.options import OptionError, Options
 
+pytestmark = pytest.mark.one_pyspark
+
 
 def test_an_error_names_the_option_its_value_and_what_was_expected() -> None:
     with pytest.raises(OptionError, match=r"option minPartitions = 'many': expected a whole number, at least 1"):

@@ -29,6 +29,7 @@ from protocol.message import StoredMessage, decode_message
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.stores import some
 
+pytestmark = pytest.mark.one_pyspark
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 

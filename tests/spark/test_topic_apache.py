@@ -12,6 +12,7 @@ from tests.interop.harness.servers import broker_on_store
 from tests.spark.tables import bodies, read, write
 
 
+@pytest.mark.one_pyspark
 @pytest.mark.timeout(300, func_only=True)
 def test_topics_of_apaches_broker_are_tables_too(tmp_path: Path) -> None:
     properties = {"enablePropertyFilter": "true"}

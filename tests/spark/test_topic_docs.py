@@ -18,6 +18,9 @@ from tests.interop.harness.ports import broker_port, free_port
 from tests.interop.harness.servers import Cluster
 from tests.interop.harness.waiting import wait_until
 from tests.spark.conftest import demand_spark
+from tests.spark.session import QUICK_JAVA
+
+pytestmark = pytest.mark.one_pyspark
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
@@ -83,6 +86,7 @@ def test_a_streaming_count_in_five_commands(tmp_path: Path) -> None:
         "TRIMQ_LISTEN_PORT": str(port),
         "TRIMQ_EMBEDDED_NAMESRV_PORT": str(name_server),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "JAVA_TOOL_OPTIONS": QUICK_JAVA,
     }
     install, broker, send, program, count = (text.replace("9876", str(name_server)) for text in commands)
     with shell_in(tmp_path, environment) as shell:
@@ -105,7 +109,7 @@ def test_orders_and_payments_end_in_a_plot(cluster: Cluster, tmp_path: Path) -> 
     demand_spark()
     command = [sys.executable, str(ROOT / "docs" / "examples" / "orders_and_payments.py"), cluster.namesrv, "600"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": path}
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": path, "JAVA_TOOL_OPTIONS": QUICK_JAVA}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, timeout=560, capture_output=True, text=True, check=False
     )

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,7 +21,9 @@ from pipeline.topics.planning import DataLossError
 from pipeline.topics.source import TopicDataSource
 from tests.interop.harness.servers import Cluster, running_cluster
 from tests.interop.harness.waiting import wait_until
-from tests.spark.tables import batch_reader, bodies, options_of, read, read_partitions
+from tests.spark.tables import batch_reader, bodies, open_sockets, options_of, read, read_partitions
+
+ROUNDS = 5
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +41,6 @@ def numbers(cluster: Cluster, producer: Producer) -> str:
 
 def queue_of(topic: str, broker: str = "broker-a", number: int = 0) -> MessageQueue:
     return MessageQueue(topic=topic, broker_name=broker, queue_id=number)
-
-
-def open_sockets() -> int:
-    # A socket's link leads nowhere, which resolve() does not mind.
-    return sum("socket:" in str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir())
 
 
 def test_every_message_is_read_once(cluster: Cluster, numbers: str) -> None:
@@ -123,7 +121,8 @@ def test_batches_have_the_schema_that_was_asked_for_to_the_letter(cluster: Clust
     """Spark compares it from 4.2 on; in a schema that a user writes everything may be null."""
     source = TopicDataSource(options_of(cluster, topics=numbers))
     reader = source.reader(StructType([StructField("queueOffset", LongType()), StructField("body", BinaryType())]))
-    (schema,) = {batch.schema for partition in reader.partitions() for batch in reader.read(partition)}
+    batches: list[Any] = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    (schema,) = {batch.schema for batch in batches}
     assert schema == pa.schema([("queueOffset", pa.int64()), ("body", pa.binary())])
     with pytest.raises(OptionError, match=r"option schema = 'price': expected columns of rocketmq: topic, brokerName"):
         source.reader(StructType([StructField("price", LongType())]))
@@ -199,13 +198,14 @@ def test_nothing_stays_behind_when_a_task_ends(cluster: Cluster, numbers: str) -
     partitions = reader.partitions()
     read_partitions(reader, partitions)
     threads, connections = threading.active_count(), open_sockets()
-    for _ in range(5):
+    for _ in range(ROUNDS):
         read_partitions(reader, partitions)
-    rows = reader.read(partitions[0])
-    next(rows)
-    rows.close()
-    assert threading.active_count() == threads
-    assert open_sockets() == connections
+        rows = reader.read(partitions[0])
+        next(rows)
+        rows.close()
+    # The tests' own producer may open or close one meanwhile; what stays behind does so in every round.
+    assert threading.active_count() < threads + ROUNDS
+    assert open_sockets() < connections + ROUNDS
 
 
 def test_a_trimmed_queue_is_noticed(tmp_path: Path) -> None:

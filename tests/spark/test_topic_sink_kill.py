@@ -14,6 +14,8 @@ from tests.interop.harness.servers import Cluster, running_cluster
 from tests.interop.harness.waiting import wait_until
 from tests.spark.tables import bodies, read
 
+pytestmark = pytest.mark.one_pyspark
+
 ROOT = Path(__file__).parents[2]
 ROWS = 3000
 EVERYTHING = [b"%06d" % number for number in range(ROWS)]

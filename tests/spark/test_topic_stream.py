@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
 from client.message import Message, MessageQueue
 from client.sync import Admin, Producer
@@ -16,11 +19,13 @@ from pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset, li
 from pipeline.topics.planning import DataLossError
 from pipeline.topics.progress import Progress
 from pipeline.topics.settings import ReadSettings
+from pipeline.topics.source import TopicDataSource
 from pipeline.topics.stream import HAS_ADMISSION_CONTROL
 from tests.interop.harness.servers import Cluster, running_cluster
-from tests.spark.tables import options_of, read_partitions, stream
+from tests.spark.tables import open_sockets, options_of, read_partitions, stream
 
 START = StreamOffset.of(INITIAL)
+ROUNDS = 5
 
 
 class Clock:
@@ -272,6 +277,34 @@ def test_a_wrong_option_is_told_by_the_first_call_and_not_by_the_constructor(clu
     for call in (reader.initialOffset, lambda: reader.commit(dict(INITIAL))):
         with pytest.raises(OptionError, match=r"option endingOffsets = 'latest': .*a stream has no end"):
             call()
+
+
+def test_nothing_is_open_between_sparks_calls(cluster: Cluster, producer: Producer) -> None:
+    """Spark ends the process of a stream reader without calling stop()."""
+    topic = cluster.create_topic("SparkUnstopped", 1)
+    send(producer, topic, 5)
+    threads, connections = threading.active_count(), open_sockets()
+    readers = []
+    for _ in range(ROUNDS):
+        reader = stream(cluster, topics=topic, group="spark-unstopped", startingOffsets="earliest")
+        readers.append(reader)
+        start = reader.initialOffset()
+        limit = (start, reader.getDefaultReadLimit()) if HAS_ADMISSION_CONTROL else ()
+        end = reader.latestOffset(*limit)
+        assert len(read_partitions(reader, reader.partitions(start, end))) == 5
+        reader.commit(end)
+    # The tests' own producer may open or close one meanwhile; what a reader leaves open, each of them does.
+    assert threading.active_count() < threads + ROUNDS
+    assert open_sockets() < connections + ROUNDS
+    assert type(readers[0]).stop is DataSourceStreamReader.stop, "nothing would call it"
+
+
+def test_reading_is_the_tasks_business(cluster: Cluster) -> None:
+    """PySpark's simple stream reader reads on the driver, and keeps in memory what it has read."""
+    assert isinstance(stream(cluster, topics="T"), DataSourceStreamReader)
+    assert TopicDataSource.simpleStreamReader is DataSource.simpleStreamReader
+    assert len(signature(TopicDataSource.streamReader).parameters) == 2
+    assert "schema" in signature(TopicDataSource.streamReader).parameters, "Spark passes it by this name"
 
 
 def test_a_limit_needs_a_pyspark_that_can_keep_it(cluster: Cluster) -> None:
