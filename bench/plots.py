@@ -74,7 +74,7 @@ def lines(title: str, x_unit: str, y_unit: str, rows: Mapping[str, Sequence[tupl
     most = max(y for points in rows.values() for _, y in points) * 1.1 or 1
     step = 10 ** math.floor(math.log10(most))
     step = next(part for part in (step / 5, step / 2, step, 2 * step) if most / part <= 6)
-    height = _HEIGHT + 18 * len(rows)
+    height = _HEIGHT + 8 + 18 * len(rows)
 
     def across(x: float) -> float:
         return left + (WIDTH - left - right) * (math.log10(x) - logs[0]) / span
@@ -87,7 +87,7 @@ def lines(title: str, x_unit: str, y_unit: str, rows: Mapping[str, Sequence[tupl
             yield _line(left, up(number * step), WIDTH - right, up(number * step))
             yield _text(left - 6, up(number * step) + 4, f"{number * step:g}", "end")
         for x in xs:
-            yield _text(across(x), below + 16, f"{x:,.10g}" if x >= 1 else f"{x:g}", "middle")
+            yield _text(across(x), below + 16, f"{x:,.0f}" if x >= 10 else f"{x:.2g}", "middle")
         yield _text(WIDTH - right, below + 34, x_unit, "end")
         yield _text(left, below + 34, y_unit)
         for at, (name, points) in enumerate(rows.items()):
@@ -96,7 +96,7 @@ def lines(title: str, x_unit: str, y_unit: str, rows: Mapping[str, Sequence[tupl
             yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
             for x, y in points:
                 yield f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3" fill="{colour}"/>'
-            y_of_name = _HEIGHT + 18 * at
+            y_of_name = _HEIGHT + 4 + 18 * at
             yield f'<rect x="{left}" y="{y_of_name}" width="14" height="4" fill="{colour}"/>'
             yield _text(left + 20, y_of_name + 7, name)
 
