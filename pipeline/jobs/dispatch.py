@@ -4,9 +4,11 @@ Layouts and rules: protocol.queue_unit, protocol.index_layout; RocketMQ's Commit
 CommitLogDispatcherBuildIndex.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
@@ -30,12 +32,16 @@ DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2
 """The broker's messageDelayLevel by default: the tag slot of a delayed message's unit is the time it is due."""
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNKNOWN_LEVEL_MS: Final = 1000
+_DROPPED: Final = "topics.dropped"
+_log = logging.getLogger(__name__)
 
 SCHEMA: Final = (
     "part int, topic string, queueId int, queueOffset bigint, phy bigint, size int, tagsCode bigint, "
     "storeTime bigint, queued boolean, keyNumber bigint, hashes array<int>, why string"
 )
-"""``queued``: has a queue unit. ``keyNumber``: keys of the part before this record's. ``why``: no record but damage."""
+"""``queued``: has a queue unit, which a deleted topic's record has not. ``keyNumber``: keys of the part before this
+record's. ``why``: no record but damage.
+"""
 _ARROW: Final = pa.schema(
     [
         ("part", pa.int32()),
@@ -54,6 +60,25 @@ _ARROW: Final = pa.schema(
 )
 
 
+class Dropped(NamedTuple):
+    """Records of a topic below ``position``, stored up to ``wall_ms``: the topic was deleted then."""
+
+    position: int
+    wall_ms: int
+
+
+def dropped_topics(files: StoreFiles) -> dict[str, Dropped]:
+    """What a TriMQ broker has noted of topics that it deleted; none where it has not, or where nobody can read it."""
+    if not files.exists(_DROPPED):
+        return {}
+    data = files.fs.cat_file(files.join(_DROPPED))
+    try:
+        return msgspec.json.decode(data, type=dict[str, Dropped])
+    except msgspec.DecodeError as error:
+        _log.warning("%s cannot be read, deleted topics come back: %s", files.join(_DROPPED), error)
+        return {}
+
+
 def delay_table(levels: str) -> list[int]:
     """Milliseconds of each delay level, [0] being none.
 
@@ -68,6 +93,7 @@ def dispatched(
 ) -> tuple[DataFrame, int, list[Damage]]:
     """A row for each record and each damaged place of a store; how many parts it was read in, gaps between files."""
     found = plan(files, options)
+    dropped = dropped_topics(files)
     parts = [part for part in found.parts if isinstance(part, Stretch)]
 
     def work(number: int, part: Stretch) -> Iterator[pa.RecordBatch]:
@@ -76,7 +102,7 @@ def dispatched(
             if isinstance(item, Damage):
                 yield _damage_batch(number, item)
             elif len(item.heads):
-                batch, more = dispatch_batch(item, number, keys, delays)
+                batch, more = dispatch_batch(item, number, keys, delays, dropped)
                 keys += more
                 yield batch
 
@@ -89,7 +115,9 @@ def _damage_batch(number: int, damage: Damage) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row], schema=_ARROW)
 
 
-def dispatch_batch(chunk: Chunk, number: int, keys: int, delays: Sequence[int]) -> tuple[pa.RecordBatch, int]:
+def dispatch_batch(
+    chunk: Chunk, number: int, keys: int, delays: Sequence[int], dropped: Mapping[str, Dropped] | None = None
+) -> tuple[pa.RecordBatch, int]:
     """The rows of one window, and how many keys they have; ``keys`` is how many there were before."""
     heads = chunk.heads
     rows = Rows(chunk.view, heads, None)
@@ -97,6 +125,10 @@ def dispatch_batch(chunk: Chunk, number: int, keys: int, delays: Sequence[int]) 
     topics = rows.topics()
     kind = heads.sys_flag & sysflag.TRANSACTION_MASK
     queued = (kind != sysflag.TRANSACTION_PREPARED) & (kind != sysflag.TRANSACTION_ROLLBACK)
+    for topic, last in (dropped or {}).items():
+        gone = (heads.phy < last.position) & (heads.store_timestamp <= last.wall_ms)
+        if gone.any():
+            queued &= ~(gone & pa.compute.equal(topics, topic).to_numpy(zero_copy_only=False))
     offsets, hashes = key_hashes(rows, topics, kind != sysflag.TRANSACTION_ROLLBACK)
     arrays = [
         pa.array(np.full(count, number, dtype=np.int32)),

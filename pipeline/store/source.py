@@ -58,8 +58,9 @@ class StoreReader(DataSourceReader):
         # Spark takes no partitions at all for one that is None
         return parts or [StorePart(None)]
 
-    def read(self, partition: StorePart) -> "Iterator[pa.RecordBatch]":
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a part, as Arrow batches."""
+        assert isinstance(partition, StorePart)
         from pipeline.store import table  # noqa: PLC0415 - as above
         from pipeline.store.files import StoreFiles  # noqa: PLC0415 - as above
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-"""Half the processor time of a JVM that lives for a minute goes into compiling what it soon stops doing."""
+"""A JVM that lives for a minute does not earn what its second compiler and its collector's threads cost."""
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="needs the spark extra: pip install 'trimq[spark]'")
 pytest.importorskip("pyspark", reason="needs the spark extra: pip install 'trimq[spark]'")
 
+import msgspec
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import settings as examples
@@ -19,8 +20,9 @@ from broker.store.consume_queue import ConsumeQueue, QueueShape
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.disk import RealDisk
 from broker.store.dispatcher import StoreDispatcher, index_keys
+from broker.store.dropped_topics import Dropped, DroppedTopics
 from broker.store.stats import StoreStats
-from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch
+from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
 from pipeline.jobs.index_files import read_index_file, write_index_files
 from pipeline.jobs.queue_slots import QueueImage
 from pipeline.jobs.rebuild import write_queue_files
@@ -32,11 +34,13 @@ from pipeline.store.table import walk
 from pipeline.store.walk import Chunk
 from protocol.hashing import key_hash
 from protocol.message import decode_properties
-from tests.spark.logs import LogWriter
+from tests.spark.logs import START, LogWriter
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mixed, queue_files
 
+pytestmark = pytest.mark.one_pyspark
 
-def dispatch_rows(root: Path, split_size: int) -> list[dict[str, Any]]:
+
+def dispatch_rows(root: Path, split_size: int, dropped: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """Each record's row, its first key counted from the beginning of the log."""
     files, reading = StoreFiles(str(root)), StoreOptions(path=str(root), split_size=split_size)
     rows: list[dict[str, Any]] = []
@@ -44,7 +48,7 @@ def dispatch_rows(root: Path, split_size: int) -> list[dict[str, Any]]:
     for number, part in enumerate(plan(files, reading).parts):
         for item in walk(files, part, reading):
             assert isinstance(item, Chunk)
-            batch, more = dispatch_batch(item, number, keys, delay_table(DELAY_LEVELS))
+            batch, more = dispatch_batch(item, number, keys, delay_table(DELAY_LEVELS), dropped)
             keys += more
             rows += batch.to_pylist()
     return rows
@@ -99,6 +103,28 @@ def test_files_are_those_of_the_broker(tmp_path: Path) -> None:
     broker = by_broker(root, tmp_path)
     assert queue_files(tmp_path / "out") == queue_files(broker)
     assert entries(tmp_path / "out") == entries(broker)
+
+
+def test_a_deleted_topics_records_have_no_units(tmp_path: Path) -> None:
+    """As the broker reads its own note: by place in the log and by time; a later life of the topic has units."""
+    root = LogWriter(tmp_path / "store").put_all(mixed(200)).write()
+    rows = dispatch_rows(root, 3000)
+    later = next(row["phy"] for row in rows[150:] if row["topic"] == "A")
+    noted = DroppedTopics(RealDisk(), str(root))
+    noted.topics = {"A": Dropped(later, START + 1_000_000), "B": Dropped(1 << 40, START + 60 * 700)}
+    (root / "topics.dropped").write_bytes(msgspec.json.encode(noted.topics))
+    noted.load()
+    dropped = dropped_topics(StoreFiles(str(root)))
+    assert dropped == {topic: (each.position, each.wall_ms) for topic, each in noted.topics.items()}
+    left = dispatch_rows(root, 3000, dropped)
+    assert [row["queued"] for row in left] == [
+        row["queued"] and not noted.has(row["topic"], row["phy"], row["storeTime"]) for row in rows
+    ]
+    gone = {(row["topic"], row["queued"]) for row in left if row["topic"] in "AB"}
+    assert gone == {(topic, queued) for topic in "AB" for queued in (True, False)}
+    assert [row["hashes"] for row in left] == [row["hashes"] for row in rows], "the index is by place alone"
+    (root / "topics.dropped").write_bytes(b"{")
+    assert dropped_topics(StoreFiles(str(root))) == {}
 
 
 steps = st.tuples(st.integers(-3, 12), st.integers(0, 3000))

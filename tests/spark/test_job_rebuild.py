@@ -77,6 +77,22 @@ def test_queues_that_begin_late_have_gaps_or_a_second_life(spark: SparkSession, 
     assert queue_files(root) == queue_files(by_broker(root, tmp_path))
 
 
+def test_deleted_topics_stay_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """The broker's own note of what it has deleted; the first queue of Again is of its earlier life."""
+    writer = LogWriter(tmp_path / "store", file_size=16_384)
+    writer.put_all([Sent(topic=topic, time=START + n) for n in range(30) for topic in ("Gone", "Kept", "Again")])
+    end = writer.at
+    writer.offsets["Again", 0] = 0
+    writer.put_all([Sent(topic="Again", time=START + 100 + n) for n in range(9)])
+    root = writer.write()
+    (root / "topics.dropped").write_text(f'{{"Gone":[{end},{START + 50}],"Again":[{end},{START + 50}]}}')
+    report = by_spark(spark, root)
+    assert (report.records, report.units, report.irregular) == (99, 39, 0)
+    files = queue_files(root)
+    assert {Path(name).parts[0] for name in files} == {"Kept", "Again"}
+    assert files == queue_files(by_broker(root, tmp_path))
+
+
 def test_what_is_there_is_not_overwritten(spark: SparkSession, tmp_path: Path) -> None:
     from pipeline.jobs.rebuild import RebuildError  # noqa: PLC0415 - PySpark may be missing
 
@@ -92,6 +108,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
         yield client
 
 
+@pytest.mark.one_pyspark
 @pytest.mark.parametrize("peer", ["trimq", "apache"])
 def test_brokers_open_the_result(spark: SparkSession, tmp_path: Path, java: JavaClient, peer: Peer) -> None:
     """A broker's log, with everything else taken away: messages and keys are found after a rebuild, and it goes on."""
