@@ -84,7 +84,7 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JD
 	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q $(ROOMS) &&  \
 		.venv-spark-$$which/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)' && \
 		case $$which in newest) marks= ;; *) marks="not one_pyspark" ;; esac && \
-		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks" $(ARGS) || exit; done
+		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks" -o faulthandler_timeout=0 $(ARGS) || exit; done
 
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
 	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy pipeline pyspark_rocketmq.py tests/spark || exit; done

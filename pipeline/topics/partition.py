@@ -1,13 +1,16 @@
 """What Spark carries from the planning of a read to its tasks."""
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import InputPartition
 
-from pipeline.topics.planning import Range
+if TYPE_CHECKING:
+    from pipeline.topics.planning import Range
 
 
 class RangePartition(InputPartition):
     """One task's range."""
 
-    def __init__(self, span: Range) -> None:
+    def __init__(self, span: "Range") -> None:
         super().__init__(span)
         self.span = span

@@ -1,12 +1,12 @@
 """The data source ``rocketmq``: what Spark asks of it, and the batch reader.
 
-Everything that can be wrong with options is found here, while Spark still shows errors as they are.
+Everything that can be wrong with options is found here, while Spark still shows errors as they are. Spark imports this
+module in several processes of their own before the first row is read, so that each import stands where it is needed.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -18,12 +18,12 @@ from pyspark.sql.datasource import (
 
 from pipeline.options import Options
 from pipeline.schema import spark_schema
-from pipeline.topics import planning, session
 from pipeline.topics.partition import RangePartition
-from pipeline.topics.rows import read_range
-from pipeline.topics.settings import ReadSettings
-from pipeline.topics.sink import batch_writer, stream_writer
-from pipeline.topics.stream import stream_reader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipeline.topics.settings import ReadSettings
 
 NAME = "rocketmq"
 
@@ -42,18 +42,26 @@ class TopicDataSource(DataSource):
 
     def reader(self, schema: Any) -> DataSourceReader:
         """A batch read of all columns, or of those of a schema that was given. Raises OptionError."""
+        from pipeline.topics.settings import ReadSettings  # noqa: PLC0415 - see above
+
         return TopicReader(ReadSettings.of(Options(self.options), _columns(schema)))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark passes the schema by this name
         """A stream read; options that cannot be used are refused by its first call."""
+        from pipeline.topics.stream import stream_reader  # noqa: PLC0415 - see above
+
         return stream_reader(Options(self.options), _columns(schema))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
         """A batch write. Raises OptionError."""
+        from pipeline.topics.sink import batch_writer  # noqa: PLC0415 - see above
+
         return batch_writer(Options(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """A stream write. Raises OptionError."""
+        from pipeline.topics.sink import stream_writer  # noqa: PLC0415 - see above
+
         writer: DataSourceStreamWriter = stream_writer(Options(self.options), schema, overwrite=overwrite)
         return writer
 
@@ -65,16 +73,20 @@ def _columns(schema: Any) -> dict[str, bool]:
 class TopicReader(DataSourceReader):
     """Reads ranges that are fixed when the query is planned."""
 
-    def __init__(self, settings: ReadSettings) -> None:
+    def __init__(self, settings: "ReadSettings") -> None:
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
         """A task for each queue with messages, more where minPartitions asks for it."""
+        from pipeline.topics import planning, session  # noqa: PLC0415 - see above
+
         settings = self._settings
         ranges = session.ask(settings.namesrv, lambda client: planning.batch_ranges(client, settings))
         return [RangePartition(span) for span in planning.split(ranges, settings.min_partitions)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a range; none for the empty partition that Spark makes up where there is nothing to read."""
+        from pipeline.topics.rows import read_range  # noqa: PLC0415 - see above
+
         if isinstance(partition, RangePartition):
             yield from read_range(partition.span, self._settings, commit=True)
