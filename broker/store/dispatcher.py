@@ -48,6 +48,7 @@ class StoreDispatcher:
         """``delay_ms`` is the delay of each level, [0] being none. Without ``index`` no keys are kept."""
         self._queues = queues
         self._by_topic = queues.queues
+        self._dropped = queues.dropped
         self.index = index
         self._stats = stats
         self.delay_ms = delay_ms
@@ -95,13 +96,13 @@ class StoreDispatcher:
                     index.wake()
         if kind == _PREPARED or kind == _ROLLBACK:  # noqa: PLR1714, SIM109 - a third of the time of a tuple
             return
+        dropped = self._dropped
+        if physical_offset < dropped.end and dropped.has(topic, physical_offset, store_timestamp):
+            return
         try:
             queue = self._by_topic[topic][queue_id]
         except KeyError:
-            found = self._queue_of(topic, queue_id, physical_offset, store_timestamp)
-            if found is None:
-                return
-            queue = found
+            queue = self._queues.find_or_create(topic, queue_id)
         if queue_offset == queue.next_offset and physical_offset >= queue.max_phy and queue.dirty:
             # ConsumeQueue.put's usual case, without the call
             queue.tail += _PACK(physical_offset, size, tags_code)
@@ -124,13 +125,6 @@ class StoreDispatcher:
     def units_of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The consume queue that messages of a queue are dispatched to."""
         return self._queues.find_or_create(topic, queue_id)
-
-    def _queue_of(self, topic: str, queue_id: int, phy: int, store_timestamp: int) -> ConsumeQueue | None:
-        """The queue of a record; None where its topic was deleted after the record came into the log."""
-        queue = self._queues.find(topic, queue_id)
-        if queue is None and not self._queues.dropped.has(topic, phy, store_timestamp):
-            queue = self._queues.find_or_create(topic, queue_id)
-        return queue
 
     def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
         """All records of a batch; see types.Dispatcher."""
@@ -159,10 +153,9 @@ class StoreDispatcher:
                 index.wake()
         sizes = list(map(sub, [*offsets[1:], end], offsets))
         tags = [entry.tags_code for entry in batch.entries]
-        queue = self._queue_of(topic, queue_id, offsets[0], store_timestamp)
-        if queue is None:
+        if position < self._dropped.end and self._dropped.has(topic, position, store_timestamp):
             return
-        queue.put_all(offsets, sizes, tags, result.queue_offset)
+        self._queues.find_or_create(topic, queue_id).put_all(offsets, sizes, tags, result.queue_offset)
         if (topic, queue_id) in self.awaited or self.message_arriving or topic in self.arriving_in:
             for following, tags_code in enumerate(tags, result.queue_offset + 1):
                 self.tell(topic, queue_id, following, tags_code, store_timestamp)

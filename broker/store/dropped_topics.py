@@ -32,16 +32,22 @@ class DroppedTopics:
         self._disk = disk
         self._path = f"{root}/{_NAME}"
         self.topics: dict[str, Dropped] = {}
+        self.end = 0
+        """No record from this log offset on is of a topic that has been deleted since."""
 
     def load(self) -> None:
         """Read the file; one that cannot be read counts as none. Blocks."""
-        self.topics = {}
+        self._take({})
         data = read_whole(self._disk, self._path)
         if data:
             try:
-                self.topics = msgspec.json.decode(data, type=dict[str, Dropped])
+                self._take(msgspec.json.decode(data, type=dict[str, Dropped]))
             except msgspec.DecodeError as error:
                 _log.warning("dropped_topics_unreadable", path=self._path, error=str(error))
+
+    def _take(self, topics: dict[str, Dropped]) -> None:
+        self.topics = topics
+        self.end = max((dropped.position for dropped in topics.values()), default=0)
 
     def has(self, topic: str, phy: int, store_timestamp: int) -> bool:
         """True where a record is of a topic that has been deleted since."""
@@ -51,6 +57,7 @@ class DroppedTopics:
     def note(self, topic: str, position: int, wall_ms: int) -> None:
         """A topic is deleted now that the log ends at ``position``; durable after ``save``."""
         self.topics[topic] = Dropped(position, wall_ms)
+        self.end = max(self.end, position)
 
     async def save(self) -> None:
         """Make the notes durable.
@@ -78,5 +85,5 @@ class DroppedTopics:
             if dropped.position > log_min and log_end > log_min
         }
         if settled != self.topics:
-            self.topics = settled
+            self._take(settled)
             write_durably(self._disk, self._path, msgspec.json.encode(settled))

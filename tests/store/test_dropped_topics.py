@@ -108,6 +108,29 @@ async def test_what_waits_for_its_sync_when_its_topic_goes_makes_no_queue() -> N
         assert [one.queue_offset for one in await drain(store, TOPIC)] == [0, 1]
 
 
+async def test_what_waits_for_its_sync_is_nothing_to_a_topic_of_its_name_made_meanwhile() -> None:
+    """The new topic has its queues before the old one's messages are durable."""
+    disk = SlowDisk()
+    async with opened(disk, settings(sync=True)) as store, trio.open_nursery() as nursery:
+        await fill(store, 3)
+        disk.held = True
+        answers: list[PutMessageResult] = []
+        nursery.start_soon(put, store, b"old")
+        store.put_messages(batch([b"a", b"b"], topic=OTHER), answers.append)
+        await trio.testing.wait_all_tasks_blocked()
+        for topic in (TOPIC, OTHER):
+            nursery.start_soon(store.delete_topic, topic)
+        await trio.testing.wait_all_tasks_blocked()
+        for topic in (TOPIC, OTHER):
+            store.create_queues(topic, 1)
+            store.put_messages(batch([b"new"], topic=topic), answers.append)
+        disk.held = False
+        disk.gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        for topic in (TOPIC, OTHER):
+            assert [(one.queue_offset, one.body) for one in await drain(store, topic)] == [(0, b"new")]
+
+
 async def test_an_emptied_store_forgets_it() -> None:
     disk = SimDisk()
     async with opened(disk) as store:
