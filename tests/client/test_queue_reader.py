@@ -141,6 +141,18 @@ async def test_nothing_is_asked_for_while_there_is_no_room() -> None:
         assert await broker.asked(4) == 5
 
 
+async def test_the_bound_by_bytes_holds_too() -> None:
+    size = len(records(0, 1))
+    async with reading(Prefetch(bytes=2 * size)) as (broker, reader):
+        for number in (0, 1):
+            assert await broker.asked(number + 1) == number
+            await broker.answer(number, records(number, 1), number + 1)
+        await reader.until_absorbed(2)
+        assert (len(broker.pulls), reader.held_bytes) == (2, 2 * size)
+        reader.finished(reader.take(1))
+        assert await broker.asked(3) == 2
+
+
 async def test_what_cannot_be_read_is_not_passed_over() -> None:
     """The next pull goes out before an answer's messages are looked at; that must not move what is committed."""
     async with reading(Prefetch()) as (broker, reader):
