@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from client.allocation import Allocation
 from client.core import Client
 from client.errors import RocketMQError, TopicNotFoundError
+from client.lifecycle import GOODBYE
 from client.message import MessageQueue
 from client.queue_reader import QueueReader
 from client.routes import TopicRoute
@@ -32,6 +33,9 @@ LOCK_LIFETIME: Final = 30.0
 TENURE: Final = 1.0
 """Seconds for which an orderly consumer keeps a queue at least, unless it leaves: taking one over costs its next owner
 several requests, and with members that come and go all the time nobody would come to read it."""
+PATIENCE: Final = GOODBYE / 2
+"""Seconds that who leaves waits for its commits: what is not confirmed comes again, but a lock that is left behind keeps
+everybody off its queue for a minute."""
 NEVER: Final = float("-inf")
 
 
@@ -212,10 +216,11 @@ class Rebalancer:
         for queue in idle:
             del self._leaving[queue]
 
-    async def _give_up(self, readers: dict[MessageQueue, QueueReader]) -> None:
-        async with anyio.create_task_group() as group:
-            for reader in readers.values():
-                group.start_soon(self._close_reader, reader)
+    async def _give_up(self, readers: dict[MessageQueue, QueueReader], patience: float | None = None) -> None:
+        with anyio.move_on_after(patience):
+            async with anyio.create_task_group() as group:
+                for reader in readers.values():
+                    group.start_soon(self._close_reader, reader)
         if self._orderly:
             await self._unlock(list(readers))
 
@@ -227,7 +232,7 @@ class Rebalancer:
         for reader in self.readers.values():
             reader.drop()
         async with self._lock:
-            await self._give_up(self.readers | self._leaving)
+            await self._give_up(self.readers | self._leaving, PATIENCE)
             self.readers.clear()
             self._leaving.clear()
             if self._orderly:

@@ -11,8 +11,34 @@ from protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
 from protocol.codes import RequestCode
 from protocol.command import RemotingCommand
 from protocol.frame import FrameDecoder, encode
+from protocol.record import encode_record, pack_host
 
 Answer = Callable[[RemotingCommand], RemotingCommand | None]
+
+
+def records(first: int, count: int) -> bytes:
+    """A pull's body: messages of queue 0 of the topic T, each with its offset as its body."""
+    return b"".join(
+        encode_record(
+            topic=b"T",
+            body=b"%d" % offset,
+            queue_id=0,
+            queue_offset=offset,
+            properties=b"",
+            physical_offset=0,
+            born_timestamp=0,
+            born_host=pack_host("127.0.0.1", 1),
+            store_timestamp=0,
+            store_host=pack_host("127.0.0.1", 1),
+        )
+        for offset in range(first, first + count)
+    )
+
+
+def pull_header(next_offset: int) -> dict[str, str]:
+    """The header of a pull's answer."""
+    offsets = {"nextBeginOffset": str(next_offset), "minOffset": "0", "maxOffset": "1000"}
+    return {"suggestWhichBrokerId": "0", **offsets}
 
 
 class ScriptedBroker:

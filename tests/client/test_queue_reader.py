@@ -14,30 +14,11 @@ from client.subscription import Subscription
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
 from protocol.frame import encode
-from protocol.record import encode_record, pack_host
-from tests.client.scripted import ScriptedBroker, scripted_broker
+from tests.client.scripted import ScriptedBroker, pull_header, records, scripted_broker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
 QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
-
-
-def records(first: int, count: int) -> bytes:
-    return b"".join(
-        encode_record(
-            topic=b"T",
-            body=b"%d" % offset,
-            queue_id=0,
-            queue_offset=offset,
-            properties=b"",
-            physical_offset=0,
-            born_timestamp=0,
-            born_host=pack_host("127.0.0.1", 1),
-            store_timestamp=0,
-            store_host=pack_host("127.0.0.1", 1),
-        )
-        for offset in range(first, first + count)
-    )
 
 
 class Broker:
@@ -58,13 +39,7 @@ class Broker:
 
     async def answer(self, number: int, body: bytes, next_offset: int, code: int = ResponseCode.SUCCESS) -> None:
         stream, command = self.pulls[number]
-        header = {
-            "suggestWhichBrokerId": "0",
-            "nextBeginOffset": str(next_offset),
-            "minOffset": "0",
-            "maxOffset": "1000",
-        }
-        await stream.send(encode(command.reply(code, header=header, body=body)))
+        await stream.send(encode(command.reply(code, header=pull_header(next_offset), body=body)))
 
 
 class Watched(QueueReader):

@@ -3,11 +3,11 @@
 import anyio
 import pytest
 
-from client import Consumer, rebalance
+from client import ClientOptions, Consumer, rebalance
 from protocol.body import LockBatchBody, decode_json, encode_json
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
-from tests.client.scripted import ScriptedBroker, scripted_broker
+from tests.client.scripted import ScriptedBroker, pull_header, records, scripted_broker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -44,8 +44,9 @@ class Group:
         return command.reply(body=encode_json({"lockOKMQSet": [] if self.refuse >= 0 else wanted}))
 
 
-def member(broker: ScriptedBroker) -> Consumer:
-    return Consumer("g", "T", namesrv=broker.address, start="first", orderly=True)
+def member(broker: ScriptedBroker, request_timeout: float = 3.0) -> Consumer:
+    options = ClientOptions(request_timeout=request_timeout)
+    return Consumer("g", "T", namesrv=broker.address, options=options, start="first", orderly=True)
 
 
 async def test_queues_are_taken_up_with_one_request_of_each_kind() -> None:
@@ -116,3 +117,24 @@ async def test_a_queue_whose_offset_cannot_be_asked_for_does_not_hold_up_the_oth
             async with member(broker):
                 await broker.until(RequestCode.PULL_MESSAGE, 5)
                 assert broker.counts[RequestCode.QUERY_CONSUMER_OFFSET] == 6
+
+
+async def test_who_leaves_unlocks_its_queues_though_nobody_confirms_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebalance, "PATIENCE", 0.05)
+    async with scripted_broker(queues=1) as broker:
+        Group(broker)
+
+        def pull(command: RemotingCommand) -> RemotingCommand | None:
+            fields = command.ext_fields()
+            if fields["topic"] != "T" or fields["queueOffset"] != "7":
+                return None
+            return command.reply(header=pull_header(8), body=records(7, 1))
+
+        broker.answers |= {RequestCode.PULL_MESSAGE: pull, RequestCode.UPDATE_CONSUMER_OFFSET: lambda _: None}
+        with anyio.fail_after(SOON):
+            async with member(broker) as consumer, (await anext(consumer)).process():
+                pass
+            (commit,) = await broker.until(RequestCode.UPDATE_CONSUMER_OFFSET, 1)
+            (unlock,) = await broker.until(RequestCode.UNLOCK_BATCH_MQ, 1)
+        assert commit.ext_fields()["commitOffset"] == "8"
+        assert len(decode_json(unlock.body, LockBatchBody).mq_set) == 2
