@@ -34,8 +34,8 @@ TENURE: Final = 1.0
 """Seconds for which an orderly consumer keeps a queue at least, unless it leaves: taking one over costs its next owner
 several requests, and with members that come and go all the time nobody would come to read it."""
 PATIENCE: Final = GOODBYE / 2
-"""Seconds that who leaves waits for its commits: what is not confirmed comes again, but a lock that is left behind keeps
-everybody off its queue for a minute."""
+"""Seconds that who leaves waits for its commits: what is not confirmed comes again, but a lock that is left behind
+keeps everybody off its queue for a minute."""
 NEVER: Final = float("-inf")
 
 

@@ -132,7 +132,7 @@ async def test_who_leaves_unlocks_its_queues_though_nobody_confirms_its_commit(m
 
         broker.answers |= {RequestCode.PULL_MESSAGE: pull, RequestCode.UPDATE_CONSUMER_OFFSET: lambda _: None}
         with anyio.fail_after(SOON):
-            async with member(broker) as consumer, (await anext(consumer)).process():
+            async with member(broker, request_timeout=60.0) as consumer, (await anext(consumer)).process():
                 pass
             (commit,) = await broker.until(RequestCode.UPDATE_CONSUMER_OFFSET, 1)
             (unlock,) = await broker.until(RequestCode.UNLOCK_BATCH_MQ, 1)
