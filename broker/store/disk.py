@@ -9,6 +9,7 @@ thread in production, inline in a simulation. Such a call makes kernel calls onl
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -27,6 +28,10 @@ _UNRELIABLE: Final = ("btrfs", "zfs", "nfs", "fuse", "cifs", "smb", "9p")
 
 _TOUCH_STEP: Final = 1 << 20
 _ZEROS: Final = memoryview(bytes(1 << 18))
+
+_MS_SYNC: Final = 4
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class FileInfo(NamedTuple):
@@ -70,6 +75,14 @@ class Mapping(Protocol):
     def close(self) -> None:
         """Give the memory back. Where somebody still has a view, the last of them to go does it."""
         ...
+
+
+class MappedPart(NamedTuple):
+    """The bytes [begin, end) of a mapped file."""
+
+    mapping: Mapping
+    begin: int
+    end: int
 
 
 class Disk(Protocol):
@@ -132,8 +145,12 @@ class Disk(Protocol):
         """Set a file's length; a part that is added reads as zeros."""
         ...
 
-    def data_sync(self, fd: int) -> None:
-        """Return when the file's bytes (mapped stores too) and its length are on the device (fdatasync)."""
+    def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
+        """Return when the file's bytes (mapped stores too) and its length are on the device (fdatasync).
+
+        With ``part``, of the map of ``fd``, only its bytes and what it takes to find them again (msync): what was made
+        ready ahead is not written for nothing, and its pages stay quick to store into.
+        """
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -306,8 +323,16 @@ class RealDisk:
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
-    def data_sync(self, fd: int) -> None:
-        os.fdatasync(fd)
+    def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
+        if part is None:
+            os.fdatasync(fd)
+            return
+        # mmap.flush would keep the interpreter until the device has answered; a call through ctypes gives it away
+        begin = part.begin - part.begin % mmap.PAGESIZE
+        address = ctypes.addressof(ctypes.c_char.from_buffer(part.mapping.buffer))
+        if _libc.msync(address + begin, part.end - begin, _MS_SYNC):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

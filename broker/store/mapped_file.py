@@ -13,7 +13,7 @@ transient_store_pool.py.
 from collections.abc import Callable
 from typing import Final
 
-from broker.store.disk import Disk, Mapping
+from broker.store.disk import Disk, MappedPart, Mapping
 
 BLANK_ROOM: Final = 8
 """Bytes that stay free behind every record, for the filler that ends a file."""
@@ -35,6 +35,7 @@ class MappedFile:
         "destroyed",
         "fd",
         "flushed",
+        "found",
         "hot_from",
         "path",
         "reserved",
@@ -48,6 +49,8 @@ class MappedFile:
         self._disk = disk
         self._mapping: Mapping | None = disk.map(fd, size)
         self._holders = 0
+        self.found = True
+        """It was there before this process, which has not synced all of it yet."""
         self.path = path
         self.start = start
         self.size = size
@@ -81,6 +84,7 @@ class MappedFile:
             file = (make or cls)(disk, path, start, size, fd)
             try:
                 file.hot_from = 0
+                file.found = False
                 reserve = min(reserve, size)
                 file.reserve_range(0, reserve)
                 disk.data_sync(fd)
@@ -143,8 +147,16 @@ class MappedFile:
         self._disk.reserve(self.fd, begin, self.view[begin:end], durable=durable)
 
     def sync(self) -> None:
-        """Data sync; blocks. The caller moves ``flushed``."""
-        self._disk.data_sync(self.fd)
+        """Data sync of what is in the file and not ``flushed`` yet; blocks. The caller moves ``flushed``.
+
+        The first one of a file that was found is for all of it: a process that was killed may have left something in
+        memory only.
+        """
+        if self.found or self._mapping is None:
+            self._disk.data_sync(self.fd)
+            self.found = False
+        else:
+            self._disk.data_sync(self.fd, MappedPart(self._mapping, self.flushed, self.committed))
 
     def read(self, position: int, length: int) -> memoryview | bytes | None:
         """Bytes that lie below ``wrote``, or None if they would have to come from the device: then ``read_cold``.

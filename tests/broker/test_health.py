@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from broker.controller import BrokerController
-from broker.store.disk import DiskSpace, RealDisk
+from broker.store.disk import DiskSpace, MappedPart, RealDisk
 from broker.testing import configuration, running_broker
 from namesrv.config import load_namesrv
 from namesrv.controller import NamesrvController
@@ -86,10 +86,10 @@ class SickDisk(RealDisk):
     broken = False
     free = 100
 
-    def data_sync(self, fd: int) -> None:
+    def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
         if self.broken:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().data_sync(fd)
+        super().data_sync(fd, part)
 
     def space(self, path: str) -> DiskSpace:
         return DiskSpace(100, self.free)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.store.disk import MappedPart
 from tests.crash.enumeration import BrokenStateError, Enumeration, Recording, State, record
 from tests.crash.images import RecordingDisk
 from tests.crash.losses import Loss
@@ -23,12 +24,12 @@ class LyingDisk(RecordingDisk):
     def _path_of(self, inode: _Inode) -> str:
         return next((path for path, known in self._names.items() if known is inode), "")
 
-    def data_sync(self, fd: int) -> None:
+    def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
         inode = self._open[fd]
         if self._lies(self._path_of(inode)):
             self._call("data_sync", inode.number)
         else:
-            super().data_sync(fd)
+            super().data_sync(fd, part)
 
     def sync_directory(self, path: str) -> None:
         if self._lies(path):

@@ -17,7 +17,7 @@ from typing import Final, TypeVar, TypeVarTuple
 
 import trio
 
-from broker.store.disk import DiskSpace, FileInfo, FileSystem, Mapping
+from broker.store.disk import DiskSpace, FileInfo, FileSystem, MappedPart, Mapping
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -438,17 +438,22 @@ class SimDisk:
         else:
             inode.cache.extend(bytes(size - len(inode.cache)))
 
-    def data_sync(self, fd: int) -> None:
+    def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
         inode = self._open[fd]
         self._check_inode(inode, f"inode {inode.number}")
+        dirty = inode.dirty_pages()
+        if part is not None:
+            assert part.mapping.buffer is inode.cache
+            pages = range(part.begin // PAGE, (part.end + PAGE - 1) // PAGE)
+            dirty = [number for number in dirty if number in pages]
         try:
             self._call("data_sync", inode.number)
         except OSError:
-            self._drop(inode, inode.dirty_pages())
+            self._drop(inode, dirty)
             self._errors_seen[fd] = inode.errors
             raise
         self._grow_durable(inode)
-        for number in inode.dirty_pages():
+        for number in dirty:
             if inode.dropped.get(number) != inode.page(number):
                 inode.dropped.pop(number, None)
                 inode.persist(number)

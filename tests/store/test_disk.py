@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.store.disk import Disk, RealDisk
+from broker.store.disk import Disk, MappedPart, RealDisk
 from broker.store.durable_files import make_durable_directory, read_whole, write_durably
-from tests.store.simdisk import Loss, MappedStoreError, PowerCut, SimDisk
+from tests.store.simdisk import PAGE, Loss, MappedStoreError, PowerCut, SimDisk
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -196,3 +196,22 @@ def test_the_simulated_disk_fails_on_demand_and_loses_the_pages() -> None:
         disk.pwrite(fd, b"z" * 4096, 6000)
     disk.flip("/f", 0, 1)
     assert disk.content("/f") == bytes([ord("y") ^ 2])
+
+
+def test_a_part_of_a_map_is_synced(disk: Disk, root: str) -> None:
+    path = f"{root}/file"
+    fd = disk.create(path, 5 * PAGE)
+    mapping = disk.map(fd, 5 * PAGE)
+    disk.reserve(fd, 0, mapping.view)
+    disk.data_sync(fd)
+    for number in range(5):
+        mapping.view[number * PAGE : number * PAGE + 5] = b"later"
+    disk.data_sync(fd, MappedPart(mapping, PAGE + 1, 3 * PAGE))
+    if isinstance(disk, SimDisk):
+        durable = disk.durable_content(path)
+        assert [durable[number * PAGE : number * PAGE + 5] == b"later" for number in range(5)] == [0, 1, 1, 0, 0]
+    else:
+        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):  # there is no map so far behind it
+            disk.data_sync(fd, MappedPart(mapping, 0, 1 << 46))
+    mapping.close()
+    disk.close(fd)
