@@ -160,13 +160,16 @@ class Client(Lifecycle):
     def begin(
         self,
         connection: ClientConnection,
-        command: RemotingCommand,
+        frame: Callable[[int, Encoding], bytes],
         timeout: float,
         then: Callable[[CallbackCall], None],
     ) -> CallbackCall:
-        """Sends a request now. ``then`` gets the call when it is over; it has to end it, and must not raise."""
+        """Sends a request now: the ``frame`` for a number and an encoding.
+
+        ``then`` gets the call when it is over; it has to end it, and must not raise.
+        """
         call = CallbackCall(then)
-        self._remoting.begin(connection, command, connection.now() + timeout, call)
+        self._remoting.begin_frame(connection, frame, connection.now() + timeout, call)
         return call
 
     async def request(

@@ -1,5 +1,6 @@
 """One pull: the request, and what its reply says."""
 
+import struct
 from enum import Enum
 from typing import Final, Protocol, TypeVar
 
@@ -12,7 +13,8 @@ from client.message import MessageQueue, ReceivedMessage
 from client.subscription import Subscription
 from protocol import sysflag
 from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand, to_ext
+from protocol.command import Encoding, RemotingCommand, to_ext
+from protocol.frame import encode
 from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from remoting.client import CallbackCall, ClientConnection
 
@@ -33,13 +35,19 @@ class PullStatus(Enum):
     OFFSET_MOVED = 21
 
 
+_WORDS = struct.Struct(">II")
+_OFFSET: Final = -7_777_777_777_777_777_777
+_OPAQUE: Final = 2_147_480_001
+"""Numbers that stand where those of a pull come; no queue has the offset, and the name of no topic or group a minus in
+front of so many digits."""
+
 _STATUS: Final = {status.value: status for status in PullStatus}
 
 
 class PullCall:
     """What stays the same from pull to pull of one queue. ``receiver`` takes the messages' acknowledgement."""
 
-    __slots__ = ("_fields", "hold", "queue", "receiver", "tags")
+    __slots__ = ("_fields", "_parts", "hold", "queue", "receiver", "tags")
 
     def __init__(
         self,
@@ -72,12 +80,26 @@ class PullCall:
             expression_type=data.expression_type,
         )
         self._fields = to_ext(header)
+        self._parts = self._split()
 
     def command(self, offset: int) -> RemotingCommand:
         """The request for messages from ``offset`` on."""
         fields = self._fields.copy()
         fields["queueOffset"] = str(offset)
         return RemotingCommand.request(RequestCode.PULL_MESSAGE, fields)
+
+    def frame(self, offset: int, opaque: int) -> bytes:
+        """The request as a frame with a JSON header: the two numbers put into what is the same each time."""
+        before, between, behind = self._parts
+        header = b"%b%d%b%d%b" % (before, offset, between, opaque, behind)
+        return _WORDS.pack(len(header) + 4, len(header)) + header
+
+    def _split(self) -> tuple[bytes, bytes, bytes]:
+        command = self.command(_OFFSET)
+        command.opaque = _OPAQUE
+        before, _, rest = encode(command)[_WORDS.size :].partition(b"%d" % _OFFSET)
+        between, _, behind = rest.partition(b'"opaque":%d' % _OPAQUE)
+        return before, between + b'"opaque":', behind
 
 
 class Pulled:
@@ -182,8 +204,14 @@ class Pulls:
         if connection.closed:
             self.stop(UnreachableError(f"the connection is closed: {connection.close_reason}", address=self._address))
         else:
-            command = call.command(self._puller.position)
-            self._way = self._client.begin(connection, command, call.hold + HOLD_SLACK, self._arrived)
+            self._way = self._client.begin(connection, self._frame, call.hold + HOLD_SLACK, self._arrived)
+
+    def _frame(self, opaque: int, encoding: Encoding) -> bytes:
+        if encoding is Encoding.JSON:
+            return self._call.frame(self._puller.position, opaque)
+        command = self._call.command(self._puller.position)
+        command.opaque, command.encoding = opaque, encoding
+        return encode(command)
 
     def forget(self) -> None:
         """What is under way is not wanted any more."""

@@ -140,6 +140,13 @@ class RemotingClient:
         self._opaque = command.opaque = self._opaque % 0x7FFFFFFF + 1
         connection.begin(command, deadline, call)
 
+    def begin_frame(
+        self, connection: ClientConnection, frame: Callable[[int, Encoding], bytes], deadline: float, call: Call
+    ) -> None:
+        """As ``begin``, for who makes frames of its own: ``frame`` gets the request's number and the encoding."""
+        self._opaque = opaque = self._opaque % 0x7FFFFFFF + 1
+        connection.begin_frame(opaque, frame(opaque, connection.encoding), deadline, call)
+
     async def _with_room(
         self, address: str, command: RemotingCommand, timeout: float, deadline: float
     ) -> ClientConnection:

@@ -137,8 +137,12 @@ class ClientConnection:
     def begin(self, command: RemotingCommand, deadline: float, call: Call) -> None:
         """Queue a request whose reply ``call`` wants until ``deadline`` (by ``now``). Raises FrameError (too long)."""
         command.encoding = self.encoding
-        call.opaque = opaque = command.opaque
-        call.frame = encode(command)
+        self.begin_frame(command.opaque, encode(command), deadline, call)
+
+    def begin_frame(self, opaque: int, frame: bytes, deadline: float, call: Call) -> None:
+        """As ``begin``, with the request's number and frame."""
+        call.opaque = opaque
+        call.frame = frame
         self._calls[opaque] = call
         tick = int(deadline * _TICKS) + 1
         try:
@@ -147,7 +151,7 @@ class ClientConnection:
             self._deadlines[tick] = [opaque]
             if tick < self._next_tick:
                 self._earlier.set()
-        self._put(call.frame)
+        self._put(frame)
 
     def end(self, call: Call) -> None:
         """Forget a call; where it has not been handed to the socket, it never will be. Sets its ``written``."""

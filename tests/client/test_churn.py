@@ -27,6 +27,8 @@ from tests.interop.harness.servers import Broker, NameServer
 
 SECONDS = float(os.environ.get("TRIMQ_CHURN_SECONDS", "6"))
 SEED = int(os.environ.get("TRIMQ_CHURN_SEED") or random.randrange(1_000_000))
+#: Members come and go until all is seen: how soon queues are taken up is looked at too.
+LONG = SECONDS >= 60
 MEMBERS = 10
 KEYS = "abcd"
 
@@ -113,12 +115,12 @@ class Load:
                 await anyio.sleep(0.005)
 
     async def member(self) -> None:
-        """Joins, consumes for a while, leaves, and joins again; when nothing is sent any more it stays."""
+        """Joins, consumes for a while, leaves, and joins again; in a short run it stays when all is sent."""
         while True:
             consumer = Watched(self.topic, self.topic, namesrv=self.namesrv, start="first", orderly=self.orderly)
             consumer.tenures = self.tenures
             try:
-                with anyio.move_on_after(self.random.uniform(0.5, 4.0) if self.sending else None):
+                with anyio.move_on_after(self.random.uniform(0.5, 4.0) if self.sending or LONG else None):
                     async with consumer:
                         self.joined += 1
                         async for message in consumer:

@@ -27,8 +27,11 @@ from client.gate import Gate
 from client.lifecycle import Lifecycle
 from client.name_servers import parse_addresses
 from client.offsets import OffsetWindow
+from client.pulling import PullCall
 from client.routes import RouteCache
+from client.subscription import Subscription
 from protocol.body import BrokerData, QueueData, TopicRouteData
+from protocol.frame import encode
 from protocol.record import RecordError, encode_record, pack_host
 
 
@@ -225,3 +228,12 @@ async def test_opening_in_a_cancelled_scope_ends(make: Callable[[], Lifecycle]) 
         async with make():
             pytest.fail("it has opened")
     assert scope.cancelled_caught
+
+
+@given(st.integers(0, 2**62), st.integers(1, 2**31 - 1), st.booleans())
+def test_a_pulls_frame_is_what_its_command_would_be(offset: int, opaque: int, with_subscription: bool) -> None:
+    subscription = Subscription("T", 'a || "b"', 7)
+    call = PullCall("g%1-2", queue("a", 3), subscription, 32, with_subscription=with_subscription)
+    command = call.command(offset)
+    command.opaque = opaque
+    assert call.frame(offset, opaque) == encode(command)

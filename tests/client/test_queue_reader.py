@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from client import Client, MessageQueue, ReceivedMessage
+from client import Client, ClientOptions, MessageQueue, ReceivedMessage
 from client.pulling import Pulled
 from client.queue_reader import Prefetch, QueueReader
 from client.subscription import Subscription
@@ -62,8 +63,10 @@ class Watched(QueueReader):
 
 
 @asynccontextmanager
-async def reading(prefetch: Prefetch, *, orderly: bool = False) -> AsyncIterator[tuple[Broker, Watched]]:
-    async with scripted_broker() as inner, Client(inner.address) as client:
+async def reading(
+    prefetch: Prefetch, *, header: Literal["json", "rocketmq"] = "json"
+) -> AsyncIterator[tuple[Broker, Watched]]:
+    async with scripted_broker() as inner, Client(inner.address, ClientOptions(header=header)) as client:
         broker = Broker(inner)
         reader = Watched(
             client,
@@ -74,7 +77,6 @@ async def reading(prefetch: Prefetch, *, orderly: bool = False) -> AsyncIterator
             prefetch=prefetch,
             kind=ReceivedMessage,
             with_subscription=True,
-            orderly=orderly,
             on_ready=lambda _: None,
         )
         reader.turn = anyio.Event()
@@ -83,8 +85,9 @@ async def reading(prefetch: Prefetch, *, orderly: bool = False) -> AsyncIterator
         reader.drop()
 
 
-async def test_the_next_pull_follows_the_answer_of_the_last() -> None:
-    async with reading(Prefetch()) as (broker, reader):
+@pytest.mark.parametrize("header", ["json", "rocketmq"])
+async def test_the_next_pull_follows_the_answer_of_the_last(header: Literal["json", "rocketmq"]) -> None:
+    async with reading(Prefetch(), header=header) as (broker, reader):
         assert await broker.asked(1) == 0
         await broker.answer(0, records(0, 3), 3)
         assert await broker.asked(2) == 3
