@@ -114,8 +114,13 @@ def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin
 @click.option("--broker-name", default="broker", show_default=True, help="Keeps archives of several brokers apart.")
 @click.option("--file-size", default=128 << 20, show_default=True, help="About how large a file gets, in bytes.")
 @click.option("--fail-on-data-loss/--accept-data-loss", default=True, help="Stop where the log was deleted unarchived.")
-def archive(store: str, target: str, as_json: bool, **settings: Any) -> None:
-    """Put what came to STORE since the last run into TARGET, as Parquet by topic and day."""
+@click.option("--format", default="parquet", show_default=True, help="Or another that Spark writes, as orc, json.")
+@click.option("--format-option", multiple=True, metavar="NAME=VALUE", help="For Spark's writer of another format.")
+def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ...], **settings: Any) -> None:
+    """Put what came to STORE since the last run into TARGET, by topic and day."""
+    if wrong := [text for text in format_option if "=" not in text]:
+        raise click.BadParameter(f"{wrong[0]!r}: NAME=VALUE is expected", param_hint="--format-option")
+    settings["format_options"] = dict(text.split("=", 1) for text in format_option)
     with _session("archive") as spark:
         from pipeline.jobs import archive as job  # noqa: PLC0415 - needs PySpark
 

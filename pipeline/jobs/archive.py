@@ -1,24 +1,27 @@
-"""``archive``: a store's records to Parquet or ORC, by topic and day, a little more with each run.
+"""``archive``: a store's records to Parquet or another of Spark's formats, a little more with each run.
 
 Each run archives the log from where the last one ended to where it ends now, as one batch. Tasks write files of bounded
 size into ``_trimq/staging``; their names come back only from tasks that succeeded. They are moved to their places under
 names that carry the batch's number, and then the batch's manifest is put into ``_trimq/batches`` in one step: only with
 that is the batch there. A run that finds files of a batch without a manifest deletes them and does the batch again, so
 after any kill nothing is there twice and nothing is lost.
+
+Formats other than Parquet are written by Spark: each batch a table in a directory of its own, whose name no other
+attempt has. The manifest makes it part of the archive, so that the same holds for any format.
 """
 
-import json
 import posixpath
+import re
 import uuid
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 from pipeline.jobs.run import Target, groups
@@ -28,13 +31,20 @@ from pipeline.store.scan import Found, record_at
 from pipeline.store.walk import Damage, LogWalk, Stretch
 
 FILE_SIZE: Final = 128 << 20
+PARQUET: Final = "parquet"
+_OF_FILES: Final = ("orc", "json", "csv", "avro", "xml")
+"""Formats that are files and nothing else: Spark reads many directories of them at once."""
 _STAGING: Final = "_trimq/staging"
 _BATCHES: Final = "_trimq/batches"
+_TABLES: Final = "tables"
 _SCHEMA: Final = "topic string, day string, path string, rows bigint, bytes bigint"
 _ARROW: Final = pa.schema(
     [("topic", pa.string()), ("day", pa.string()), ("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())]
 )
 _ROW_GROUP: Final = 16 << 20
+_SAMPLE: Final = 1000
+_HEAD: Final = 200
+"""Bytes of a row without its body, about; rows so many tell how large the others are."""
 
 
 class ArchiveError(Exception):
@@ -44,10 +54,13 @@ class ArchiveError(Exception):
 class ArchiveOptions(Struct, frozen=True):
     """``file_size`` is about how large a file gets, in bytes. ``broker_name`` keeps archives of several brokers apart.
 
-    ``fail_on_data_loss``: stop where the broker has deleted what was not archived yet.
+    ``fail_on_data_loss``: stop where the broker has deleted what was not archived yet. ``format``: one that Spark can
+    write, with ``format_options`` of its own; ``compression`` is Parquet's.
     """
 
     file_size: int = FILE_SIZE
+    format: str = PARQUET
+    format_options: dict[str, str] = {}
     topics: str = ""
     broker_name: str = "broker"
     compression: str = "zstd"
@@ -56,7 +69,10 @@ class ArchiveOptions(Struct, frozen=True):
 
 
 class Batch(Struct):
-    """What one run has archived: log offsets [begin, end), and the files by their paths in the archive."""
+    """What one run has archived: log offsets [begin, end), and the files by their paths in the archive.
+
+    In a format other than Parquet, ``files`` is the one directory with all of them.
+    """
 
     number: int
     broker_name: str
@@ -66,6 +82,7 @@ class Batch(Struct):
     files: list[str] = []
     lost: int = 0
     """Bytes of the log that the broker had deleted before they were archived."""
+    format: str = PARQUET
 
 
 def batches(target: str, broker_name: str) -> list[Batch]:
@@ -88,6 +105,8 @@ def archive(spark: SparkSession, store: str, target: str, options: ArchiveOption
     out = Target(target)
     done = batches(target, options.broker_name)
     number = done[-1].number + 1 if done else 0
+    if done and done[-1].format != options.format:
+        raise ArchiveError(f"{target} has {done[-1].format}, not {options.format}: an archive has one format")
     _clear(out, options.broker_name, number)
     begin, end, lost = _range(StoreFiles(store), done, options)
     if begin >= end:
@@ -97,21 +116,55 @@ def archive(spark: SparkSession, store: str, target: str, options: ArchiveOption
     reader = reader.option("splitSize", options.split_size)
     if options.topics:
         reader = reader.option("topics", options.topics)
-    staging = out.join(_STAGING, f"{quote(options.broker_name, safe='')}-{number}-{uuid.uuid4().hex}")
-    written = _write(reader.load(), out, staging, options).collect()
-    batch = Batch(number, options.broker_name, begin, end, sum(row.rows for row in written), [], lost)
+    batch = Batch(number, options.broker_name, begin, end, lost=lost, format=options.format)
+    if options.format == PARQUET:
+        _add_files(batch, reader.load(), out, options)
+    else:
+        _add_table(batch, reader.load(), target, options)
+    out.write(_manifest(out, options.broker_name, number), msgspec.json.encode(batch))
+    out.remove(_staging(out, options.broker_name))
+    return batch
+
+
+def _add_files(batch: Batch, table: DataFrame, out: Target, options: ArchiveOptions) -> None:
+    """Parquet: written aside, then moved to their places."""
+    staging = out.join(_staging(out, batch.broker_name), f"{batch.number}-{uuid.uuid4().hex}")
+    written = _write(table, out, staging, options).collect()
     for at, row in enumerate(sorted(written, key=lambda row: str(row.path))):
         place = posixpath.join(f"topic={quote(row.topic, safe='')}", f"day={row.day}")
-        name = posixpath.join(place, f"{_prefix(options.broker_name, number)}-{at:05d}.parquet")
+        name = posixpath.join(place, f"{_prefix(batch.broker_name, batch.number)}-{at:05d}.parquet")
         out.move(row.path, out.join(name))
         batch.files.append(name)
-    out.write(_manifest(out, options.broker_name, number), msgspec.json.encode(batch))
-    out.remove(out.join(_STAGING))
-    return batch
+        batch.rows += row.rows
+
+
+def _add_table(batch: Batch, table: DataFrame, target: str, options: ArchiveOptions) -> None:
+    """Another format: a table in a directory that nobody else writes to, written by Spark."""
+    name = posixpath.join(*_table(batch.broker_name), f"{_attempt(batch.number)}{uuid.uuid4().hex}")
+    size = table.limit(_SAMPLE).agg(f.avg(f.length("body") + _HEAD)).collect()[0][0] or _HEAD
+    counted = Observation()
+    rows = _arranged(table).observe(counted, f.count("*").alias("rows"))
+    writer = rows.write.format(options.format).partitionBy("topic", "day").options(**options.format_options)
+    writer.option("maxRecordsPerFile", max(1, int(options.file_size / size))).save(posixpath.join(target, name))
+    batch.rows = counted.get["rows"]
+    batch.files.append(name)
 
 
 def _prefix(broker_name: str, number: int) -> str:
     return f"{quote(broker_name, safe='')}-{number:08d}"
+
+
+def _table(broker_name: str) -> tuple[str, str]:
+    """Directories named like those of a partitioned table: Spark reads several only as parts of one."""
+    return _TABLES, f"broker={quote(broker_name, safe='')}"
+
+
+def _attempt(number: int) -> str:
+    return f"batch={number:08d}-"
+
+
+def _staging(out: Target, broker_name: str) -> str:
+    return out.join(_STAGING, quote(broker_name, safe=""))
 
 
 def _manifest(out: Target, broker_name: str, number: int) -> str:
@@ -120,13 +173,17 @@ def _manifest(out: Target, broker_name: str, number: int) -> str:
 
 def _clear(out: Target, broker_name: str, number: int) -> None:
     """Delete what a run left that did not come to its end: it has no manifest, so it is not there."""
-    out.remove(out.join(_STAGING))
-    prefix = _prefix(broker_name, number)
+    out.remove(_staging(out, broker_name))
+    table = _table(broker_name)
+    for name in out.names(*table):
+        if name.startswith(_attempt(number)):
+            out.remove(out.join(*table, name))
+    left = re.compile(re.escape(_prefix(broker_name, number)) + r"-\d+\.parquet")
     for topic in out.names():
         if topic.startswith("topic="):
             for day in out.names(topic):
                 for name in out.names(topic, day):
-                    if name.startswith(f"{prefix}-"):
+                    if left.fullmatch(name):
                         out.remove(out.join(topic, day, name))
 
 
@@ -161,9 +218,8 @@ def _log_end(files: StoreFiles, begin: int) -> int:
     return begin
 
 
-def _write(table: DataFrame, out: Target, staging: str, options: ArchiveOptions) -> DataFrame:
-    """Write the rows into files by topic and day; a row for each file."""
-    work = partial(_write_files, out, staging, options.file_size, options.compression)
+def _arranged(table: DataFrame) -> DataFrame:
+    """The rows with their day, those of a topic and day together."""
     # in UTC whatever the session's time zone is: a batch that is done again gives the same files
     number = "cast(unix_millis(storeTimestamp) div 86400000 as int)"
     day = f.expr(f"cast(date_from_unix_date({number}) as string)").alias("day")
@@ -172,8 +228,14 @@ def _write(table: DataFrame, out: Target, staging: str, options: ArchiveOptions)
     spread = f.expr("commitLogOffset div 1073741824")
     spark = table.sparkSession
     count = max(2, int(spark.conf.get("spark.sql.shuffle.partitions", "200") or 200))
-    rows = rows.repartition(count, "topic", "day", spread).sortWithinPartitions("topic", "day", "commitLogOffset")
-    return rows.mapInArrow(work, _SCHEMA)
+    return rows.repartition(count, "topic", "day", spread).sortWithinPartitions("topic", "day", "commitLogOffset")
+
+
+def _write(table: DataFrame, out: Target, staging: str, options: ArchiveOptions) -> DataFrame:
+    """Write the rows into files by topic and day; a row for each file."""
+    return _arranged(table).mapInArrow(
+        partial(_write_files, out, staging, options.file_size, options.compression), _SCHEMA
+    )
 
 
 class _Files:
@@ -245,13 +307,18 @@ def _write_files(
 def read(spark: SparkSession, target: str) -> DataFrame:
     """An archive as a table: the files of batches that are complete, and nothing else."""
     out = Target(target)
-    files = []
-    for broker in out.names(_BATCHES):
-        for name in out.names(_BATCHES, broker):
-            if name.endswith(".json"):
-                files += json.loads(out.fs.cat_file(out.join(_BATCHES, broker, name)))["files"]
-    if not files:
+    found = [batch for broker in out.names(_BATCHES) for batch in batches(target, unquote(broker))]
+    names = [posixpath.join(target, name) for batch in found for name in batch.files]
+    if not names:
         raise ArchiveError(f"{target} has no batch that is complete")
-    names = [posixpath.join(target, name) for name in files]
+    kinds = {batch.format for batch in found}
+    if len(kinds) > 1:
+        raise ArchiveError(f"{target} has batches of several formats: {', '.join(sorted(kinds))}")
+    (kind,) = kinds
     # without a schema Spark would take a topic named 17 for a number
-    return spark.read.schema(f"{spark_schema()}, day string").option("basePath", target).parquet(*names)
+    reader = spark.read.schema(f"{spark_schema()}, day string").format(kind)
+    if kind == PARQUET:
+        return reader.option("basePath", target).load(names)
+    if kind in _OF_FILES:
+        return reader.option("basePath", posixpath.join(target, _TABLES)).load(names).select(*COLUMNS, "day")
+    return reduce(DataFrame.unionByName, [spark.read.format(kind).load(name) for name in names])

@@ -41,8 +41,8 @@ def replay(table: DataFrame, options: ReplayOptions) -> int:
     # rows without a key go anywhere
     place = f.coalesce("replayKey", f.col("replayOrder").cast("string"))
     rows = rows.repartition(options.tasks, place).sortWithinPartitions("replayOrder")
-    sent = rows.mapInArrow(_Sender(options), "sent bigint").agg(f.sum("sent")).collect()
-    return int(sent[0][0] or 0)
+    counts = rows.mapInArrow(_Sender(options), "sent bigint")  # type: ignore[arg-type] # as in jobs.run
+    return int(counts.agg(f.sum("sent")).collect()[0][0] or 0)
 
 
 class Pace:

@@ -40,6 +40,10 @@ def everything(spark: SparkSession, target: Path) -> list[bytes]:
     return [bytes(row.body) for row in table.orderBy("commitLogOffset").collect()]
 
 
+def bodies(writer: LogWriter) -> list[bytes]:
+    return [one.body for one in writer.sent]
+
+
 def run(spark: SparkSession, root: Path, target: Path, **options: Any) -> Any:
     from pipeline.jobs.archive import ArchiveOptions, archive  # noqa: PLC0415 - PySpark may be missing
 
@@ -73,6 +77,7 @@ class Killed(BaseException):
     """Nothing may catch it."""
 
 
+@pytest.mark.one_pyspark
 @pytest.mark.timeout(600, func_only=True)
 def test_a_run_that_ends_at_any_step_is_done_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,17 +122,21 @@ def test_a_run_that_ends_at_any_step_is_done_again(
     assert archived(spark, target) == everything(spark, target) == wanted
 
 
+@pytest.mark.one_pyspark
 @pytest.mark.timeout(600, func_only=True)
 def test_a_real_kill(spark: SparkSession, tmp_path: Path) -> None:
     """kill -9 of a driver once its first file is there; the next run does it all."""
+    from tests.spark.session import QUICK_JAVA  # noqa: PLC0415 - PySpark may be missing
+
     writer = LogWriter(tmp_path / "store", file_size=1 << 20)
     writer.put_all(some(3000))
     root, target = writer.write(), tmp_path / "archive"
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["JAVA_TOOL_OPTIONS"] = QUICK_JAVA
     command = [sys.executable, "-m", "pipeline", "archive", str(root), str(target), "--file-size", "1000"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
-        while process.poll() is None and not list(target.glob("_trimq/staging/*/*")):
+        while process.poll() is None and not list(target.glob("_trimq/staging/*/*/*")):
             try:
                 process.wait(0.05)
             except subprocess.TimeoutExpired:
@@ -138,6 +147,58 @@ def test_a_real_kill(spark: SparkSession, tmp_path: Path) -> None:
         process.wait()
     run(spark, root, target)
     assert archived(spark, target) == everything(spark, target) == [one.body for one in writer.sent]
+
+
+@pytest.mark.parametrize("kind", ["orc", "json"])
+def test_other_formats_are_sparks_business(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Killed before and after each step of the second batch, Spark's own write among them: all rows, each once."""
+    from pyspark.sql import DataFrameWriter  # noqa: PLC0415 - PySpark may be missing
+
+    from pipeline.jobs.archive import ArchiveError, read  # noqa: PLC0415 - as above
+    from pipeline.jobs.run import Target  # noqa: PLC0415 - as above
+
+    writer = LogWriter(tmp_path / "store")
+    root, target = writer.put_all(some(60)).write(), tmp_path / "archive"
+    first = run(spark, root, target, format=kind, file_size=1000)
+    assert (first.rows, len(first.files)) == (60, 1)
+    assert len(list((target / first.files[0]).glob(f"topic=T1/day=2023-11-14/*.{kind}"))) > 1, "files are bounded"
+    writer.put_all([Sent(topic="%RETRY%g", body=b"%d" % n, time=START + n * DAY // 4) for n in range(8)]).write()
+    steps = kills = 0
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            nonlocal steps
+            if steps == 0:
+                raise Killed
+            result = real(*arguments, **options)
+            if steps == 1:
+                raise Killed
+            steps -= 2
+            return result
+
+        return step
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((Target, "write"), (Target, "remove"), (DataFrameWriter, "save")):
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        for kills in range(50):
+            steps = kills
+            try:
+                run(spark, root, target, format=kind, file_size=1000)
+            except Killed:
+                assert archived(spark, target) in ([one.body for one in writer.sent[:60]], bodies(writer))
+                continue
+            break
+    assert kills >= 6
+    assert archived(spark, target) == bodies(writer)
+    assert len(list((target / "tables" / "broker=broker").iterdir())) == 2, "what killed runs left is gone"
+    table = read(spark, str(target))
+    assert table.where("topic = '%RETRY%g' and day = '2023-11-15'").count() == 4
+    assert {row.properties["UNIQ_KEY"] for row in table.where("topic like 'T%'").collect()} == {
+        f"U{number}" for number in range(60)
+    }
+    with pytest.raises(ArchiveError, match=f"{kind}, not parquet"):
+        run(spark, root, target)
 
 
 def test_a_log_that_was_deleted_too_early_is_told(spark: SparkSession, tmp_path: Path) -> None:

@@ -186,7 +186,8 @@ def test_commands(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     root = str(LogWriter(tmp_path / "store").put_all(some(20)).write())
     told = CliRunner().invoke(main, ["stats", root, "--json", "--page", str(tmp_path / "page.html")])
-    assert sum(row["messages"] for row in json.loads(told.output)["tables"]["topics"]) == 20
+    assert told.exit_code == 0, (told.output, told.exception)
+    assert sum(row["messages"] for row in json.loads(told.stdout)["tables"]["topics"]) == 20
     assert (tmp_path / "page.html").exists()
     sizes = ["--slots", "64", "--entries", "100"]
     told = CliRunner().invoke(main, ["rebuild", root, str(tmp_path / "out"), *sizes])
