@@ -73,9 +73,9 @@ def machine() -> dict[str, str]:
 
 
 def _build(found: dict[str, Any]) -> str:
-    """An interpreter in words."""
-    marks = ("profile-guided", "link-time optimised")
-    text = ", ".join(mark if found[mark] else f"not {mark}" for mark in marks)
+    """An interpreter in words. A distributor may not say how theirs was built (Debian's does not)."""
+    marks = [mark for mark in ("profile-guided", "link-time optimised") if found[mark]]
+    text = ", ".join(marks) or "its configuration tells of no optimisation by profile or at link time"
     return f"{found['version']} ({text}{'' if found['global lock'] else ', without the global lock'})"
 
 
