@@ -16,7 +16,8 @@ __all__ = ["DefaultSource", "register"]
 
 def register(spark: "SparkSession") -> None:
     """Makes ``format("rocketmq")`` and ``format("rocketmq-store")`` known to a running session."""
-    from pipeline.store.source import RocketMQStoreDataSource  # noqa: PLC0415 - Spark's workers need only one of them
+    from pipeline.registration import make_known  # noqa: PLC0415 - Spark's workers do not need it
+    from pipeline.store.source import RocketMQStoreDataSource  # noqa: PLC0415 - they need only one of the two
 
-    spark.dataSource.register(DefaultSource)
-    spark.dataSource.register(RocketMQStoreDataSource)
+    make_known(spark, DefaultSource)
+    make_known(spark, RocketMQStoreDataSource)

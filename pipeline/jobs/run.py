@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.registration import make_known
 from pipeline.store.source import RocketMQStoreDataSource
 
 P = TypeVar("P")
@@ -23,7 +24,7 @@ def session(name: str) -> SparkSession:
         # workers on this machine run what runs here, also where its environment is not the active one
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.appName(f"trimq {name}").config("spark.sql.session.timeZone", "UTC").getOrCreate()
-    spark.dataSource.register(RocketMQStoreDataSource)
+    make_known(spark, RocketMQStoreDataSource)
     return spark
 
 
@@ -39,7 +40,8 @@ def on_parts(
             for number in batch.column(0).to_pylist():
                 yield from work(number, parts[number])
 
-    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(run, schema)
+    table = spark.range(0, len(parts), 1, len(parts))
+    return table.mapInArrow(run, schema)  # type: ignore[arg-type] # PySpark 4.0 says Iterable, and gives an iterator
 
 
 def groups(batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:

@@ -108,4 +108,6 @@ class RocketMQStoreDataSource(DataSource):
 
 def register(spark: Any) -> None:
     """Make ``rocketmq-store`` known to a session that does not find it by itself."""
-    spark.dataSource.register(RocketMQStoreDataSource)
+    from pipeline.registration import make_known  # noqa: PLC0415 - as above
+
+    make_known(spark, RocketMQStoreDataSource)
