@@ -37,7 +37,7 @@ from tests.interop.harness.servers import Cluster, running_cluster
 BODY: Final = 1024
 PARTITIONS: Final = 4
 ROWS_A_BATCH: Final = 2000
-SINK_SCHEMA: Final = "body binary, tags string"
+SINK_SCHEMA: Final = "body binary not null, tags string"
 
 
 class ReadySource(DataSource):
