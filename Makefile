@@ -76,8 +76,8 @@ test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,-m "slow and not partners" -o faulthandler_timeout=0 tests/crash $(ARGS))
 
-test-partners: $(VENV)/.dev-stamp ## run the tests with official clients, Apache's broker, Prometheus (JDK with Maven, Node.js, Go)
-	@$(call pytest,-m partners tests/interop tests/client tests/crash tests/broker/metrics $(ARGS))
+test-partners: $(VENV)/.dev-stamp ## run the tests with official clients, Apache's broker, Prometheus, Docker (JDK, Maven, Node.js, Go; root)
+	@$(call pytest,-m partners tests/interop tests/client tests/crash tests/broker/metrics tests/docker $(ARGS))
 
 # What depends on no version of PySpark runs with the newest only.
 test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
