@@ -12,7 +12,7 @@ SOURCES := $(ROOMS) pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
 SPARK ?= oldest newest
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash test-partners test-spark check-spark test-operations check check-format \
+.PHONY: help run test crash test-partners test-clients test-spark check-spark test-operations check check-format \
 	check-lint check-types check-public-types check-layers check-generated \
 	format generate bench lock changelog clean
 
@@ -76,8 +76,11 @@ test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,-m "slow and not partners" -o faulthandler_timeout=0 tests/crash $(ARGS))
 
-test-partners: $(VENV)/.dev-stamp ## run the tests with official clients, Apache's broker, Prometheus, Docker (JDK, Maven, Node.js, Go; root)
-	@$(call pytest,-m partners tests/interop tests/client tests/crash tests/broker/metrics tests/docker $(ARGS))
+test-partners: $(VENV)/.dev-stamp ## both of the next two; the second runs though the first fails
+	@$(MAKE) --no-print-directory --keep-going test-clients test-operations
+
+test-clients: $(VENV)/.dev-stamp ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
+	@$(call pytest,-m partners tests/interop tests/client tests/crash $(ARGS))
 
 # What depends on no version of PySpark runs with the newest only.
 test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
@@ -89,7 +92,7 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JD
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
 	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy pipeline pyspark_rocketmq.py tests/spark || exit; done
 
-test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages)
+test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages; root)
 	@$(call pytest,-m partners tests/docker tests/broker/metrics $(ARGS))
 
 check: $(VENV)/.dev-stamp ## format, lint, types, layers, generated files; reports all of them, fails on any
