@@ -25,7 +25,7 @@ from tests.interop.harness.servers import Cluster
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("sdk_job.py")
 ADDRESS = "127.7.0.1"  # of this machine like 127.0.0.1, but nobody else's ports are there
-PATIENCE = 180
+PATIENCE = 400
 """Seconds for a start, or for a client's work; that is a few on a machine that has nothing else to do."""
 
 REMARKS = pytest.StashKey[list[str]]()
@@ -83,7 +83,7 @@ class Docker:
             (directory / "docker").write_text(f"#!/bin/sh\n{script}")
             (directory / "docker").chmod(0o755)
         path = {"PATH": f"{directory}:{self.environment['PATH']}"}
-        return self.run("sh", "-euc", text, timeout=600, environment=self.build | path)
+        return self.run("sh", "-euc", text, timeout=1500, environment=self.build | path)
 
     def container(self, service: str) -> str:
         return self.run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.service={service}")

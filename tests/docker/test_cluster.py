@@ -14,7 +14,7 @@ from tests.docker.daemon import ADDRESS, PATIENCE, Docker, flood, java_round_tri
 from tests.interop.harness.drivers import java_client
 from tests.interop.harness.waiting import wait_until
 
-pytestmark = [pytest.mark.partners, pytest.mark.timeout(700, func_only=True)]
+pytestmark = [pytest.mark.partners, pytest.mark.timeout(1800, func_only=True)]
 
 OUTSIDE, INSIDE = f"{ADDRESS}:9876;{ADDRESS}:9886", "namesrv-a:9876;namesrv-b:9876"
 NAMESRVS, BROKERS = ("namesrv-a", "namesrv-b"), ("broker-a", "broker-b")
