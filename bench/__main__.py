@@ -76,7 +76,9 @@ def _build(found: dict[str, Any]) -> str:
     """An interpreter in words. A distributor may not say how theirs was built (Debian's does not)."""
     marks = [mark for mark in ("profile-guided", "link-time optimised") if found[mark]]
     text = ", ".join(marks) or "its configuration tells of no optimisation by profile or at link time"
-    return f"{found['version']} ({text}{'' if found['global lock'] else ', without the global lock'})"
+    text += "" if found["global lock"] else ", without the global lock"
+    text += ", with its just-in-time compiler" if found.get("just-in-time compiler") else ""
+    return f"{found['version']} ({text})"
 
 
 def _lines(path: str) -> list[str]:
@@ -195,10 +197,15 @@ def _sweeps(numbers: dict[str, dict[str, list[tuple[float, float]]]]) -> list[st
 
 def _stalls(numbers: dict[str, Any]) -> list[str]:
     """A task asks for the loop every millisecond."""
-    text = ["| load | messages/s | p50 ms | p99 | p99.9 | worst |", "|---|--:|--:|--:|--:|--:|"]
+    text = [
+        "The loop's own: without the time in which its thread was ready to run and the kernel ran others (schedstat).",
+        "",
+        "| load | messages/s | p50 ms | p99 | p99.9 | worst | own p50 | p99 | p99.9 | worst |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
     for load, found in numbers.items():
-        places = " | ".join(f"{found[place]:.2f}" for place in ("p50", "p99", "p99.9", "max"))
-        text.append(f"| {load} | {found['msg_s']:,.0f} | {places} |")
+        places = [f"{part[place]:.2f}" for part in (found, found["own"]) for place in ("p50", "p99", "p99.9", "max")]
+        text.append(f"| {load} | {found['msg_s']:,.0f} | {' | '.join(places)} |")
     text += ["", "The loop's looks by how late they were served:", ""]
     names = [f"up to {end:g} ms" for end in ENDS_MS] + [f"over {ENDS_MS[-1]:g} ms"]
     for load, found in numbers.items():

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.processes import HERE, BrokerProcess, load_tool
+from bench.processes import HERE, BrokerProcess, load_tool, our_command
 from bench.side_by_side import ROWS, WARM_UP, load
 
 ROWS_HERE = ("send64", "pipelined", "batch", "pull8", "query8")
@@ -30,6 +30,7 @@ print(json.dumps({
     "profile-guided": "--enable-optimizations" in flags or "-fprofile-use" in flags,
     "link-time optimised": "-flto" in flags or "--with-lto" in flags,
     "global lock": not sysconfig.get_config_var("Py_GIL_DISABLED") or sys._is_gil_enabled(),
+    "just-in-time compiler": hasattr(sys, "_jit") and sys._jit.is_enabled(),
 }))
 """
 
@@ -53,10 +54,7 @@ def measure(pythons: dict[str, str], rows: list[str], rounds: int, seconds: int)
     with tempfile.TemporaryDirectory(prefix="trimq-pythons-") as directory, ExitStack() as stack:
         root = Path(directory)
         tool = stack.enter_context(load_tool(root))
-        brokers = [
-            stack.enter_context(BrokerProcess(name, [path, "-m", "broker", "-c", "{conf}"], root))
-            for name, path in pythons.items()
-        ]
+        brokers = [stack.enter_context(BrokerProcess(name, our_command(path), root)) for name, path in pythons.items()]
         for broker in brokers:
             load(tool, broker.port, WARM_UP, 60)
         for row in rows:

@@ -109,8 +109,10 @@ class BrokerProcess:
                 self.process.wait()
 
 
-def our_command() -> list[str]:
-    """How this checkout's broker is started."""
+def our_command(python: str | None = None) -> list[str]:
+    """How this checkout's broker is started, by the interpreter that runs this or by another one."""
+    if python is not None:
+        return [python, "-m", "broker", "-c", "{conf}"]
     return [str(Path(sys.executable).parent / "mqbroker"), "-c", "{conf}"]
 
 

@@ -1,11 +1,12 @@
 """Apache's broker and ours under the same load, one after the other in the same minutes; prints the ratios.
 
-``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--json FILE]``. Both brokers get the
-same properties file but for ports and directories. Needs Go, a JDK and Maven.
+``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--python PATH] [--json FILE]``. Both
+brokers get the same properties file but for ports and directories. Needs Go, a JDK and Maven.
 """
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.processes import BrokerProcess, load_tool, our_command
+from bench.processes import HERE, BrokerProcess, load_tool, our_command
 from tests.interop.harness import partners
 from tests.interop.harness.servers import APACHE_OPENINGS
 
@@ -80,7 +81,7 @@ def compare(tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, sec
     return result
 
 
-def run_all(rows: list[str], rounds: int, seconds: int) -> dict[str, Any]:
+def run_all(rows: list[str], rounds: int, seconds: int, python: str | None = None) -> dict[str, Any]:
     """All rows, first those of asynchronous flush, each mode on fresh stores."""
     results: dict[str, Any] = {"rows": {}, "processes": {}}
     for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
@@ -92,7 +93,7 @@ def run_all(rows: list[str], rounds: int, seconds: int) -> dict[str, Any]:
             with (
                 load_tool(root) as tool,
                 BrokerProcess("apache", apache_command(root / "apache-home"), root, flushDiskType=flush) as apache,
-                BrokerProcess("ours", our_command(), root, flushDiskType=flush) as ours,
+                BrokerProcess("ours", our_command(python), root, flushDiskType=flush) as ours,
             ):
                 brokers = [apache, ours]
                 for broker in brokers:  # something to pull and query on both; it warms the JIT compiler too
@@ -118,9 +119,12 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--seconds", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", help="what runs our broker; its requirements have to be installed beside it")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results = run_all(arguments.rows.split(","), arguments.rounds, arguments.seconds)
+    if arguments.python:
+        os.environ["PYTHONPATH"] = str(HERE.parent)
+    results = run_all(arguments.rows.split(","), arguments.rounds, arguments.seconds, arguments.python)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
