@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
 
 
 class Patience:
-    """How long to go on trying: ``seconds`` after the last success.
+    """How long to go on trying: ``seconds`` from the first failure after a success, however long ago that was.
 
     >>> Patience(0.0).is_over
     True
@@ -58,22 +58,28 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._pause = _PAUSE
-        self._until = time.monotonic() + seconds
+        self._until: float | None = None
 
     def worked(self) -> None:
-        """Something came: the time counts anew."""
+        """Something came: the next failure is a first one."""
         self._pause = _PAUSE
-        self._until = time.monotonic() + self.seconds
+        self._until = None
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() >= self._until
+        """Whether the time is up; to be asked after each failure."""
+        return self._left() <= 0
 
     async def wait(self) -> None:
         """A pause that grows."""
-        await anyio.sleep(min(self._pause, max(0.0, self._until - time.monotonic())))
+        await anyio.sleep(min(self._pause, max(0.0, self._left())))
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+    def _left(self) -> float:
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + self.seconds
+        return self._until - now
 
 
 def is_passing(error: RocketMQError) -> bool:

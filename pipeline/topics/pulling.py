@@ -2,6 +2,9 @@
 
 Without a filter every offset of a range is a message, so that the requests for the next messages can go out before the
 first reply is there. With a filter only the reply tells where to go on, and requests follow one another.
+
+Long ranges come here only where something is not as it should be (see lane): brokers that are away, messages that are
+gone.
 """
 
 from collections import deque

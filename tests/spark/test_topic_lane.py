@@ -1,0 +1,176 @@
+"""The quick way through a range: whatever a broker answers, what was given out is what lies before ``at``, once."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+
+import pytest
+
+from client.message import Message, MessageQueue
+from client.sync import Producer
+from pipeline.topics import rows
+from pipeline.topics.lane import Lane
+from pipeline.topics.planning import Range
+from protocol.codes import ResponseCode
+from protocol.command import RemotingCommand
+from protocol.frame import FrameDecoder, encode
+from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from tests.interop.harness.servers import Cluster
+from tests.spark.tables import bodies, read
+
+pytestmark = pytest.mark.one_pyspark
+
+END = 1000
+SPAN = Range(MessageQueue(topic="T", broker_name="b", queue_id=0), 20, END)
+Answer = Callable[[RemotingCommand, int, int], RemotingCommand]
+"""What a broker says to a request for so many messages from an offset on."""
+
+
+def found(request: RemotingCommand, at: int, count: int, *, first: int = 0) -> RemotingCommand:
+    header = PullMessageResponseHeader(
+        suggest_which_broker_id=0, next_begin_offset=at + count, min_offset=first, max_offset=5000
+    )
+    return request.reply(ResponseCode.SUCCESS, header=header, body=b",".join(b"%d" % n for n in range(at, at + count)))
+
+
+@contextmanager
+def broker(answer: Answer, *, reorder: random.Random | None = None) -> Iterator[str]:
+    """Serves one connection; with ``reorder`` replies wait for others and leave in any order."""
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        decoder = FrameDecoder()
+        with closing(connection), suppress(OSError):
+            while data := connection.recv(65536):
+                requests = decoder.feed(data)
+                if reorder is not None:
+                    reorder.shuffle(requests)
+                for request in requests:
+                    header = request.header(PullMessageRequestHeader)
+                    connection.sendall(encode(answer(request, header.queue_offset, header.max_msg_nums)))
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def taken(address: str) -> tuple[list[int], int]:
+    lane = Lane(address, "g", SPAN, 20)
+    given = [int(number) for body in lane.bodies() for number in bytes(body).split(b",")]
+    return given, lane.at
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replies_in_any_order_and_of_any_length(seed: int) -> None:
+    chance = random.Random(seed)
+    with broker(
+        lambda request, at, most: found(request, at, chance.randint(1, min(most, 32))), reorder=chance
+    ) as place:
+        assert taken(place) == (list(range(20, END)), END)
+
+
+def refused(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
+    return request.reply(ResponseCode.SYSTEM_BUSY, "busy")
+
+
+def nothing(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
+    return found(request, at, 0)
+
+
+def too_much(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
+    return found(request, at, count + 1)
+
+
+def deleted(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
+    return found(request, at, count, first=at + 1)
+
+
+def of_another_request(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
+    reply = found(request, at, count)
+    reply.opaque += 1_000_000
+    return reply
+
+
+def malformed(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
+    return request.reply(ResponseCode.SUCCESS, header={"nextBeginOffset": "x"})
+
+
+def gone(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
+    raise ConnectionError
+
+
+@pytest.mark.parametrize("fault", [refused, nothing, too_much, deleted, of_another_request, malformed, gone])
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_what_is_not_expected_ends_the_lane_and_nothing_is_given_out_twice(fault: Answer, after: int) -> None:
+    asked = 0
+
+    def answer(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
+        nonlocal asked
+        asked += 1
+        return found(request, at, min(count, 32)) if asked <= after else fault(request, at, count)
+
+    with broker(answer) as place:
+        given, at = taken(place)
+    assert given == list(range(20, at))
+    # who hangs up may take back what is on its way
+    assert at == 20 + 32 * after or (fault is gone and at < 20 + 32 * after)
+
+
+def test_bytes_that_are_no_frame_end_the_lane() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with closing(connection):
+                connection.recv(65536)
+                connection.sendall(struct.pack(">I", 1 << 30) + b"GET / HTTP")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert taken(f"127.0.0.1:{server.getsockname()[1]}") == ([], 20)
+        thread.join(30)
+
+
+def test_nobody_listens() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    assert taken(f"127.0.0.1:{port}") == ([], 20)
+
+
+def test_a_range_is_read_to_its_end_where_the_lane_ends_and_where_not(
+    cluster: Cluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies of very different sizes: brokers give as many as fit 256 KiB."""
+    topic = cluster.create_topic("SparkLane", 1)
+    chance = random.Random(1)
+    sent: list[bytes] = []
+    for queue in producer.queues(topic):
+        sent += [b"%06d" % (len(sent) + n) + chance.randbytes(chance.choice((1, 100, 40_000))) for n in range(300)]
+        for body in sent[-300:]:
+            producer.send(Message(topic, body), queue=queue)
+
+    def no_reader(*_: object) -> None:
+        raise AssertionError("the lane ended")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "RangeReader", no_reader)
+        assert bodies(read(cluster, topics=topic)) == sorted(sent)
+    real = Lane._take_one
+
+    def breaks(self: Lane, connection: socket.socket) -> None:
+        if self.at > 150:
+            raise ConnectionResetError
+        real(self, connection)
+
+    monkeypatch.setattr(Lane, "_take_one", breaks)
+    assert bodies(read(cluster, topics=topic)) == sorted(sent)
+    monkeypatch.setattr(Lane, "bodies", lambda _: iter(()))
+    assert bodies(read(cluster, topics=topic)) == sorted(sent)
