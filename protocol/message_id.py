@@ -42,6 +42,13 @@ class UniqueIdGenerator:
         self._counter = counter = (self._counter + 1) & 0xFFFF
         return f"{self._fixed}{(now - self._month_start_ms) & 0xFFFFFFFF:08X}{counter:04X}"
 
+    def several(self, count: int) -> tuple[bytes, range]:
+        """The part that ``count`` ids (up to 65,536) have in common, and the numbers whose 16 bits come behind it."""
+        first = self.next()
+        self._counter = (self._counter + count - 1) & 0xFFFF
+        counter = int(first[-4:], 16)
+        return first[:-4].encode(), range(counter, counter + count)
+
     def _set_month(self, now: int) -> None:
         moment = datetime.fromtimestamp(now / 1000, UTC)
         start = datetime(moment.year, moment.month, 1, tzinfo=UTC)

@@ -34,6 +34,7 @@ from client.sending import BatchEntry, prepare_batch
 from pipeline.options import OptionError, Options
 from pipeline.topics import session
 from pipeline.topics.places import Patience, is_passing
+from pipeline.topics.plain_rows import Request, is_plain, requests_of
 from pipeline.topics.settings import group_of, namesrv_of
 from pipeline.topics.sink_rows import Row, rows_of
 from protocol.hashing import string_hash
@@ -160,6 +161,12 @@ class _Delivery:
         next_id = self._producer.client.unique_ids.next
         number = 0
         for batch in batches:
+            if settings.topic is not None and not settings.idempotent and is_plain(batch):
+                for request in requests_of(
+                    batch, settings.topic, settings.batch_bytes, self._producer.client.unique_ids
+                ):
+                    await self._start(request, group)
+                continue
             for row in rows_of(batch, settings.topic):
                 message_id = self._identity.key(number) if settings.idempotent else next_id()
                 number += 1
@@ -183,7 +190,7 @@ class _Delivery:
             queues = self._queues[topic] = await self._producer.queues(topic)
         return queues[abs(string_hash(sharding_key)) % len(queues)]
 
-    async def _start(self, chunk: Chunk, group: TaskGroup) -> None:
+    async def _start(self, chunk: Chunk | Request, group: TaskGroup) -> None:
         """Sends it in the background as soon as there is room. Raises the error of one that went out before."""
         await self._room.acquire()
         if self._error is not None:
@@ -191,9 +198,11 @@ class _Delivery:
         group.start_soon(self._send_in_order, chunk)
         await anyio.lowlevel.checkpoint()
 
-    async def _send_in_order(self, chunk: Chunk) -> None:
+    async def _send_in_order(self, chunk: Chunk | Request) -> None:
         try:
-            if chunk.queue is None:
+            if isinstance(chunk, Request):
+                await self._send_request(chunk)
+            elif chunk.queue is None:
                 await self._send(chunk)
             else:
                 async with self._locks.setdefault(chunk.queue, anyio.Lock()):
@@ -202,6 +211,19 @@ class _Delivery:
             self._error = self._error or error
         finally:
             self._room.release()
+
+    async def _send_request(self, request: Request) -> None:
+        topic = request.prepared.topic
+        while True:
+            try:
+                await self._producer.deliver(request.prepared, None, ())
+            except RocketMQError as error:
+                await self._pause(topic, error)
+            else:
+                self._patience.worked()
+                self._topics.add(topic)
+                self._sent += request.rows
+                return
 
     async def _send(self, chunk: Chunk) -> None:
         entries = await self._wanted(chunk) if self._asking else chunk.entries

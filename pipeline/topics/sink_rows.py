@@ -25,6 +25,9 @@ COLUMNS: Final = {
 """Columns that a sink takes, and their types. ``delay`` is a delay level: 1 to 18."""
 
 
+BODY_MISSING: Final = "a row's body is null or empty: brokers do not take that"
+
+
 class RowError(ValueError):
     """A row that no broker takes; the text says which part of it is wrong."""
 
@@ -75,14 +78,14 @@ def rows_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Row]:
             _check_topic(name)
             checked.add(name)
         if not body:
-            raise RowError("a row's body is null or empty: brokers do not take that")
+            raise RowError(BODY_MISSING)
         data = body.encode() if isinstance(body, str) else body
         if keys or properties or sharding_key is not None:
-            text = _text(tags, keys, properties, sharding_key)
+            text = property_text(tags, keys, properties, sharding_key)
         elif (found := texts.get(tags)) is not None:
             text = found
         else:
-            text = texts[tags] = _text(tags, None, None, None)
+            text = texts[tags] = property_text(tags, None, None, None)
         yield Row(name, data, text, sharding_key, delay or 0)
 
 
@@ -92,7 +95,8 @@ def _check_topic(topic: str | None) -> None:
         raise RowError(f"a row cannot be sent: {problem}")
 
 
-def _text(tags: str | None, keys: Any, properties: Any, sharding_key: str | None) -> str:
+def property_text(tags: str | None, keys: Any, properties: Any, sharding_key: str | None) -> str:
+    """A row's properties, encoded. Raises RowError."""
     # RocketMQ's own belong to the message that was read; tags, keys and the like have columns.
     parts = {name: value for name, value in properties or () if name not in RESERVED and value is not None}
     if tags:
