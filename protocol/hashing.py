@@ -5,7 +5,7 @@ The record checksum is CRC-32 as in Ethernet and zip, cut to 31 bits. crcmod hol
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -66,6 +66,11 @@ def key_hash(topic: str, key: str) -> int:
 def crc32(data: Any) -> int:
     """Checksum of a body as records carry it: CRC-32 of the stored bytes, lower 31 bits; 0 for no bytes."""
     return _crc32(data) & 0x7FFFFFFF
+
+
+def crc32_of_each(pieces: Iterable[Any]) -> list[int]:
+    """The checksum of each piece with all its 32 bits: for who has many, and takes the upper one off all at once."""
+    return list(map(_crc32, pieces))
 
 
 def reference_crc32() -> Callable[[bytes], int]:

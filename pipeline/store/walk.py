@@ -10,7 +10,7 @@ from pipeline.store.heads import Array, Heads, check_bodies, has_hole, read_head
 from pipeline.store.scan import Found, chain, find_record, record_at, time_comes_back
 from protocol import record
 
-WINDOW: Final = 4 << 20
+WINDOW: Final = 8 << 20
 """Bytes of the log that are decoded at once."""
 
 

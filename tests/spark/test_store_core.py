@@ -1,6 +1,7 @@
 """Reading stores without Spark: every record once, whatever the splits, and nothing that is none."""
 
 import datetime as dt
+import sys
 import zlib
 from collections.abc import Iterable
 from itertools import pairwise
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from client.errors import UsageError
 from pipeline.options import OptionError
 from pipeline.schema import ARROW_SCHEMA, COLUMNS
 from pipeline.store.files import StoreFiles, StorePathError
@@ -173,6 +175,28 @@ def test_damage_is_told_and_everything_else_is_read_once(
     assert damaged(root, splitSize=0) == told
 
 
+@examples(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(1, 60)), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 300), st.sampled_from([0, 3, 4, 88])), max_size=2),
+    st.sampled_from([0, 700, 5000]),
+)
+def test_many_records_of_one_size(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[int, int]], wounds: list[tuple[int, int]], split: int
+) -> None:
+    """Those are not looked for one by one: runs of them, one after the other, over the ends of files, and damaged."""
+    writer = LogWriter(tmp_path_factory.mktemp("store"), file_size=4096)
+    lengths = [length for length, count in runs for _ in range(count)]
+    writer.put_all([Sent(body=b"%05d" % n * length, time=START + n) for n, length in enumerate(lengths)])
+    hurt = {number % len(lengths) for number, _ in wounds}
+    for number, place in wounds:  # in its size, its magic, its body
+        at = writer.sent[number % len(lengths)].phy + place
+        writer.files[at // 4096 * 4096][at % 4096] ^= 0x41
+    root = writer.write()
+    sound = [one.body for number, one in enumerate(writer.sent) if number not in hurt]
+    assert [body for body in bodies(rows(root, splitSize=split)) if body in sound] == sound
+
+
 def test_a_split_begins_nowhere_within_a_body_that_looks_like_a_record(tmp_path: Path) -> None:
     """A body that holds records which say that they lie just there: only what follows them tells."""
     writer = LogWriter(tmp_path / "store", file_size=1 << 16)
@@ -315,6 +339,14 @@ def test_bodies_are_decompressed_and_those_that_cannot_be_are_damage(tmp_path: P
     (told,) = damaged(root)
     assert (told.phy, told.length) == (writer.sent[2].phy, writer.sent[2].size)
     assert "decompressed" in told.why
+
+
+def test_a_library_that_is_missing_is_no_fault_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = LogWriter(tmp_path / "store").put_all([Sent(body=b"plain"), Sent(body=b"frame", sys_flag=0x101)]).write()
+    monkeypatch.setitem(sys.modules, "lz4", None)
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    with pytest.raises(UsageError, match="lz4"):
+        rows(root)
 
 
 def test_missing_and_short_files_are_told(tmp_path: Path) -> None:
