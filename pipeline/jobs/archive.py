@@ -27,7 +27,6 @@ from pyspark.sql import functions as f
 from pipeline.jobs.run import Target, groups
 from pipeline.schema import COLUMNS, spark_schema
 from pipeline.store.files import StoreFiles
-from pipeline.store.scan import Found, record_at
 from pipeline.store.walk import Damage, LogWalk, Stretch
 
 FILE_SIZE: Final = 128 << 20
@@ -209,12 +208,11 @@ def _log_end(files: StoreFiles, begin: int) -> int:
         if file.end <= begin:
             return begin
         with files.opened(file) as source:
-            known = isinstance(record_at(source, max(0, begin - file.start), file.start, check_crc=False), Found)
-            start = begin - file.start if begin > file.start and known else 0
-            walk = LogWalk(source, Stretch(file, start, file.size, is_newest=True, followed=False), check_crc=False)
+            # from its beginning: what stands behind the end may be records of an earlier life of the file
+            walk = LogWalk(source, Stretch(file, 0, file.size, is_newest=True, followed=False), check_crc=False)
             records = sum(not isinstance(item, Damage) for item in walk)
             if records:
-                return file.start + walk.end
+                return max(begin, file.start + walk.end)
     return begin
 
 

@@ -36,8 +36,9 @@ if not importlib.util.find_spec("pyarrow"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers this room's mark; the other ones are the project's."""
+    """Registers this room's marks; the other ones are the project's."""
     config.addinivalue_line("markers", "one_pyspark: depends on no version of PySpark; run with the newest one only")
+    config.addinivalue_line("markers", "oldest_pyspark: needs what there is for the oldest PySpark only")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pipeline.store.files import StoreFiles
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.stores import some
 
@@ -62,6 +63,23 @@ def test_by_topic_and_day_a_little_more_each_time(spark: SparkSession, tmp_path:
     assert (second.rows, second.begin) == (50, first.end)
     assert archived(spark, target) == everything(spark, target) == [one.body for one in writer.sent]
     assert {path.parent.name for path in target.glob("topic=T1/*/*.parquet")} == {"day=2023-11-14", "day=2023-11-15"}
+
+
+@pytest.mark.one_pyspark
+def test_records_of_an_earlier_life_of_the_log_are_not_archived(tmp_path: Path) -> None:
+    """A broker cuts its log and does not erase: the next run ends where the log does, wherever the last one ended."""
+    from pipeline.jobs.archive import ArchiveOptions, Batch, _range  # noqa: PLC0415 - PySpark may be missing
+
+    earlier = LogWriter(tmp_path / "store", file_size=1 << 16)
+    earlier.put_all([Sent(body=b"%06d" % n, time=START + n) for n in range(100)])
+    writer = LogWriter(tmp_path / "store", file_size=1 << 16)
+    writer.put_all([Sent(body=b"%06d" % n, time=START + n + n // 50 * 10_000) for n in range(70)])
+    end = writer.at
+    writer.files[0] += earlier.files[0][end:]
+    files = StoreFiles(str(writer.write()))
+    for place in (0, writer.sent[20].phy, writer.sent[69].phy, end):
+        done = [Batch(0, "broker", 0, place)] if place else []
+        assert _range(files, done, ArchiveOptions()) == (place, end, 0)
 
 
 def test_files_have_bounded_sizes(spark: SparkSession, tmp_path: Path) -> None:

@@ -119,6 +119,18 @@ def apache_servers(version: str = "5.5.0") -> Path:
     return _built(f"apache-{version}", [pom], version, build)
 
 
+def delta_jars() -> list[Path]:
+    """The jars of Delta Lake; what else they need, Spark has."""
+    mvn = tool("mvn")
+    pom = HERE / "delta" / "pom.xml"
+
+    def build(into: Path) -> None:
+        options = [f"-DoutputDirectory={into}", "-DincludeGroupIds=io.delta"]
+        _run([mvn, "-q", "-B", "-f", str(pom), *options, "dependency:copy-dependencies"], into)
+
+    return sorted(_built("delta", [pom], "", build).glob("*.jar"))
+
+
 def node_driver() -> Path:
     """The directory with the Node driver and its packages."""
     tool("node")
