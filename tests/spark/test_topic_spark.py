@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from client.message import Message
 from client.sync import Admin, Producer
@@ -20,6 +22,9 @@ from tests.spark.tables import read
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+T = TypeVar("T")
 
 
 def table(spark: SparkSession, cluster: Cluster, topic: str, **options: str) -> DataFrame:
@@ -37,11 +42,28 @@ def send(producer: Producer, topic: str, count: int, first: int = 0) -> None:
         producer.send_batch(messages, queue=queue)
 
 
+def patiently(run: Callable[[], T]) -> T:
+    """Runs a stream; once more where Spark gave up the process that plans it: it has ten seconds to start, always."""
+    for _ in range(4):
+        try:
+            return run()
+        except StreamingQueryException as error:
+            if "failed to connect back" not in str(error):
+                raise
+    return run()
+
+
+def to_its_end(writer: DataStreamWriter) -> StreamingQuery:
+    def run() -> StreamingQuery:
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        return query
+
+    return patiently(run)
+
+
 def available_now(frame: DataFrame, checkpoint: Path, **options: str) -> StreamingQuery:
-    writer = frame.writeStream.format("rocketmq").options(checkpointLocation=str(checkpoint), **options)
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
-    return query
+    return to_its_end(frame.writeStream.format("rocketmq").options(checkpointLocation=str(checkpoint), **options))
 
 
 def test_a_stream_reads_writes_and_goes_on_from_its_checkpoint(
@@ -72,7 +94,7 @@ def test_a_running_stream_takes_what_comes_and_shows_it_to_the_group(
 ) -> None:
     topic = cluster.create_topic("FlowLive", 1)
     frame = table_stream(spark, cluster, topic)
-    query = (
+    writer = (
         frame.groupBy()
         .count()
         .writeStream.format("memory")
@@ -80,11 +102,19 @@ def test_a_running_stream_takes_what_comes_and_shows_it_to_the_group(
         .outputMode("complete")
         .option("checkpointLocation", str(tmp_path / "live"))
         .trigger(processingTime="0 seconds")
-        .start()
     )
+    pinned = tmp_path / "live" / "commits" / "0"
+
+    def begun() -> StreamingQuery:
+        """A batch without rows pins where "latest" was: from then on nothing that comes is missed."""
+        query = writer.start()
+        wait_until(lambda: pinned.exists() or not query.isActive, "the first batch", 90)
+        if not query.isActive:
+            query.awaitTermination()
+        return query
+
+    query = patiently(begun)
     try:
-        # A batch without rows pins where "latest" was: from then on nothing that comes is missed.
-        wait_until((tmp_path / "live" / "commits" / "0").exists, "the first batch", 90)
         send(producer, topic, 25)
         wait_until(lambda: [row["count"] for row in spark.table("live").collect()] == [50], "the count", 90)
     finally:
@@ -115,11 +145,16 @@ def test_a_failed_sink_is_run_again_with_the_same_rows_and_ids(
     frame = table_stream(spark, cluster, source, startingOffsets="earliest").select(udf("body").alias("body"))
     sink = {"namesrv": cluster.namesrv, "topic": target, "idempotent": "true", "batchBytes": "4000"}
     writer = frame.writeStream.format("rocketmq").options(checkpointLocation=str(tmp_path / "again"), **sink)
-    query = writer.trigger(availableNow=True).start()
-    wait_until(lambda: read(cluster, topics=target), "rows of the run that is to fail", 100)
-    stored.touch()
-    with pytest.raises(Exception, match="on purpose"):
+
+    def fails() -> None:
+        query = writer.trigger(availableNow=True).start()
+        wait_until(lambda: read(cluster, topics=target) or not query.isActive, "rows of the run that is to fail", 100)
+        if query.isActive:
+            stored.touch()
         query.awaitTermination(120)
+
+    with pytest.raises(Exception, match="on purpose"):
+        patiently(fails)
     assert read(cluster, topics=target), "what is there now would come twice"
     available_now(frame, tmp_path / "again", **sink)
     rows = table(spark, cluster, target).select("body").collect()
@@ -150,9 +185,9 @@ def test_wrong_options_are_clean_errors_in_spark(spark: SparkSession, cluster: C
     # Spark hands names over in small letters.
     with pytest.raises(Exception, match=r"(?i)option startingOffset = 'x': expected an option of the rocketmq source"):
         table(spark, cluster, "T", startingOffset="x").count()
-    query = table_stream(spark, cluster, "T", endingOffsets="latest").writeStream.format("noop").start()
+    stream = table_stream(spark, cluster, "T", endingOffsets="latest").writeStream.format("noop")
     with pytest.raises(Exception, match=r"option endingOffsets = 'latest': expected to be given for a batch read only"):
-        query.awaitTermination(60)
+        patiently(lambda: stream.start().awaitTermination(60))
 
 
 def test_a_pushed_filter_does_not_break_reads(spark: SparkSession, cluster: Cluster, producer: Producer) -> None:
@@ -191,9 +226,7 @@ def test_progress_reports_have_rows_and_offsets_and_nothing_of_ours(
     topic = cluster.create_topic("FlowReports", 1)
     send(producer, topic, 4)
     frame = table_stream(spark, cluster, topic, startingOffsets="earliest")
-    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "reports"))
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    query = to_its_end(frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "reports")))
     report = next(progress for progress in query.recentProgress if progress["numInputRows"])
     source = report["sources"][0]
     ends = {topic: {"broker-a": {"0": 4}, "broker-b": {"0": 4}}}
