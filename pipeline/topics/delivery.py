@@ -11,7 +11,7 @@ there. The question goes through the index that every RocketMQ broker has.
 
 Where this ends: messages that were deleted, or whose index was; a broker that is away while a task runs again and has
 its rows; two runs of one task at the same time (speculation, a worker that was given up and still runs); a query whose
-rows come in another order when it runs again.
+rows come in another order when it runs again; sharding keys, where the topic has other queues than the first time.
 """
 
 import hashlib
