@@ -43,7 +43,9 @@ def _state(store: MessageStore, space: DiskSpace) -> Iterator[Metric]:
         ("reason",),
         {(str(flag.name).lower(),): int(flags.has(flag)) for flag in Flag},
     )
-    yield gauge("trimq_store_disk_size_bytes", "Size of the store's file system.", space.total)
+    yield gauge(
+        "trimq_store_disk_size_bytes", "Size of the store's file system, without what it keeps for root.", space.total
+    )
     yield gauge("trimq_store_disk_free_bytes", "What is free there.", space.free)
     yield counter("trimq_commit_log_position_bytes_total", "Where the commit log ends.", store.max_phy_offset)
     if store.recovered is not None:

@@ -1,6 +1,7 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,6 +107,15 @@ def test_the_real_disk_knows_its_file_system(tmp_path: Path) -> None:
     space = disk.space(str(tmp_path))
     assert 0 < space.free <= space.total
     assert disk.file_system("/proc/self").kind == "proc"
+
+
+def test_how_full_a_disk_is_leaves_out_what_is_kept_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As df and Apache count: else a file system with a large reserve would be cleaned by force while half empty."""
+    names = {"f_frsize": 4096, "f_blocks": 1000, "f_bfree": 800, "f_bavail": 200}
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(**names))
+    space = RealDisk().space("/")
+    assert space == (400 * 4096, 200 * 4096)
+    assert (space.total - space.free) / space.total == 0.5
 
 
 def test_reserved_space_has_blocks_and_pages(tmp_path: Path) -> None:
