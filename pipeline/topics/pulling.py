@@ -1,12 +1,15 @@
 """Pulling one range of a queue: raw replies in order, several requests under way where offsets are known ahead.
 
-Without a filter every offset of a range is a message, so that the requests for the next messages can go out before the
-first reply is there. With a filter only the reply tells where to go on, and requests follow one another.
+Without a filter nearly every offset of a range is a message, so that the requests for the next messages can go out
+before the first reply is there. Where offsets stand for none (a queue that was rebuilt over a damaged log, a compaction
+topic), a reply goes on behind what it was asked for; the request for that brings it too, and there it counts. With a
+filter only the reply tells where to go on, and requests follow one another.
 
 Long ranges come here only where something is not as it should be (see lane): brokers that are away, messages that are
 gone.
 """
 
+import struct
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -34,6 +37,8 @@ _DEPTH: Final = 6
 """Pulls that are under way at the same time."""
 _FEW: Final = 32
 """Offsets of a request where no reply has told how many messages the broker gives."""
+_QUEUE_OFFSET: Final = struct.Struct(">i16xq")
+"""A message's size, and its offset in the queue."""
 _READABLE: Final = {status.value: status for status in PullStatus}
 
 _log = structlog.get_logger("pipeline")
@@ -58,6 +63,23 @@ class _Part:
     bodies: list[bytes]
     done: anyio.Event
     error: BaseException | None = None
+
+
+def _between(body: bytes, begin: int, end: int) -> bytes:
+    """The messages of a reply with offsets in [begin, end). What is no message stays: who decodes it tells so."""
+    inside: list[bytes] = []
+    at = 0
+    whole = True
+    while at + _QUEUE_OFFSET.size <= len(body):
+        size, offset = _QUEUE_OFFSET.unpack_from(body, at)
+        if size < _QUEUE_OFFSET.size:
+            break
+        if begin <= offset < end:
+            inside.append(body[at : at + size])
+        else:
+            whole = False
+        at += size
+    return body if whole else b"".join([*inside, body[at:]])
 
 
 class RangeReader:
@@ -138,7 +160,7 @@ class RangeReader:
                 continue
             self._patience.worked()
             if reply.status is PullStatus.FOUND:
-                part.bodies.append(reply.body)
+                part.bodies.append(_between(reply.body, at, part.end))
                 self._step = max(self._step, following - at)
             at = min(following, part.end)
             if only_one:
