@@ -157,6 +157,10 @@ class Client(Lifecycle):
         except RemotingTransportError as error:
             raise transport_error(error) from None
 
+    def read_arrived(self) -> bool:
+        """Takes what has arrived already at any connection, without waiting; False where there was nothing."""
+        return self._remoting.read_arrived()
+
     def begin(
         self,
         connection: ClientConnection,

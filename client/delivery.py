@@ -11,6 +11,7 @@ from msgspec import Struct
 from client.errors import UsageError
 from client.interceptors import ProcessContext, call_all
 from client.message import ReceivedMessage
+from client.message_run import MessageRun
 from client.queue_reader import QueueReader
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Processing(Struct, eq=False):
             else:
                 handed_back = True
                 _log.warning("processing failed; again later", messages=_named(messages), exc_info=error)
-                await owner.hand_back(reader, messages, self._delay_level)
+                await owner.hand_back(reader, list(messages), self._delay_level)
         finally:
             context = self._context
             if context is not None:
@@ -167,39 +168,40 @@ class Batch(Sequence[ConsumerMessage]):
     ...         print(len(batch), batch[0].queue, [message.body for message in batch])
     """
 
-    __slots__ = ("_messages", "_reader")
+    __slots__ = ("_reader", "_run")
 
-    def __init__(self, messages: list[ConsumerMessage], reader: QueueReader) -> None:
+    def __init__(self, messages: Sequence[ConsumerMessage], reader: QueueReader) -> None:
         if not messages:
             raise UsageError("a batch has at least one message")
-        self._messages = messages
+        self._run = messages if isinstance(messages, MessageRun) else MessageRun.of(list(messages))
         self._reader = reader
 
     def __repr__(self) -> str:
-        return f"Batch(<{len(self._messages)} messages from {self._messages[0]!r} on>)"
+        return f"Batch(<{len(self._run)} messages from {self._run[0]!r} on>)"
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self._run)
 
     def __iter__(self) -> Iterator[ConsumerMessage]:
-        return iter(self._messages)
+        return iter(self._run)
 
     @overload
     def __getitem__(self, index: int) -> ConsumerMessage: ...
     @overload
     def __getitem__(self, index: slice) -> list[ConsumerMessage]: ...
     def __getitem__(self, index: int | slice) -> ConsumerMessage | list[ConsumerMessage]:
-        return self._messages[index]
+        return self._run[index]
 
     @property
     def consumer(self) -> "Consumer":
         """The consumer that it came through."""
-        return self._messages[0].consumer
+        owner: Consumer = self._reader.receiver[0]
+        return owner
 
     @property
     def messages(self) -> list[ReceivedMessage]:
         """Its messages."""
-        return list(self._messages)
+        return list(self._run)
 
     @property
     def source(self) -> QueueReader:
@@ -213,8 +215,7 @@ class Batch(Sequence[ConsumerMessage]):
         ...     async with batch.process():
         ...         ...
         """
-        receiver = self._messages[0]._receiver  # noqa: SLF001 - a batch has one receiver
-        return Processing(self._messages, receiver, reraise, delay_level)
+        return Processing(self._run, self._reader.receiver, reraise, delay_level)
 
     async def ack(self) -> None:
         """All are done with.
@@ -222,7 +223,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def skip(batch: Batch) -> None:
         ...     await batch.ack()
         """
-        self._reader.finished(self._messages)
+        self._reader.finished(self._run)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets them.
@@ -230,7 +231,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def other_work(batch: Batch) -> None:
         ...     batch.release()
         """
-        self._reader.put_back(self.messages)
+        self._reader.put_back(self._run)
 
     async def nack(self, *, delay_level: int = 0) -> None:
         """All again later.

@@ -1,7 +1,6 @@
-"""Offsets: asking brokers for them, where to start, and which one may be committed while handlers are out of order."""
+"""Offsets: asking brokers for them, where to start, and where a consumer keeps its own."""
 
 import json
-from collections import deque
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -30,73 +29,6 @@ _log = structlog.get_logger("client")
 
 StartFrom: TypeAlias = Literal["first", "last"] | datetime | float
 """Where a group without an offset begins: the queue's first or last message, or a time (float: epoch seconds)."""
-
-
-class OffsetWindow:
-    """The messages of a queue that a consumer has taken and not finished; ``committable`` never passes one of them.
-
-    >>> window = OffsetWindow(5)
-    >>> window.took(5), window.took(6), window.moved_to(7)
-    (None, None, None)
-    >>> window.finished(6); window.committable
-    5
-    >>> window.finished(5); window.committable
-    7
-    """
-
-    __slots__ = ("_done", "_order", "next_offset")
-
-    def __init__(self, start: int) -> None:
-        self.next_offset: int = start
-        self._order: deque[int] = deque()
-        self._done: set[int] = set()
-
-    def took(self, offset: int) -> None:
-        """A message was taken from the queue; offsets come in order."""
-        self._order.append(offset)
-
-    def took_all(self, offsets: list[int]) -> None:
-        """As ``took`` for each."""
-        self._order.extend(offsets)
-
-    def finished_first(self, count: int, first: int, last: int) -> bool:
-        """``count`` messages in order are done with: False, and nothing done, unless they are the window's first."""
-        order = self._order
-        if self._done or len(order) < count or order[0] != first or order[count - 1] != last:
-            return False
-        for _ in range(count):
-            order.popleft()
-        return True
-
-    def moved_to(self, offset: int) -> None:
-        """Everything before ``offset`` was taken or is not wanted."""
-        self.next_offset = offset
-
-    def finished(self, offset: int) -> None:
-        """A message is done with; one that is not in the window is ignored."""
-        order = self._order
-        if order and order[0] == offset:
-            order.popleft()
-            done = self._done
-            while done and order and order[0] in done:
-                done.remove(order.popleft())
-        elif order and order[0] < offset:
-            self._done.add(offset)
-
-    @property
-    def committable(self) -> int:
-        """The offset from which a successor has to go on."""
-        return self._order[0] if self._order else self.next_offset
-
-    @property
-    def span(self) -> int:
-        """How many messages it holds, finished ones behind an unfinished one included."""
-        return len(self._order)
-
-    @property
-    def unfinished(self) -> int:
-        """How many messages are not finished."""
-        return len(self._order) - len(self._done)
 
 
 async def queue_master(client: Client, queue: MessageQueue) -> str:

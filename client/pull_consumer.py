@@ -48,7 +48,7 @@ class PullConsumer(GroupMember):
         self._prefetch = prefetch or Prefetch()
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._positions: dict[MessageQueue, int] = {}
-        self._line = ReadyLine()
+        self._line = ReadyLine(self.client.read_arrived)
 
     async def _open(self) -> None:
         self.client.join(self)
@@ -232,10 +232,10 @@ class PullConsumer(GroupMember):
     def _take(self, most: int) -> list[ReceivedMessage]:
         found: list[ReceivedMessage] = []
         while len(found) < most and (more := self._line.take(most - len(found))) is not None:
-            reader, messages = more
-            self._positions[reader.queue] = messages[-1].queue_offset + 1
-            reader.finished(messages)
-            found += messages
+            reader, run = more
+            self._positions[reader.queue] = run.offsets[-1] + 1
+            reader.finished(run)
+            found += run
         return found
 
     # -- offsets ---------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from typing import Final, Protocol, TypeVar
 import anyio
 
 from client.core import Client, no_reply
-from client.decode import split_messages
 from client.errors import PerhapsStoredError, UnreachableError, error_for
 from client.message import MessageQueue, ReceivedMessage
+from client.message_run import MessageRun
 from client.subscription import Subscription
 from protocol import sysflag
 from protocol.codes import RequestCode, ResponseCode
@@ -129,16 +129,18 @@ class Pulled:
         """Bytes that its messages have together."""
         return len(self._body)
 
-    def messages(self, kind: type[M]) -> list[M]:
-        """Its messages, those with another tag left out. Raises ValueError where they cannot be told apart."""
+    def run(self, kind: type[M]) -> MessageRun[M] | None:
+        """Its messages, those with another tag left out; None for none. Raises ValueError where they do not add up."""
         if self.status is not PullStatus.FOUND:
-            return []
+            return None
         call = self._call
-        found = split_messages(self._body, call.queue.broker_name, kind, call.receiver)
-        if not found:
+        found = MessageRun.split(self._body, call.queue.broker_name, kind, call.receiver)
+        if not found.offsets:
             raise PerhapsStoredError("the broker says FOUND and sends no message", address=self._address)
         tags = call.tags
-        return [message for message in found if message.tags in tags] if tags else found  # brokers compare hashes
+        if tags:  # brokers compare hashes
+            found = MessageRun.of([message for message in found if message.tags in tags])
+        return found if found.offsets else None
 
 
 async def pull(client: Client, address: str, call: PullCall, offset: int) -> Pulled:
@@ -194,6 +196,11 @@ class Pulls:
             self._connection = None
         if self._error is not None:
             raise self._error
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a pull is."""
+        return self._way is not None
 
     def next(self) -> None:
         """Sends the next one, unless one is under way or none can be."""

@@ -1,10 +1,9 @@
 """QueueReader: keeps messages of one queue ready, by long polling, within bounds (RocketMQ's ProcessQueue)."""
 
 import random
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import structlog
@@ -13,8 +12,10 @@ from client.core import Client
 from client.errors import RocketMQError, TopicNotFoundError
 from client.interceptors import Interceptor, ReceiveContext, call_all
 from client.message import MessageQueue, ReceivedMessage
-from client.offsets import OffsetWindow
+from client.message_run import MessageRun
+from client.offset_window import OffsetWindow
 from client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
+from client.read_ahead import ReadAhead
 from client.subscription import Subscription
 
 _FIRST_PAUSE: Final = 0.2
@@ -77,7 +78,8 @@ class QueueReader:
         self.queue = queue
         self.window: OffsetWindow = OffsetWindow(offset)
         self.committed = offset
-        self.buffer: deque[ReceivedMessage] = deque()
+        self.buffer: ReadAhead[ReceivedMessage] = ReadAhead()
+        self.receiver: tuple[Any, QueueReader] = (owner, self)
         self.orderly = orderly
         self.busy: bool = False
         self.on_idle: Callable[[], None] | None = None
@@ -95,7 +97,7 @@ class QueueReader:
             prefetch.pull_messages,
             with_subscription=with_subscription,
             hold=prefetch.hold,
-            receiver=(owner, self),
+            receiver=self.receiver,
         )
         self._pulls = Pulls(client, call, self)
         self._kind = kind
@@ -116,37 +118,32 @@ class QueueReader:
 
     def take_one(self) -> ReceivedMessage | None:
         """The next message; None where it is not ready."""
-        buffer = self.buffer
-        if not buffer or self._paused or self.busy:
+        if self._paused or self.busy:
+            return None
+        front = self.buffer.front
+        message = front.popleft() if front else self.buffer.take_one()
+        if message is not None:
+            self.busy = self.orderly
+        return message
+
+    def take(self, count: int) -> MessageRun[ReceivedMessage] | None:
+        """Up to ``count`` messages; None where it is not ready."""
+        if not self.is_ready:
             return None
         self.busy = self.orderly
-        return buffer.popleft()
-
-    def take(self, count: int) -> list[ReceivedMessage]:
-        """Up to ``count`` messages; none where it is not ready."""
-        if not self.is_ready:
-            return []
-        buffer = self.buffer
-        if count >= len(buffer):
-            taken = list(buffer)
-            buffer.clear()
-        else:
-            taken = [buffer.popleft() for _ in range(count)]
-        self.busy = self.orderly
-        return taken
+        return self.buffer.take(count)
 
     def finished(self, messages: Sequence[ReceivedMessage]) -> None:
         """Messages that were taken are done with; the offsets before the first unfinished one can be committed."""
-        window, count = self.window, len(messages)
-        if count == 1:
-            message = messages[0]
-            window.finished(message.queue_offset)
-            self._bytes -= message.size
-        elif count:
-            if not window.finished_first(count, messages[0].queue_offset, messages[-1].queue_offset):
-                for message in messages:
-                    window.finished(message.queue_offset)
-            self._bytes -= sum([message.size for message in messages])
+        count = len(messages)
+        window = self.window
+        # type(), because an abstract base class makes isinstance() cost as much as all the rest for a single message
+        if type(messages) is MessageRun and window.finished_all(messages.offsets):
+            self._bytes -= messages.size
+        else:
+            for message in messages:
+                if window.finished(message.queue_offset):
+                    self._bytes -= message.size
         if self.busy:
             self._idle()
             if self.buffer:
@@ -156,12 +153,10 @@ class QueueReader:
             if not self._look_in:
                 self.pull_more()
 
-    def put_back(self, messages: list[ReceivedMessage]) -> None:
+    def put_back(self, messages: Iterable[ReceivedMessage]) -> None:
         """Messages that were taken are to be taken again, first of all."""
         if not self.dropped:
-            self.buffer.extendleft(reversed(messages))
-            if len(self.buffer) > len(messages) and self.buffer[len(messages)].queue_offset < messages[-1].queue_offset:
-                self.buffer = deque(sorted(self.buffer, key=lambda message: message.queue_offset))
+            self.buffer.put_back(messages)
         self._idle()
         if self.buffer:
             self._on_ready(self)
@@ -282,22 +277,23 @@ class QueueReader:
         if result.size + self._bytes < self._prefetch.bytes and window.unfinished < self._room_for_two:
             self.pull_more()
         try:
-            messages = result.messages(self._kind)
+            run = result.run(self._kind)
         except Exception:
             window.moved_to(began)
             raise
-        if messages:
-            self.add(messages)
-        self.pull_more()
+        if run is not None:
+            self.add(run)
+        if not self._pulls.is_under_way:
+            self.pull_more()
 
-    def add(self, messages: list[ReceivedMessage]) -> None:
+    def add(self, run: MessageRun[ReceivedMessage]) -> None:
         """Messages of the queue have come, in order."""
-        self.window.took_all([message.queue_offset for message in messages])
-        self._bytes += sum([message.size for message in messages])
+        self.window.took(run.offsets)
+        self._bytes += run.size
         was_empty = not self.buffer
-        self.buffer.extend(messages)
+        self.buffer.add(run)
         if self._received:
-            call_all(self._received, ReceiveContext(self.group, self.queue, messages))
+            call_all(self._received, ReceiveContext(self.group, self.queue, run))
         if was_empty:
             self._on_ready(self)
 

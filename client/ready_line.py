@@ -1,11 +1,17 @@
-"""Readers that have messages to hand out, each in its turn, and the tasks that wait for one."""
+"""Readers that have messages to hand out, each in its turn, and the tasks that wait for one.
+
+Where nobody has one, what has arrived already is read before a task waits for it: under load that saves two turns of
+the loop for each pull, which cost more than the pull.
+"""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import anyio
 
 from client.message import ReceivedMessage
+from client.message_run import MessageRun
 from client.queue_reader import QueueReader
 
 _TURNS: Final = 16
@@ -13,11 +19,15 @@ _TURNS: Final = 16
 
 
 class ReadyLine:
-    """Any number of tasks may take and wait; what is ready is found by one of them."""
+    """Any number of tasks may take and wait; what is ready is found by one of them.
 
-    __slots__ = ("_inside", "_line", "_turns", "_wake")
+    ``read_arrived`` reads what has arrived, and may add readers; False where nothing has.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_inside", "_line", "_read_arrived", "_turns", "_wake")
+
+    def __init__(self, read_arrived: Callable[[], bool]) -> None:
+        self._read_arrived = read_arrived
         self._line: deque[QueueReader] = deque()
         self._inside: set[QueueReader] = set()
         self._turns = _TURNS
@@ -39,7 +49,7 @@ class ReadyLine:
     def take_one(self) -> ReceivedMessage | None:
         """The next message; None where nobody has one. A reader has a few turns before the next one has."""
         line = self._line
-        while line:
+        while line or (self._read_arrived() and line):
             reader = line[0]
             message = reader.take_one()
             if message is None:
@@ -52,22 +62,19 @@ class ReadyLine:
             return message
         return None
 
-    def take(self, count: int) -> tuple[QueueReader, list[ReceivedMessage]] | None:
+    def take(self, count: int) -> tuple[QueueReader, MessageRun[ReceivedMessage]] | None:
         """Up to ``count`` messages of one queue; None where nobody has one."""
         line = self._line
-        while line:
+        while line or (self._read_arrived() and line):
             reader = line.popleft()
-            messages = reader.take(count)
-            self._back(reader)
-            if messages:
-                return reader, messages
+            run = reader.take(count)
+            if reader.is_ready:
+                line.append(reader)
+            else:
+                self._inside.discard(reader)
+            if run is not None:
+                return reader, run
         return None
-
-    def _back(self, reader: QueueReader) -> None:
-        if reader.is_ready:
-            self._line.append(reader)
-        else:
-            self._inside.discard(reader)
 
     def wake(self) -> None:
         """Lets everybody who waits look again."""

@@ -1,5 +1,6 @@
 """RemotingClient: requests to servers by address. Runs on anyio: in trio and in asyncio programs."""
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -8,19 +9,20 @@ from typing import Final, Self, TypeAlias
 
 import anyio
 import structlog
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import TaskGroup
 
 from protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from remoting.back_off import BackOff
 from remoting.client_call import Call, CallbackCall
 from remoting.client_connection import ClientConnection, RequestProcessor
+from remoting.client_socket import connect_socket
 from remoting.clock import Clock, SystemClock
 from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError, RemotingTransportError
 
 __all__ = ["CallbackCall", "ClientConnection", "Connect", "RemotingClient", "RequestProcessor"]
 
-Connect: TypeAlias = Callable[[str, int], Awaitable[ByteStream]]
-"""Opens a stream to (host, port), or raises OSError."""
+Connect: TypeAlias = Callable[[str, int], Awaitable[socket.socket]]
+"""A socket that never blocks, connected to (host, port); raises OSError."""
 
 _SCAN: Final = 1.0
 _DRAIN: Final = 1.0
@@ -61,7 +63,7 @@ class RemotingClient:
         connect_timeout: float = 3.0,
         idle: float = 120.0,
         clock: Clock | None = None,
-        connect: Connect = anyio.connect_tcp,
+        connect: Connect = connect_socket,
     ) -> None:
         self._encoding = encoding
         self._connect_timeout = connect_timeout
@@ -173,6 +175,14 @@ class RemotingClient:
             return
         raise RemotingTimeoutError(address, command.code, timeout, written=False)
 
+    def read_arrived(self) -> bool:
+        """Takes what has arrived already at any connection; False where there was nothing. See ClientConnection."""
+        arrived = False
+        for peer in self._peers.values():
+            if peer.connection is not None and peer.connection.read_arrived():
+                arrived = True
+        return arrived
+
     def register_processor(self, code: int, processor: RequestProcessor) -> None:
         """Serve requests of servers with ``code``; what it raises is treated as in a server."""
         self._processors[int(code)] = processor
@@ -223,14 +233,14 @@ class RemotingClient:
                 connecting = True
                 scope.deadline = min(deadline, anyio.current_time() + self._connect_timeout)
                 try:
-                    stream = await self._connect(host, port)
+                    sock = await self._connect(host, port)
                 except OSError as error:
                     self._failed(peer, error)
                     raise RemotingConnectError(address, error) from error
                 if self._tasks is not tasks:
-                    await anyio.aclose_forcefully(stream)
+                    sock.close()
                     raise RuntimeError("the client was closed meanwhile")
-                return self._adopt(address, peer, stream, tasks)
+                return self._adopt(address, peer, sock, tasks)
         if not connecting:
             raise RemotingConnectError(address, TimeoutError("another caller still tries"))
         self._failed(peer, TimeoutError("no answer in time"))
@@ -248,10 +258,10 @@ class RemotingClient:
         peer.error = error
         peer.back_off.failed(self._clock.monotonic())
 
-    def _adopt(self, address: str, peer: _Peer, stream: ByteStream, tasks: TaskGroup) -> ClientConnection:
+    def _adopt(self, address: str, peer: _Peer, sock: socket.socket, tasks: TaskGroup) -> ClientConnection:
         connection = ClientConnection(
             address,
-            stream,
+            sock,
             self._processors,
             partial(self._ended, peer),
             encoding=self._encoding,

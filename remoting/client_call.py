@@ -1,13 +1,15 @@
 """Call: a request and who waits for its reply, in the words of the loop that runs.
 
 The general events of anyio ask at each use which loop runs, and keep a line of tasks; a request has one task, that
-waits once. What is left here is what trio and asyncio need for that.
+waits once, and a socket one that reads. What is left here is what trio and asyncio need for that.
 """
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
 
 from protocol.command import RemotingCommand
 
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
 class Call:
     """A request and, later, its reply. ``finish`` is called when there is one, and when none can come any more."""
 
-    __slots__ = ("frame", "opaque", "reply", "written")
+    __slots__ = ("deadline", "frame", "opaque", "reply", "written")
 
     def __init__(self) -> None:
         self.opaque = 0
+        self.deadline = 0.0
         self.frame = b""
         self.written = False
         self.reply: RemotingCommand | None = None
@@ -56,13 +59,24 @@ class CallbackCall(Call):
         self.then(self)
 
 
+class Readable:
+    """Waits for a socket to have something to read; one task at a time."""
+
+    async def wait(self) -> None:
+        """Returns when there may be something, or the other side has closed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """To be called before the socket is closed."""
+        raise NotImplementedError
+
+
 class Loop(NamedTuple):
     """What a connection needs of the loop that it runs on."""
 
     call: Callable[[], WaitingCall]
     now: Callable[[], float]
-    wait_readable: "Callable[[socket.socket], Awaitable[None]] | None"
-    """None where sockets belong to the loop's own streams."""
+    readable: "Callable[[socket.socket], Readable]"
 
 
 def running_loop() -> Loop:
@@ -75,7 +89,7 @@ def running_loop() -> Loop:
     import asyncio  # noqa: PLC0415 - as above, the other way round
 
     loop = asyncio.get_running_loop()
-    return Loop(partial(_AsyncioCall, loop), loop.time, None)
+    return Loop(partial(_AsyncioCall, loop), loop.time, partial(_asyncio_readable, loop))
 
 
 class _AsyncioCall(WaitingCall):
@@ -97,3 +111,43 @@ class _AsyncioCall(WaitingCall):
         if not self._done:
             self._future = self._loop.create_future()
             await self._future
+
+
+def _asyncio_readable(loop: "asyncio.AbstractEventLoop", sock: "socket.socket") -> Readable:
+    try:
+        return _AsyncioReadable(loop, sock)
+    except NotImplementedError:  # Windows' proactor
+        return _AnyioReadable(sock)
+
+
+class _AsyncioReadable(Readable):
+    """Registered once: to register for each wait would be two system calls more."""
+
+    def __init__(self, loop: "asyncio.AbstractEventLoop", sock: "socket.socket") -> None:
+        self._loop = loop
+        self._socket = sock
+        self._future: asyncio.Future[None] | None = None
+        loop.add_reader(sock, self._there_is_something)
+
+    def _there_is_something(self) -> None:
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    async def wait(self) -> None:
+        self._future = self._loop.create_future()
+        await self._future
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket)
+
+
+class _AnyioReadable(Readable):
+    def __init__(self, sock: "socket.socket") -> None:
+        self._socket = sock
+
+    async def wait(self) -> None:
+        await anyio.wait_readable(self._socket)
+
+    def close(self) -> None:
+        """Nothing is registered while nobody waits."""

@@ -1,9 +1,11 @@
-"""A request's waiting task on trio: put to sleep and woken by the lowest calls that trio has."""
+"""What a connection needs of trio: a request's waiting task is put to sleep and woken by the lowest calls there are."""
+
+import socket
 
 import trio
 from trio.lowlevel import Abort, Task, current_task, in_trio_task, reschedule, wait_readable, wait_task_rescheduled
 
-from remoting.client_call import Loop, WaitingCall
+from remoting.client_call import Loop, Readable, WaitingCall
 
 is_running = in_trio_task
 
@@ -33,4 +35,15 @@ class _TrioCall(WaitingCall):
         return Abort.SUCCEEDED
 
 
-LOOP = Loop(_TrioCall, trio.current_time, wait_readable)
+class _TrioReadable(Readable):
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    async def wait(self) -> None:
+        await wait_readable(self._socket)
+
+    def close(self) -> None:
+        """Nothing is registered while nobody waits."""
+
+
+LOOP = Loop(_TrioCall, trio.current_time, _TrioReadable)

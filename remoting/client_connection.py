@@ -7,12 +7,13 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 import structlog
-from anyio.abc import ByteStream, SocketAttribute, TaskGroup
+from anyio.abc import TaskGroup
 
 from protocol.codes import ResponseCode
-from protocol.command import Encoding, RemotingCommand
+from protocol.command import REPLY_FLAG, Encoding, RemotingCommand
 from protocol.errors import FrameError, RemotingError
-from protocol.frame import FrameDecoder, encode
+from protocol.frame import encode
+from protocol.frame_buffer import FrameBuffer
 from remoting.client_call import Call, running_loop
 from remoting.clock import Clock
 from remoting.errors import RemotingSendError
@@ -25,8 +26,6 @@ RequestProcessor: TypeAlias = Callable[
 ]
 """Serves a request of the server: a plain function or a coroutine function; returns the reply, or None for none."""
 
-_RECEIVE: Final = 64 * 1024
-"""Bytes asked for at once. From 128 KiB on each buffer is a mapping of its own: 8 us to receive 34 KiB become 47."""
 _SEND: Final = 256 * 1024
 """Bytes handed to the socket at once; what is behind them can still be taken back."""
 
@@ -39,8 +38,8 @@ _FULL: Final = 8 * 1024 * 1024
 _FEW: Final = 8
 """Up to so many requests under way, each goes to the socket at once; with more they gather for one system call."""
 
-_TICKS: Final = 20
-"""Deadlines are looked at so often a second: a cancel scope for each request would cost more than the request."""
+_TICK: Final = 0.05
+"""Seconds between two looks at deadlines, at least: a cancel scope for each request would cost more than it."""
 
 
 class ClientConnection:
@@ -52,7 +51,7 @@ class ClientConnection:
     def __init__(
         self,
         address: str,
-        stream: ByteStream,
+        sock: socket.socket,
         processors: dict[int, RequestProcessor],
         on_close: Callable[["ClientConnection"], None],
         *,
@@ -68,7 +67,7 @@ class ClientConnection:
         self.began_at = self.active_at = clock.monotonic()
         self._on_close = on_close
         self._clock = clock
-        self._stream = stream
+        self._socket = sock
         self._processors = processors
         self._calls: dict[int, Call] = {}
         self._queue: list[bytes] = []
@@ -81,16 +80,11 @@ class ClientConnection:
         self._sending = False
         self._scope = anyio.CancelScope()
         self._event = type(self._room)  # of this backend; anyio.Event() asks which one runs each time
-        self._deadlines: dict[int, list[int]] = {}
-        self._next_tick: float = math.inf
+        self._next_look: float = math.inf
         self._earlier = anyio.Event()
-        raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - not Django's
-        # Where the stream is nothing but a socket (on trio), the socket itself saves a turn of the loop for each use.
-        self._socket: socket.socket | None = (
-            raw if isinstance(raw, socket.socket) and loop.wait_readable is not None else None
-        )
-        self._wait_readable = loop.wait_readable or anyio.wait_readable
-        self._reads_left = 0
+        self._arrived = FrameBuffer()
+        self._readable = loop.readable(sock)
+        self._tasks: TaskGroup | None = None
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.address}{' closed' if self.closed else ''}>"
@@ -104,18 +98,18 @@ class ClientConnection:
         """Own the connection until it ends: read, write, serve the server's requests. Closed when this returns."""
         try:
             with self._scope:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._write)
-                    tasks.start_soon(self._expire)
-                    await self._read(tasks)
-                    tasks.cancel_scope.cancel()
+                async with anyio.create_task_group() as self._tasks:
+                    self._tasks.start_soon(self._write)
+                    self._tasks.start_soon(self._expire)
+                    await self._read()
+                    self._tasks.cancel_scope.cancel()
         except Exception as error:  # noqa: BLE001 - one connection's fault must not end the others
             _log.exception("connection_failed", address=self.address)
             self.close(f"internal error: {error!r}")
         finally:
             self.close("the client was closed")
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1):
-                await anyio.aclose_forcefully(self._stream)
+            self._readable.close()
+            self._socket.close()
 
     def close(self, reason: str) -> None:
         """End the connection: what waits for a reply fails with ``reason``. Nothing where it is closed already."""
@@ -143,14 +137,11 @@ class ClientConnection:
         """As ``begin``, with the request's number and frame."""
         call.opaque = opaque
         call.frame = frame
+        call.deadline = deadline
         self._calls[opaque] = call
-        tick = int(deadline * _TICKS) + 1
-        try:
-            self._deadlines[tick].append(opaque)
-        except KeyError:
-            self._deadlines[tick] = [opaque]
-            if tick < self._next_tick:
-                self._earlier.set()
+        if deadline < self._next_look:
+            self._next_look = deadline
+            self._earlier.set()
         self._put(frame)
 
     def end(self, call: Call) -> None:
@@ -183,7 +174,7 @@ class ClientConnection:
             await self._room.wait()
 
     def _put(self, frame: bytes) -> None:
-        if self._socket is not None and not self._queue and not self._sending and len(self._calls) <= _FEW:
+        if not self._queue and not self._sending and len(self._calls) <= _FEW:
             try:
                 sent = self._socket.send(frame)
             except OSError:  # no room, or it is broken: the writer will see
@@ -208,7 +199,7 @@ class ClientConnection:
                     self._sending = False
                     self.active_at = self._clock.monotonic()
                     self._there_is_room()
-        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+        except OSError as error:
             self.close(f"the connection was lost: {_text(error)}")
 
     def _there_is_room(self) -> None:
@@ -216,29 +207,24 @@ class ClientConnection:
         self._room = self._event()
 
     async def _send(self, data: bytes) -> None:
-        if self._socket is not None:
+        left = memoryview(data)
+        while left:
             try:
-                sent = self._socket.send(data)
+                left = left[self._socket.send(left) :]
             except BlockingIOError:
-                sent = 0
-            if sent == len(data):
-                return
-            data = data[sent:]
-        await self._stream.send(data)
+                await anyio.wait_writable(self._socket)
 
     async def _expire(self) -> None:
-        """Ends calls whose time is over."""
+        """Ends calls whose time is over. Most have ended long before: few looks are needed."""
         while True:
-            self._next_tick = min(self._deadlines, default=math.inf)
             self._earlier = self._event()
-            with anyio.CancelScope(deadline=self._next_tick / _TICKS):
+            with anyio.CancelScope(deadline=self._next_look):
                 await self._earlier.wait()
-            now = self.now() * _TICKS
-            for tick in [tick for tick in self._deadlines if tick <= now]:
-                for opaque in self._deadlines.pop(tick):
-                    call = self._calls.get(opaque)
-                    if call is not None:
-                        call.finish()
+                continue
+            for call in [call for call in self._calls.values() if call.deadline <= self.now()]:
+                call.finish()
+            await anyio.sleep(_TICK)
+            self._next_look = min((call.deadline for call in self._calls.values()), default=math.inf)
 
     def _take(self) -> bytes:
         count = size = 0
@@ -252,43 +238,47 @@ class ClientConnection:
         self._queued -= size
         return data
 
-    async def _read(self, tasks: TaskGroup) -> None:
-        decoder = FrameDecoder()
+    async def _read(self) -> None:
+        while not self.closed:
+            await self._readable.wait()
+            reads = 1 + _READS
+            while reads and self.read_arrived():
+                reads -= 1
+
+    def read_arrived(self) -> bool:
+        """Takes what has arrived already: replies find who waits for them. False where there was nothing.
+
+        For who is about to wait for just that, and saves the loop's turn. What goes wrong closes the connection.
+        """
+        tasks = self._tasks
+        if self.closed or tasks is None:
+            return False
         try:
-            while True:
-                data = await self._receive()
-                self.active_at = self._clock.monotonic()
-                for command in decoder.feed(data):
-                    self.received += 1
-                    if command.is_reply:
-                        self._reply_arrived(command)
-                    else:
-                        self._serve(command, tasks)
-        except anyio.EndOfStream:
-            self.close("the server has closed the connection")
-        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            count = self._socket.recv_into(self._arrived.space())
+            if not count:
+                self.close("the server has closed the connection")
+                return False
+            self.active_at = self._clock.monotonic()
+            for command in self._arrived.received(count):
+                self.received += 1
+                if command.flag & REPLY_FLAG:
+                    self._reply_arrived(command)
+                else:
+                    self._serve(command, tasks)
+        except BlockingIOError:
+            return False
+        except OSError as error:
             self.close(f"the connection was lost: {_text(error)}")
+            return False
         except FrameError as error:
             _log.warning("broken_frame", address=self.address, error=str(error))
             self.close(f"the server sent a broken frame: {error}")
-
-    async def _receive(self) -> bytes:
-        if self._socket is None:
-            return await self._stream.receive(_RECEIVE)
-        while True:
-            if self._reads_left:
-                self._reads_left -= 1
-            else:
-                await self._wait_readable(self._socket)
-                self._reads_left = _READS
-            try:
-                data = self._socket.recv(_RECEIVE)
-            except BlockingIOError:
-                self._reads_left = 0
-                continue
-            if not data:
-                raise anyio.EndOfStream
-            return data
+            return False
+        except Exception as error:  # noqa: BLE001 - one connection's fault must not be that of who looks
+            _log.exception("connection_failed", address=self.address)
+            self.close(f"internal error: {error!r}")
+            return False
+        return True
 
     def _reply_arrived(self, command: RemotingCommand) -> None:
         call = self._calls.pop(command.opaque, None)

@@ -26,7 +26,7 @@ from client.faults import FaultTable
 from client.gate import Gate
 from client.lifecycle import Lifecycle
 from client.name_servers import parse_addresses
-from client.offsets import OffsetWindow
+from client.offset_window import OffsetWindow
 from client.pulling import PullCall
 from client.routes import RouteCache
 from client.subscription import Subscription
@@ -42,7 +42,7 @@ def test_a_window_never_commits_past_an_unfinished_message(gaps: list[int], chan
     for gap in gaps:  # filtered messages leave gaps
         at += gap
         offsets.append(at)
-        window.took(at)
+        window.took([at])
         at += 1
     window.moved_to(at)
     left = set(offsets)
@@ -60,7 +60,7 @@ def test_a_window_never_commits_past_an_unfinished_message(gaps: list[int], chan
 def test_a_window_ignores_what_it_does_not_hold() -> None:
     window = OffsetWindow(5)
     window.finished(3)
-    window.took(5)
+    window.took([5])
     window.moved_to(6)
     window.finished(9)
     assert window.committable == 5

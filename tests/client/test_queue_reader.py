@@ -56,6 +56,10 @@ class Watched(QueueReader):
             self.absorbed += 1
             self.turn.set()
 
+    def taken(self, count: int) -> list[ReceivedMessage]:
+        """What can be taken, up to a number."""
+        return list(self.take(count) or ())
+
     async def until_absorbed(self, count: int) -> None:
         while self.absorbed < count:
             self.turn = anyio.Event()
@@ -95,7 +99,7 @@ async def test_the_next_pull_follows_the_answer_of_the_last(header: Literal["jso
         assert await broker.asked(3) == 3
         await broker.answer(2, records(3, 2), 9)  # what is between is not wanted
         assert await broker.asked(4) == 9
-        assert [message.body for message in reader.take(10)] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [message.body for message in reader.taken(10)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_nothing_is_asked_for_while_there_is_no_room() -> None:
@@ -104,7 +108,7 @@ async def test_nothing_is_asked_for_while_there_is_no_room() -> None:
             assert await broker.asked(pull) == 2 * pull - 2
             await broker.answer(pull - 1, records(2 * pull - 2, 2), 2 * pull)
         await reader.until_absorbed(2)
-        taken = reader.take(3)
+        taken = reader.taken(3)
         assert len(broker.pulls) == 2
         reader.finished(taken[1:])  # the first one is not finished, but two are
         assert await broker.asked(3) == 4
@@ -127,7 +131,7 @@ async def test_the_bound_by_bytes_holds_too() -> None:
             await broker.answer(number, records(number, 1), number + 1)
         await reader.until_absorbed(2)
         assert (len(broker.pulls), reader.held_bytes) == (2, 2 * size)
-        reader.finished(reader.take(1))
+        reader.finished(reader.taken(1))
         assert await broker.asked(3) == 2
 
 
@@ -155,7 +159,7 @@ async def test_a_seek_forgets_the_pull_that_is_under_way(answered: bool) -> None
         await broker.answer(old, records(0, 2), 2)
         await broker.answer(old + 1, records(50, 1), 51)
         assert await broker.asked(old + 3) == 51
-        assert [message.queue_offset for message in reader.take(10)] == [50]
+        assert [message.queue_offset for message in reader.taken(10)] == [50]
 
 
 async def test_after_a_broken_connection_it_goes_on_where_it_was() -> None:
@@ -167,7 +171,7 @@ async def test_after_a_broken_connection_it_goes_on_where_it_was() -> None:
         assert await broker.asked(3) == 2
         await broker.answer(2, records(2, 1), 3)
         await reader.until_absorbed(2)
-        assert [message.queue_offset for message in reader.take(10)] == [0, 1, 2]
+        assert [message.queue_offset for message in reader.taken(10)] == [0, 1, 2]
 
 
 async def test_a_dropped_reader_takes_nothing_any_more() -> None:
@@ -176,5 +180,5 @@ async def test_a_dropped_reader_takes_nothing_any_more() -> None:
         reader.drop()
         await broker.answer(0, records(0, 2), 2)
         await reader.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # behind the answer
-        assert (reader.absorbed, reader.take(10), reader.committable) == (0, [], 0)
+        assert (reader.absorbed, reader.taken(10), reader.committable) == (0, [], 0)
         assert len(broker.pulls) == 1

@@ -308,7 +308,7 @@ class Line:
         self.attempts = 0
         self.gate: anyio.Event | None = None
 
-    async def connect(self, host: str, port: int) -> ByteStream:
+    async def connect(self, host: str, port: int) -> socket.socket:
         self.attempts += 1
         if self.gate:
             await self.gate.wait()

@@ -1,0 +1,125 @@
+"""MessageRun: messages of one queue that came side by side, each made when somebody looks.
+
+Who takes a batch and acknowledges it whole needs their number, their offsets and their size: the messages themselves
+are made when a batch is iterated over or indexed.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from client.message import ReceivedMessage
+from protocol.record import MAGIC_V1, MAGIC_V2, RecordError
+
+M = TypeVar("M", bound=ReceivedMessage)
+
+_START = struct.Struct(">II12xQ")
+"""Size, magic and queue offset: what a consumer needs of a message to keep it."""
+
+
+class MessageRun(Sequence[M], Generic[M]):
+    """Messages in the order of their ``offsets``; ``size`` is that of their records together, in bytes.
+
+    Made by ``split``, from a reply's body, or by ``of``, from messages that are there.
+    """
+
+    __slots__ = ("_make", "_messages", "_pieces", "offsets", "size")
+
+    def __init__(
+        self,
+        offsets: Sequence[int],
+        size: int,
+        pieces: "list[tuple[memoryview, Sequence[int]]]",
+        make: "tuple[type[M], str, Any] | None",
+        messages: list[M] | None = None,
+    ) -> None:
+        """``pieces``: bytes, and where in them each record begins and the last one ends. ``make``: how to make one."""
+        self.offsets: Sequence[int] = offsets
+        self.size: int = size
+        self._pieces = pieces
+        self._make = make
+        self._messages = messages
+
+    @classmethod
+    def split(cls, data: bytes | memoryview, broker_name: str, kind: type[M], receiver: Any = None) -> "MessageRun[M]":
+        """The messages in ``data``, as ``kind``; ``receiver`` is who takes their acknowledgement.
+
+        Raises RecordError where the sizes do not add up.
+
+        >>> len(MessageRun.split(b"", "broker-a", ReceivedMessage))
+        0
+        """
+        view = memoryview(data)
+        offsets: list[int] = []
+        starts: list[int] = []
+        unpack, add_start, add_offset = _START.unpack_from, starts.append, offsets.append
+        at, end = 0, len(view)
+        try:
+            while at < end:
+                size, magic, offset = unpack(view, at)
+                if (magic != MAGIC_V1 and magic != MAGIC_V2) or not size:  # noqa: PLR1714 - the hot path
+                    raise RecordError(f"no message at {at} of the reply's body")
+                add_start(at)
+                add_offset(offset)
+                at += size
+        except struct.error:
+            raise RecordError(f"a message is cut off at {at} of the reply's body") from None
+        if at != end:
+            raise RecordError(f"the last message of the reply's body ends at {at}, not at {end}")
+        starts.append(end)
+        return cls(offsets, end, [(view, starts)], (kind, broker_name, receiver))
+
+    @classmethod
+    def of(cls, messages: list[M]) -> "MessageRun[M]":
+        """Messages that are there already, in order."""
+        offsets = [message.queue_offset for message in messages]
+        return cls(offsets, sum([message.size for message in messages]), [], None, messages)
+
+    def cut(self, count: int) -> "tuple[MessageRun[M], MessageRun[M]]":
+        """The first ``count`` messages, and the others."""
+        messages = self.messages()
+        return self.of(messages[:count]), self.of(messages[count:])
+
+    def joined(self, others: "Sequence[MessageRun[M]]") -> "MessageRun[M]":
+        """These messages and those of ``others`` behind them."""
+        if not others:
+            return self
+        runs = [self, *others]
+        offsets = [offset for run in runs for offset in run.offsets]
+        size = sum([run.size for run in runs])
+        if all(run._messages is None and run._make == self._make for run in runs):  # noqa: SLF001 - its own kind
+            return MessageRun(offsets, size, [piece for run in runs for piece in run._pieces], self._make)  # noqa: SLF001
+        return MessageRun(offsets, size, [], None, [message for run in runs for message in run.messages()])
+
+    def messages(self) -> list[M]:
+        """The messages, always the same objects."""
+        found = self._messages
+        if found is None:
+            found = self._messages = self._made()
+        return found
+
+    def _made(self) -> list[M]:
+        assert self._make is not None
+        kind, broker_name, receiver = self._make
+        offsets = iter(self.offsets)
+        return [
+            kind(data, at, end - at, offset, broker_name, receiver)
+            for data, starts in self._pieces
+            for at, end, offset in zip(starts, starts[1:], offsets, strict=False)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[M]:
+        return iter(self.messages())
+
+    @overload
+    def __getitem__(self, index: int) -> M: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[M]: ...
+    def __getitem__(self, index: int | slice) -> M | list[M]:
+        return self.messages()[index]
+
+    def __repr__(self) -> str:
+        return f"MessageRun(<{len(self)} messages>)"

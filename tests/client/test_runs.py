@@ -1,0 +1,255 @@
+"""Runs of messages: handed out and finished whole or in any other way, they are what single messages are."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client import Client, ConsumerMessage, MessageQueue
+from client.decode import split_messages
+from client.errors import RocketMQError
+from client.message_run import MessageRun
+from client.offset_window import OffsetWindow
+from client.pulling import PullCall, Pulled
+from client.queue_reader import Prefetch, QueueReader
+from client.read_ahead import ReadAhead
+from client.ready_line import ReadyLine
+from client.subscription import Subscription
+from protocol.codes import ResponseCode
+from protocol.command import RemotingCommand
+from protocol.message import encode_properties
+from protocol.record import encode_record, pack_host
+from tests.client.scripted import pull_header
+
+QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
+HOST = pack_host("127.0.0.1", 1)
+CHANCES = st.integers(0, 2**32).map(random.Random)
+
+
+def record(offset: int, tag: str | None = None, size: int = 1) -> bytes:
+    properties = {"TAGS": tag} if tag else {}
+    return encode_record(
+        topic=b"T", body=b"x" * size, properties=encode_properties(properties).encode(), queue_id=0,
+        queue_offset=offset, physical_offset=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST,
+    )  # fmt: skip
+
+
+def run_of(offsets: list[int]) -> MessageRun[ConsumerMessage]:
+    return MessageRun.split(b"".join(map(record, offsets)), "a", ConsumerMessage)
+
+
+@dataclass
+class PlainWindow:
+    """The least that a window can be: everything that was taken, one by one."""
+
+    next_offset: int
+    taken: list[int] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)
+
+    def finished(self, offset: int) -> bool:
+        known = offset in self.left
+        self.left.discard(offset)
+        while self.taken and self.taken[0] not in self.left:
+            self.taken.pop(0)
+        return known
+
+    @property
+    def figures(self) -> tuple[int, int, int]:
+        return min(self.left, default=self.next_offset), len(self.taken), len(self.left)
+
+
+@given(st.lists(st.lists(st.integers(1, 3), max_size=5), max_size=8), CHANCES)
+def test_a_window_of_runs_is_what_one_of_single_messages_is(runs: list[list[int]], chance: random.Random) -> None:
+    window, plain, at = OffsetWindow(0), PlainWindow(0), 0
+    whole: list[list[int]] = []
+    for gaps in runs:
+        offsets = []
+        for gap in gaps:
+            at += gap
+            offsets.append(at)
+        whole.append(offsets)
+        window.took(offsets)
+        window.moved_to(at + 1)
+        plain.taken += offsets
+        plain.left.update(offsets)
+        plain.next_offset = at + 1
+        for _ in range(chance.randrange(4)):
+            if chance.random() < 0.5:
+                run = chance.choice(whole)
+                untouched = bool(run) and all(offset in plain.left for offset in run)
+                assert window.finished_all(run) == untouched
+                if untouched:
+                    assert [plain.finished(offset) for offset in run] == [True] * len(run)
+            else:
+                offset = chance.randrange(at + 3)  # also what was never taken, and what is finished already
+                assert window.finished(offset) == plain.finished(offset)
+            assert (window.committable, window.span, window.unfinished) == plain.figures
+    for offset in range(at + 1):
+        window.finished(offset)
+    assert (window.span, window.unfinished) == (0, 0)
+
+
+@given(st.lists(st.integers(1, 6), max_size=8), CHANCES)
+def test_what_is_read_ahead_comes_in_order_however_it_is_taken(sizes: list[int], chance: random.Random) -> None:
+    ahead: ReadAhead[ConsumerMessage] = ReadAhead()
+    there: list[int] = []
+    at = 0
+    for size in sizes:
+        ahead.add(run_of(list(range(at, at + size))))
+        there += range(at, at + size)
+        at += size
+        for _ in range(chance.randrange(4)):
+            assert bool(ahead) == bool(there)
+            if not there:
+                assert ahead.take_one() is None
+                continue
+            count = chance.randint(1, 9)
+            if chance.random() < 0.4:
+                one = ahead.take_one()
+                assert one is not None
+                taken = [one]
+            else:
+                run = ahead.take(count)
+                assert len(run) == min(count, len(there))
+                assert run.size == sum(message.size for message in run)
+                assert list(run.offsets) == [message.queue_offset for message in run]
+                taken = list(run)
+            assert [message.queue_offset for message in taken] == there[: len(taken)]
+            del there[: len(taken)]
+            if chance.random() < 0.4:
+                back = chance.sample(taken, chance.randint(1, len(taken)))
+                ahead.put_back(back)
+                there = sorted([*there, *(message.queue_offset for message in back)])
+    ahead.clear()
+    assert not ahead
+
+
+def test_a_runs_messages_stay_the_same_objects() -> None:
+    run = run_of([1, 2, 3])
+    first, rest = run.cut(1)
+    assert [*first, *rest] == list(run) == run[:]
+    assert rest.joined([first])[2] is run[0]
+    lazily = run_of([1, 2]).joined([run_of([5])])
+    assert ([message.queue_offset for message in lazily], lazily.size) == ([1, 2, 5], 3 * len(record(1)))
+
+
+@dataclass
+class Reply:
+    """What a pull comes back with: records with their tags, gaps between them and behind; or a damaged body."""
+
+    gaps: list[tuple[int, str | None]]
+    behind: int
+    cut_off: int
+    code: int
+
+    def command(self, begin: int) -> tuple[RemotingCommand, int]:
+        body, at = b"", begin
+        for gap, tag in self.gaps:
+            at += gap
+            body += record(at, tag, 1 + gap)
+            at += 1
+        following = at + self.behind
+        body = body[: len(body) - self.cut_off] if self.code == ResponseCode.SUCCESS else b""
+        request = RemotingCommand.request(11)
+        return request.reply(self.code, header=pull_header(following), body=body), following
+
+
+REPLIES = st.builds(
+    Reply,
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["a", "b", None])), max_size=5),
+    st.integers(0, 3),
+    st.sampled_from([0, 0, 0, 1, 40]),
+    st.sampled_from([*[ResponseCode.SUCCESS] * 5, 19, 20, 21, ResponseCode.SYSTEM_ERROR]),
+)
+
+
+def reader_of(subscription: Subscription, on_ready: Callable[[QueueReader], None] = lambda _: None) -> QueueReader:
+    """One that pulls nothing by itself."""
+    return QueueReader(
+        Client("127.0.0.1:1"), "g", QUEUE, subscription, 0, prefetch=Prefetch(), kind=ConsumerMessage,
+        with_subscription=False, on_ready=on_ready,
+    )  # fmt: skip
+
+
+def test_what_has_arrived_is_read_before_anybody_waits() -> None:
+    arriving = [[1, 2], [], [3]]
+
+    def read_arrived() -> bool:
+        if not arriving:
+            return False
+        offsets = arriving.pop(0)
+        if offsets:
+            reader.add(run_of(offsets))  # type: ignore[arg-type] # the reader makes ConsumerMessages
+        return True
+
+    line = ReadyLine(read_arrived)
+    reader = reader_of(Subscription("T", "*", 0), line.add)
+    found = line.take(2)
+    assert found is not None
+    assert (found[0], list(found[1].offsets), len(arriving)) == (reader, [1, 2], 2)
+    assert line.take(2) is None  # something has arrived, but no message
+    one = line.take_one()
+    assert one is not None
+    assert one.queue_offset == 3
+    assert line.take_one() is None
+
+
+@given(st.lists(REPLIES, max_size=12), st.sampled_from(["*", "a", "a || b"]), CHANCES)
+def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
+    replies: list[Reply], tags: str, chance: random.Random
+) -> None:
+    """A reader against the plain way: every reply split and filtered at once, every message finished by itself."""
+    subscription = Subscription("T", tags, 0)
+    reader = reader_of(subscription)
+    call = PullCall("g", QUEUE, subscription, 32, with_subscription=False)
+    plain = PlainWindow(0)
+    expected: list[int] = []
+    handled: list[list[ConsumerMessage] | MessageRun[ConsumerMessage]] = []
+    for reply in replies:
+        command, following = reply.command(plain.next_offset)
+        found: list[ConsumerMessage] = []
+        try:
+            found = split_messages(command.body, "a", ConsumerMessage) if reply.code == 0 else []
+            works = reply.code in (19, 20, 21) or bool(reply.code == 0 and found)
+        except ValueError:
+            works = False
+        if works:
+            reader.absorb(Pulled(command, call, "a:1"))
+            wanted = [m.queue_offset for m in found if not subscription.tags or m.tags in subscription.tags]
+            expected += wanted
+            plain.taken += wanted
+            plain.left.update(wanted)
+            plain.next_offset = following
+        else:
+            with pytest.raises((ValueError, RocketMQError)):
+                reader.absorb(Pulled(command, call, "a:1"))
+        for _ in range(chance.randrange(3)):
+            if chance.random() < 0.5 and (run := reader.take(chance.randint(1, 8))) is not None:
+                handled.append(run)  # type: ignore[arg-type] # the reader makes ConsumerMessages
+                taken = len(run)
+                assert list(run.offsets) == expected[:taken]
+            elif (one := reader.take_one()) is not None:
+                assert isinstance(one, ConsumerMessage)
+                handled.append([one])
+                taken = 1
+                assert one.queue_offset == expected[0]
+            else:
+                assert not expected
+                continue
+            del expected[:taken]
+        chance.shuffle(handled)
+        while handled and chance.random() < 0.6:
+            messages = handled.pop()
+            if chance.random() < 0.2:
+                reader.put_back(messages)
+                expected = sorted([*expected, *(message.queue_offset for message in messages)])
+                continue
+            reader.finished(messages)
+            for message in messages:
+                plain.finished(message.queue_offset)
+        assert (reader.committable, reader.window.span, reader.window.unfinished) == plain.figures
+        held = [reader.buffer.front, *reader.buffer._runs, *handled]
+        assert reader.held_bytes == sum(message.size for messages in held for message in messages)

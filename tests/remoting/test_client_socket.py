@@ -1,0 +1,171 @@
+"""Connections as plain sockets: addresses in turn, and reading what has arrived without the loop's turn."""
+
+import select
+import socket
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+import structlog.testing
+
+from protocol.command import RemotingCommand
+from protocol.frame import FrameDecoder, encode
+from remoting.client import ClientConnection, RemotingClient
+from remoting.client_socket import connect_socket
+
+Main = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
+    """Runs a test on each backend, within 10 s."""
+
+    def run_it(main: Main) -> None:
+        async def limited() -> None:
+            with anyio.fail_after(10):
+                await main()
+
+        anyio.run(limited, backend=request.param)
+
+    return run_it
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def addresses(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> None:
+    async def getaddrinfo(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in found]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", getaddrinfo)
+
+
+def test_the_first_address_that_takes_a_connection_is_it(
+    run: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            addresses(monkeypatch, ("127.0.0.1", closed_port()), server.getsockname())
+            with await connect_socket("name", 1) as sock:
+                assert sock.getpeername() == server.getsockname()
+                assert not sock.getblocking()
+
+    run(main)
+
+
+def test_where_no_address_takes_one_the_first_error_is_told(
+    run: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        addresses(monkeypatch, ("127.0.0.1", closed_port()), ("127.0.0.1", closed_port()))
+        with pytest.raises(ConnectionRefusedError):
+            await connect_socket("name", 1)
+        addresses(monkeypatch)
+        with pytest.raises(OSError, match="name has no address"):
+            await connect_socket("name", 1)
+
+    run(main)
+
+
+class Asked:
+    """A client whose request has come to a server that answers when the test says so, with no turn of the loop."""
+
+    def __init__(self, client: RemotingClient, peer: socket.socket, request: RemotingCommand) -> None:
+        self.client = client
+        self.peer = peer
+        self.request = request
+
+
+async def asked(
+    client: RemotingClient, server: socket.socket, tasks: anyio.abc.TaskGroup, replies: list[object]
+) -> Asked:
+    async def ask() -> None:
+        try:
+            replies.append(await client.invoke(f"127.0.0.1:{server.getsockname()[1]}", RemotingCommand.request(1)))
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            replies.append(error)
+
+    tasks.start_soon(ask)
+    await anyio.wait_readable(server)
+    peer, _ = server.accept()
+    await anyio.wait_readable(peer)
+    (request,) = FrameDecoder().feed(peer.recv(10_000))
+    await anyio.wait_all_tasks_blocked()  # the connection's own tasks have begun
+    return Asked(client, peer, request)
+
+
+def arrived(connection: ClientConnection) -> None:
+    """Waits without a turn of the loop: even on loopback the kernel delivers when it likes."""
+    assert select.select([connection._socket], [], [], 5)[0]
+
+
+def test_what_has_arrived_is_taken_by_who_looks(run: Callable[[Main], None]) -> None:
+    async def main() -> None:
+        replies: list[object] = []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            async with RemotingClient() as client, anyio.create_task_group() as tasks:
+                assert not client.read_arrived()
+                one = await asked(client, server, tasks, replies)
+                assert not client.read_arrived()
+                (connection,) = client._connections()
+                frame = encode(one.request.reply(body=b"hello"))
+                one.peer.sendall(frame[:30])
+                arrived(connection)
+                assert (client.read_arrived(), connection.waiting) == (True, 1)  # something, and not all
+                one.peer.sendall(frame[30:])
+                arrived(connection)
+                assert (client.read_arrived(), connection.waiting) == (True, 0)
+                assert not client.read_arrived()
+                one.peer.close()
+            (reply,) = replies
+            assert isinstance(reply, RemotingCommand)
+            assert bytes(reply.body) == b"hello"
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["closed", "reset", "nonsense"])
+def test_who_looks_finds_a_broken_connection_and_is_not_harmed(run: Callable[[Main], None], how: str) -> None:
+    async def main() -> None:
+        replies: list[object] = []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            async with RemotingClient() as client, anyio.create_task_group() as tasks:
+                one = await asked(client, server, tasks, replies)
+                (connection,) = client._connections()
+                if how == "nonsense":
+                    one.peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                elif how == "reset":
+                    one.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                if how != "nonsense":
+                    one.peer.close()
+                arrived(connection)
+                with structlog.testing.capture_logs():
+                    assert not client.read_arrived()
+                assert connection.closed
+                one.peer.close()
+            known = {"closed": "server has closed", "reset": "was lost", "nonsense": "broken frame"}
+            assert known[how] in str(replies[0])
+
+    run(main)
+
+
+def test_a_fault_of_ours_closes_the_connection_and_is_told(run: Callable[[Main], None]) -> None:
+    async def main() -> None:
+        replies: list[object] = []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            async with RemotingClient() as client, anyio.create_task_group() as tasks:
+                one = await asked(client, server, tasks, replies)
+                (connection,) = client._connections()
+                connection._reply_arrived = None  # type: ignore[assignment,method-assign] # a fault
+                one.peer.sendall(encode(one.request.reply()))
+                arrived(connection)
+                with structlog.testing.capture_logs() as logs:
+                    assert not client.read_arrived()
+                assert ([log["event"] for log in logs], connection.closed) == (["connection_failed"], True)
+                one.peer.close()
+            assert "internal error" in str(replies[0])
+
+    run(main)
