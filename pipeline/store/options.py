@@ -85,14 +85,18 @@ def parse(given: Mapping[str, str]) -> StoreOptions:
     options.check_names(OPTIONS, "rocketmq-store")
     options.at_most_one("topics", "topicsPattern")
     columns = COLUMNS if options.flag("includeProperties", default=True) else COLUMNS[:-1]
+    starting_time, ending_time = _time(options, "startingTimestamp", 0), _time(options, "endingTimestamp", FAR)
+    if starting_time > ending_time:
+        expected = f"a time not behind endingTimestamp = {options.text('endingTimestamp')}"
+        raise OptionError("startingTimestamp", options.text("startingTimestamp"), expected)
     return StoreOptions(
         path=options.required("path", "the store's directory: load(path) or option('path', ...)"),
         columns=columns,
         topics=frozenset(options.words("topics")),
         topics_pattern=_pattern(options),
         queue_ids=_queue_ids(options),
-        starting_time=_time(options, "startingTimestamp", 0),
-        ending_time=_time(options, "endingTimestamp", FAR),
+        starting_time=starting_time,
+        ending_time=ending_time,
         starting_offsets=_offsets(options, "startingOffsets"),
         ending_offsets=_offsets(options, "endingOffsets"),
         starting_position=options.integer("startingPosition", 0) or 0,

@@ -43,7 +43,6 @@ READ_OPTIONS: Final = (
     "includeProperties",
     "group",
     "pollTimeoutMs",
-    "discoveryIntervalMs",
 )
 
 OffsetTable = Mapping[MessageQueue, int]
@@ -84,7 +83,6 @@ class ReadSettings:
     nullable: frozenset[str]
     group: str | None
     poll_timeout: float
-    discovery_interval: float
 
     @property
     def tags(self) -> frozenset[str]:
@@ -103,6 +101,7 @@ class ReadSettings:
         Raises OptionError.
         """
         options.check_names(READ_OPTIONS, "the rocketmq source")
+        no_path(options, "load")
         topics, pattern = _topics(options)
         if stream:
             for name in ("endingOffsets", "endingTimestamp"):
@@ -113,16 +112,18 @@ class ReadSettings:
         elif options.has("maxOffsetsPerTrigger"):
             value = options.text("maxOffsetsPerTrigger")
             raise OptionError("maxOffsetsPerTrigger", value, "to be given for a stream only")
+        start = _position(options, "starting", "latest" if stream else "earliest", not_this="" if stream else "latest")
+        end = _position(options, "ending", "latest", not_this="earliest")
+        if start.kind == end.kind == "time" and start.time_ms > end.time_ms:
+            raise OptionError("startingTimestamp", start.time_ms, f"a time not behind endingTimestamp = {end.time_ms}")
         return ReadSettings(
             namesrv=namesrv_of(options),
             topics=topics,
             pattern=pattern,
             queues=_queues(options),
             wanted=_wanted(options),
-            start=_position(
-                options, "starting", "latest" if stream else "earliest", not_this="" if stream else "latest"
-            ),
-            end=_position(options, "ending", "latest", not_this="earliest"),
+            start=start,
+            end=end,
             max_offsets=options.integer("maxOffsetsPerTrigger", least=1),
             min_partitions=options.integer("minPartitions", least=1),
             fail_on_data_loss=options.flag("failOnDataLoss", default=True),
@@ -130,8 +131,17 @@ class ReadSettings:
             nullable=frozenset(name for name, nullable in (columns or {}).items() if nullable),
             group=group_of(options),
             poll_timeout=(options.integer("pollTimeoutMs", 120_000, least=1, unit="milliseconds") or 0) / 1000,
-            discovery_interval=(options.integer("discoveryIntervalMs", 10_000, unit="milliseconds") or 0) / 1000,
         )
+
+
+def no_path(options: Options, method: str) -> None:
+    """Raises OptionError for a topic in the place of a path, where it would not count.
+
+    A path with a slash passes: Spark gives one of its own to a table of its catalog.
+    """
+    path = options.text("path")
+    if path is not None and "/" not in path:
+        raise OptionError("path", path, f"none: {method}() without it, topics are options")
 
 
 def namesrv_of(options: Options) -> str:
@@ -230,13 +240,15 @@ def _queues(options: Options) -> frozenset[MessageQueue] | None:
     value = options.json("queues", _QUEUES)
     if value is None:
         return None
+    wrong = OptionError("queues", options.text("queues"), _QUEUES)
+    found = set()
     try:
-        found = frozenset(
-            MessageQueue(topic=topic, broker_name=broker, queue_id=int(queue))
-            for topic, brokers in value.items()
-            for broker, queues in brokers.items()
-            for queue in queues
-        )
-    except (AttributeError, TypeError, ValueError):
-        raise OptionError("queues", options.text("queues"), _QUEUES) from None
-    return found
+        for topic, brokers in value.items():
+            for broker, queues in brokers.items():
+                # a text could be gone through too
+                if not isinstance(queues, list) or not all(type(queue) is int and queue >= 0 for queue in queues):
+                    raise wrong
+                found |= {MessageQueue(topic=topic, broker_name=broker, queue_id=queue) for queue in queues}
+    except AttributeError:
+        raise wrong from None
+    return frozenset(found)

@@ -6,10 +6,10 @@ that ``abort`` has nothing to do.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyspark.sql.datasource
@@ -18,9 +18,21 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
 from pipeline.options import OptionError, Options
 from pipeline.topics.delivery import Identity, WriteSettings, deliver
+from pipeline.topics.settings import no_path
 from pipeline.topics.sink_rows import check_columns
 
-_ROWS_AT_ONCE = 2000
+_ROWS_AT_ONCE: Final = 2000
+_ARROW_TYPES: Final = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "array<string>": pa.list_(pa.string()),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "smallint": pa.int16(),
+    "tinyint": pa.int8(),
+}
+"""Those of the columns that a sink takes, by the names that Spark has for them."""
 
 
 @dataclass
@@ -59,12 +71,13 @@ class TopicWriter(DataSourceArrowWriter):
 class TopicRowStreamWriter(DataSourceStreamWriter):
     """A stream write for PySpark 4.0, which hands over rows one by one."""
 
-    def __init__(self, settings: WriteSettings) -> None:
+    def __init__(self, settings: WriteSettings, schema: Any) -> None:
         self._settings = settings
+        self._schema = schema
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Sends a task's rows of one batch."""
-        return _write(_as_batches(iterator), self._settings, None)
+        return _write(as_batches(iterator, self._schema), self._settings, None)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Nothing is left to do: brokers have acknowledged every row."""
@@ -73,10 +86,19 @@ class TopicRowStreamWriter(DataSourceStreamWriter):
         """Nothing can be done: what is stored is stored, and Spark runs the batch again."""
 
 
-def _as_batches(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+def as_batches(rows: Iterable[Any], schema: Any) -> Iterator[pa.RecordBatch]:
+    """Spark's rows as the Arrow batches that later versions hand over."""
+    kinds = {field.name: _ARROW_TYPES[field.dataType.simpleString()] for field in schema.fields}
     rows = iter(rows)
     while some := list(islice(rows, _ROWS_AT_ONCE)):
-        yield pa.RecordBatch.from_pylist([row.asDict() for row in some])
+        columns = zip(*some, strict=True)
+        arrays = [pa.array(map(_plain, column), kind) for column, kind in zip(columns, kinds.values(), strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, list(kinds))
+
+
+def _plain(value: Any) -> Any:
+    """A map comes as a dictionary, which not every pyarrow takes for one."""
+    return list(value.items()) if isinstance(value, Mapping) else value
 
 
 HAS_ARROW_STREAM = hasattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
@@ -101,12 +123,18 @@ if HAS_ARROW_STREAM:
             """Nothing can be done: what is stored is stored, and Spark runs the batch again."""
 
 
+def _settings(options: Options, schema: Any, method: str) -> WriteSettings:
+    settings = WriteSettings.of(options)
+    no_path(options, method)
+    check_columns(schema, settings)
+    return settings
+
+
 def batch_writer(options: Options, schema: Any, *, overwrite: bool) -> DataSourceArrowWriter:
     """The writer of a batch. Raises OptionError for options and columns that cannot be used."""
     if overwrite:
         raise OptionError("mode", "overwrite", 'append, as in .mode("append"): messages cannot be taken back')
-    settings = WriteSettings.of(options)
-    check_columns(schema, settings)
+    settings = _settings(options, schema, "save")
     return TopicWriter(settings, options.text("writeId"))
 
 
@@ -114,10 +142,9 @@ def stream_writer(options: Options, schema: Any, *, overwrite: bool) -> Any:
     """The writer of a stream. Raises OptionError for options and columns that cannot be used."""
     if overwrite:
         raise OptionError("outputMode", "complete", "append or update: messages cannot be taken back")
-    settings = WriteSettings.of(options)
-    check_columns(schema, settings)
+    settings = _settings(options, schema, "start")
     if options.has("writeId"):
         raise OptionError("writeId", options.text("writeId"), "to be given for a batch write only: a stream has an id")
     if HAS_ARROW_STREAM:
         return TopicStreamWriter(settings)
-    return TopicRowStreamWriter(settings)
+    return TopicRowStreamWriter(settings, schema)

@@ -129,6 +129,7 @@ BODY = {"body": BinaryType()}
         ({"body": DoubleType()}, {"topic": "T"}, "option column body = 'double': expected binary or string"),
         ({**BODY, "delay": IntegerType()}, {"topic": "T", "idempotent": "true"}, "no column delay"),
         (BODY, {"topic": "T", "topics": "T"}, "option topics = 'T': .*is topic meant"),
+        (BODY, {"topic": "T", "path": "Orders"}, r"option path = 'Orders': expected none: .*\(\) without it"),
         (BODY, {"topic": "a b"}, "option topic = 'a b': expected the name of a topic"),
         (BODY, {"topic": "T", "batchBytes": "0"}, "option batchBytes = '0'"),
     ],
@@ -136,8 +137,14 @@ BODY = {"body": BinaryType()}
 def test_wrong_columns_and_options_are_refused_before_a_row_is_sent(
     cluster: Cluster, columns: dict[str, Any], options: dict[str, str], text: str
 ) -> None:
-    with pytest.raises(OptionError, match=text):
-        batch_writer(Options(options_of(cluster, **options)), schema(**columns), overwrite=False)
+    for writer in (batch_writer, stream_writer):
+        with pytest.raises(OptionError, match=text):
+            writer(Options(options_of(cluster, **options)), schema(**columns), overwrite=False)
+
+
+def test_a_path_that_spark_gives_to_a_table_is_let_through(cluster: Cluster) -> None:
+    options = Options(options_of(cluster, topic="T", path="file:/warehouse/orders"))
+    batch_writer(options, schema(**BODY), overwrite=False)
 
 
 def test_all_columns_are_taken_and_overwriting_is_not(cluster: Cluster) -> None:
