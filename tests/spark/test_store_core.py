@@ -2,6 +2,7 @@
 
 import datetime as dt
 import sys
+import tomllib
 import zlib
 from collections.abc import Iterable
 from itertools import pairwise
@@ -349,6 +350,13 @@ def test_a_library_that_is_missing_is_no_fault_of_the_records(tmp_path: Path, mo
         rows(root)
 
 
+def test_libraries_for_compressed_bodies_come_with_the_extra() -> None:
+    """A topic has whatever its producers send."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert set(extras["compression"]) <= set(extras["spark"])
+
+
 def test_missing_and_short_files_are_told(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store", file_size=2048)
     root = writer.put_all(some(100)).write()
@@ -385,6 +393,7 @@ def test_only_the_wanted_columns(tmp_path: Path) -> None:
         ({"splitSize": "many"}, "splitSize"),
         ({"queues": "one"}, "queues"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({"startingTimestamp": "200", "endingTimestamp": "100"}, "startingTimestamp = '200': .* endingTimestamp = 100"),
         ({"startingOffsets": "[1]"}, "startingOffsets"),
         ({"startingOffsets": '{"A": {"0": true}}'}, "startingOffsets"),
         ({"topicsPattern": "("}, "topicsPattern"),
