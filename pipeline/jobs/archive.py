@@ -13,7 +13,7 @@ attempt has. The manifest makes it part of the archive, so that the same holds f
 import posixpath
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial, reduce
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 
 from pipeline.jobs.run import Target, groups
 from pipeline.schema import COLUMNS, spark_schema
-from pipeline.store.files import StoreFiles
+from pipeline.store.files import DataFile, StoreFiles
 from pipeline.store.walk import Damage, LogWalk, Stretch
 
 FILE_SIZE: Final = 128 << 20
@@ -120,7 +120,11 @@ def archive(spark: SparkSession, store: str, target: str, options: ArchiveOption
         _add_files(batch, reader.load(), out, options)
     else:
         _add_table(batch, reader.load(), target, options)
-    out.write(_manifest(out, options.broker_name, number), msgspec.json.encode(batch))
+    # what a manifest names is there, also after a power cut
+    out.sync(*(out.join(name) for name in batch.files))
+    manifest = _manifest(out, options.broker_name, number)
+    out.write(manifest, msgspec.json.encode(batch))
+    out.sync(manifest)
     out.remove(_staging(out, options.broker_name))
     return batch
 
@@ -199,21 +203,28 @@ def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tup
             "were archived; go on without them with failOnDataLoss=false"
         )
     begin = max(begin, log[0].start)
-    return begin, _log_end(files, begin), lost
+    end = _log_end(files, log, begin)
+    if end < begin and options.fail_on_data_loss:
+        raise ArchiveError(
+            f"the log ends at {end}, the archive at {begin}: the log was cut, or is another one, and what it gets up "
+            "to there would not be archived; archive it into another directory, or go on without that with "
+            "failOnDataLoss=false"
+        )
+    return begin, end, lost
 
 
-def _log_end(files: StoreFiles, begin: int) -> int:
+def _log_end(files: StoreFiles, log: Sequence[DataFile], begin: int) -> int:
     """Where the log ends: behind its last record. Only the file that is written to is looked through."""
-    for file in reversed(files.log_files()):
-        if file.end <= begin:
+    for file in reversed(log):
+        if file.end == begin:
             return begin
         with files.opened(file) as source:
             # from its beginning: what stands behind the end may be records of an earlier life of the file
             walk = LogWalk(source, Stretch(file, 0, file.size, is_newest=True, followed=False), check_crc=False)
             records = sum(not isinstance(item, Damage) for item in walk)
             if records:
-                return max(begin, file.start + walk.end)
-    return begin
+                return file.start + walk.end
+    return log[0].start
 
 
 def _arranged(table: DataFrame) -> DataFrame:

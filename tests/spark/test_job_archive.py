@@ -82,6 +82,59 @@ def test_records_of_an_earlier_life_of_the_log_are_not_archived(tmp_path: Path) 
         assert _range(files, done, ArchiveOptions()) == (place, end, 0)
 
 
+@pytest.mark.one_pyspark
+def test_a_log_that_is_shorter_than_its_archive_is_told(tmp_path: Path) -> None:
+    """What it gets up to where the archive ends would be in no batch."""
+    from pipeline.jobs.archive import ArchiveError, ArchiveOptions, Batch, _range  # noqa: PLC0415 - as above
+
+    writer = LogWriter(tmp_path / "store", file_size=1 << 12)
+    writer.put_all([Sent(body=b"%06d" % n, time=START + n) for n in range(70)])
+    files = StoreFiles(str(writer.write()))
+    for place in (writer.at + 1, max(writer.files) + writer.file_size - 1, writer.at + 100_000):
+        done = [Batch(0, "broker", 0, place)]
+        with pytest.raises(ArchiveError, match=f"the log ends at {writer.at}, the archive at {place}"):
+            _range(files, done, ArchiveOptions())
+        assert _range(files, done, ArchiveOptions(fail_on_data_loss=False)) == (place, writer.at, 0)
+    for log in (tmp_path / "store" / "commitlog").iterdir():
+        log.write_bytes(bytes(1 << 12))
+    with pytest.raises(ArchiveError, match="the log ends at 0"):
+        _range(files, [Batch(0, "broker", 0, 5)], ArchiveOptions())
+    assert _range(files, [], ArchiveOptions()) == (0, 0, 0)
+
+
+@pytest.mark.one_pyspark
+@pytest.mark.parametrize("kind", ["parquet", "orc"])
+def test_files_outlast_a_power_cut_before_a_manifest_names_them(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    target = tmp_path / "archive"
+    steps: list[tuple[str, Path]] = []
+    sync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        steps.append(("sync", Path(f"/proc/self/fd/{descriptor}").resolve()))
+        sync(descriptor)
+
+    def moved(source: str, place: str) -> None:
+        replace(source, place)
+        steps.append(("move", Path(place)))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", moved)
+    batch = run(spark, LogWriter(tmp_path / "store").put_all(some(20)).write(), target, format=kind)
+    data = [path for name in batch.files for path in [target / name, *(target / name).rglob("*")] if path.is_file()]
+    assert len(data) >= 5, "a file for each topic"
+    manifest = target / "_trimq/batches/broker/00000000.json"
+    named = steps.index(("move", manifest))
+    for path in data:
+        at = steps.index(("sync", path))
+        assert at < named
+        above = [place for place in path.parents if place.is_relative_to(target)]
+        last_move = max([number for number, step in enumerate(steps[:named]) if step[0] == "move"], default=0)
+        assert all(("sync", place) in steps[last_move:named] for place in [*above, tmp_path])
+    assert all(("sync", place) in steps[named:] for place in (manifest.parent, *manifest.parents[1:4]))
+
+
 def test_files_have_bounded_sizes(spark: SparkSession, tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store", file_size=64 << 20)
     writer.put_all([Sent(body=os.urandom(1 << 20), time=START + number) for number in range(40)])
