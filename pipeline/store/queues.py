@@ -21,7 +21,11 @@ _SYS_FLAG_END: Final = 40
 
 
 class QueueStretch(NamedTuple):
-    """Units [begin, end) of one queue, ``bytes_total`` of the log together."""
+    """Units [begin, end) of one queue.
+
+    Of a store's files it carries those that it touches, as its first and last unit tell: Spark's driver holds all
+    stretches at once. ``log_start`` is where the log begins.
+    """
 
     topic: str
     queue_id: int
@@ -29,6 +33,7 @@ class QueueStretch(NamedTuple):
     end: int
     files: tuple[DataFile, ...]
     log: tuple[DataFile, ...]
+    log_start: int
 
 
 def plan_queues(files: StoreFiles, log: Sequence[DataFile], options: StoreOptions) -> Iterator[QueueStretch]:
@@ -65,7 +70,11 @@ def _plan_queue(
     size = max(1, reader.unit(begin)[1])
     step = max(1, options.split_size // size) if options.split_size else end - begin
     for at in range(begin, end, step):
-        yield QueueStretch(topic, queue_id, at, min(at + step, end), queue, log)
+        stop = min(at + step, end)
+        touched = tuple(file for file in queue if file.start < stop * UNIT_SIZE and at * UNIT_SIZE < file.end)
+        places = [phy for phy, size in (reader.unit(at), reader.unit(stop - 1)) if size != FILLER_SIZE]
+        records = tuple(file for file in log if places and file.start <= max(places) and min(places) < file.end)
+        yield QueueStretch(topic, queue_id, at, stop, touched, records, log[0].start)
 
 
 def _first(low: int, high: int, holds: "Callable[[int], bool]") -> int:
@@ -131,6 +140,7 @@ class QueueWalk:
         self._files = files
         self._stretch = stretch
         self._check_crc = check_crc
+        self._log = stretch.log
 
     def __iter__(self) -> Iterator[Chunk | Damage]:
         """The stretch in its order."""
@@ -139,18 +149,22 @@ class QueueWalk:
             stop = min(at + _UNITS_AT_ONCE, stretch.end)
             units = np.frombuffer(self._files.units(stretch.files, at, stop), UNIT_TYPE)
             phy, size = units["phy"].astype(np.int64), units["size"].astype(np.int64)
-            real = (size > 0) & (size != FILLER_SIZE) & (phy >= stretch.log[0].start)
+            real = (size > 0) & (size != FILLER_SIZE) & (phy >= stretch.log_start)
             yield from self._read(phy[real], size[real], np.arange(at, stop)[real])
 
     def _read(self, phy: Array, size: Array, offset: Array) -> Iterator[Chunk | Damage]:
-        starts = np.array([file.start for file in self._stretch.log])
+        if len(phy) and not (self._log and self._log[0].start <= phy.min() and phy.max() < self._log[-1].end):
+            self._log = tuple(self._files.log_files())  # a queue that does not follow the order of the log
+            if not self._log or phy.min() < self._log[0].start:
+                raise FileNotFoundError(f"{self._files.path}: a file of the log was deleted while it was to be read")
+        starts = np.array([file.start for file in self._log])
         number = np.searchsorted(starts, phy, side="right") - 1
         weight = np.cumsum(size) // _BYTES_AT_ONCE
         backwards = np.append(False, phy[1:] < phy[:-1] + size[:-1])
         cuts = np.flatnonzero(np.append(True, (number[1:] != number[:-1]) | (weight[1:] != weight[:-1])) | backwards)
         for begin, end in zip(cuts.tolist(), [*cuts[1:].tolist(), len(phy)], strict=True):
             if begin < end:
-                file = self._stretch.log[int(number[begin])]
+                file = self._log[int(number[begin])]
                 yield from self._read_file(file, phy[begin:end], size[begin:end], offset[begin:end])
 
     def _read_file(self, file: DataFile, phy: Array, size: Array, offset: Array) -> Iterator[Chunk | Damage]:
