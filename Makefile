@@ -76,8 +76,8 @@ test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,-m "slow and not partners" -o faulthandler_timeout=0 tests/crash $(ARGS))
 
-test-partners: $(VENV)/.dev-stamp ## both of the next two; the second runs though the first fails
-	@$(MAKE) --no-print-directory --keep-going test-clients test-operations
+test-partners: $(VENV)/.dev-stamp ## clients, Spark, operations: all of them, though one fails
+	@$(MAKE) --no-print-directory --keep-going test-clients check-spark test-spark test-operations
 
 test-clients: $(VENV)/.dev-stamp ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
 	@$(call pytest,-m partners tests/interop tests/client tests/crash $(ARGS))
@@ -90,7 +90,7 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JD
 		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks" -o faulthandler_timeout=0 $(ARGS) || exit; done
 
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
-	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy pipeline pyspark_rocketmq.py tests/spark || exit; done
+	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy pipeline pyspark_rocketmq.py pyspark_rocketmq_store.py tests/spark || exit; done
 
 test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages; root)
 	@$(call pytest,-m partners tests/docker tests/broker/metrics $(ARGS))
