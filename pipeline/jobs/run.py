@@ -55,7 +55,7 @@ def groups(batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterato
     key: tuple[Any, ...] | None = None
     held: list[pa.RecordBatch] = []
     for batch in batches:
-        for found, piece in _runs(batch, columns):
+        for found, piece in runs(batch, columns):
             if found != key:
                 if held and key is not None:
                     yield key, pa.Table.from_batches(held)
@@ -65,7 +65,7 @@ def groups(batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterato
         yield key, pa.Table.from_batches(held)
 
 
-def _runs(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
+def runs(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
     """The stretches of a batch in which the columns do not change."""
     if not batch.num_rows:
         return
@@ -133,7 +133,7 @@ class Target:
 
     def sync(self, *paths: str) -> None:
         """Files, and directories with all that is in them: they outlast a power cut then. On a local disk only."""
-        if not self.is_local:
+        if not self.is_local or not paths:
             return
         found = set(paths)
         for path in paths:
