@@ -2,12 +2,14 @@
 
 ::
 
-    {"v": 1, "q": {"Orders": {"broker-a": {"0": 23}}}, "from": {"Orders": {"broker-a": {"0": 7}}}}
+    {"v": 1, "t": 1700000000000,
+     "q": {"Orders": {"broker-a": {"0": 23}}}, "from": {"Orders": {"broker-a": {"0": 7}}}}
 
 ``q`` is where the batch ends. ``from`` says where queues begin that no earlier batch knew: all of them in the first
 batch, new ones later. So the first offsets are in Spark's checkpoint before a row of them is read, and whoever runs the
-batch again starts at the same place, wherever ``latest`` or ``earliest`` are by then. The offset before all others is
-``{"v": 1}``: it is the same whenever Spark asks, as often as it asks.
+batch again starts at the same place, wherever ``latest`` or ``earliest`` are by then. ``t``, if there, is the store
+time in ms from which queues are read that are met later: when the stream began, unless it reads all there is. The
+offset before all others is ``{"v": 1}``: it is the same whenever Spark asks, as often as it asks.
 """
 
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ class OffsetFormatError(ValueError):
 
 
 class StreamOffset:
-    """Where a batch ends, and where the queues begin that are new in it.
+    """Where a batch ends, where the queues begin that are new in it, and from which time on later ones are read.
 
     >>> queue = MessageQueue(topic="T", broker_name="b", queue_id=10)
     >>> offset = StreamOffset({queue: 5}, {queue: 2})
@@ -35,12 +37,20 @@ class StreamOffset:
     True
     """
 
-    def __init__(self, ends: Mapping[MessageQueue, int], begins: Mapping[MessageQueue, int] | None = None) -> None:
+    def __init__(
+        self,
+        ends: Mapping[MessageQueue, int],
+        begins: Mapping[MessageQueue, int] | None = None,
+        since_ms: int | None = None,
+    ) -> None:
         self.ends: Positions = dict(ends)
         self.begins: Positions = dict(begins or {})
+        self.since_ms = since_ms
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StreamOffset) and (self.ends, self.begins) == (other.ends, other.begins)
+        if not isinstance(other, StreamOffset):
+            return False
+        return (self.ends, self.begins, self.since_ms) == (other.ends, other.begins, other.since_ms)
 
     def __hash__(self) -> int:
         return hash((frozenset(self.ends.items()), frozenset(self.begins.items())))
@@ -53,7 +63,10 @@ class StreamOffset:
         """The offset out of Spark's JSON. Raises OffsetFormatError."""
         if value.get("v") != 1:
             raise OffsetFormatError(f"the checkpoint was written by another version of this source: {dict(value)}")
-        return StreamOffset(_positions(value.get("q", {})), _positions(value.get("from", {})))
+        since = value.get("t")
+        if since is not None and type(since) is not int:
+            raise OffsetFormatError(f"the checkpoint's offset cannot be read: t is {since!r}")
+        return StreamOffset(_positions(value.get("q", {})), _positions(value.get("from", {})), since)
 
     @property
     def is_initial(self) -> bool:
@@ -63,6 +76,8 @@ class StreamOffset:
     def to_json(self) -> dict[str, Any]:
         """One text for one meaning: everything sorted, nothing empty."""
         value: dict[str, Any] = dict(INITIAL)
+        if self.since_ms is not None:
+            value["t"] = self.since_ms
         if self.ends:
             value["q"] = _table(self.ends)
         if self.begins:

@@ -11,12 +11,16 @@ from client.errors import RocketMQError
 from client.message import MessageQueue
 from pipeline.topics import places, planning, session
 from pipeline.topics.offsets import Positions, StreamOffset, limited
-from pipeline.topics.places import Bounds, is_passing
+from pipeline.topics.places import Bounds, Patience, is_passing
 from pipeline.topics.planning import Range, name_of
 from pipeline.topics.settings import Position, ReadSettings
 
 FRESH: Final = 0.2
 """Seconds for which the ends of queues are taken as they were: Spark asks up to 65 times a second."""
+SHOWN_AGAIN: Final = 60.0
+"""Seconds until progress that could not be committed for the group is tried again: each try may hold the stream up."""
+CLOCKS: Final = 60.0
+"""Seconds by which a broker's clock may be behind the driver's without loss in queues that are met later."""
 
 _log = structlog.get_logger("pipeline")
 
@@ -28,22 +32,28 @@ class Progress:
     """What a stream reader knows between Spark's calls.
 
     ``end_after`` and ``ranges`` do the work; both take and give what stands in the checkpoint, so that a reader that
-    knows nothing yet (a restarted query) gives the same answers. ``knows_start`` False: Spark does not say where a
-    batch starts, so that what looks like a new query may be one that goes on.
+    knows nothing yet (a restarted query) gives the same answers.
     """
 
     def __init__(
-        self, settings: ReadSettings, *, knows_start: bool = True, now: Callable[[], float] = time.monotonic
+        self,
+        settings: ReadSettings,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
-        self._knows_start = knows_start
         self._now = now
+        self._wall = wall
         self._bounds: Bound = {}
         self._asked = float("-inf")
+        self._pins = False
         self._target: Positions | None = None
         self._highest: Positions = {}
         self._committed: Positions = {}
+        self._shown_again: dict[MessageQueue, float] = {}
         self._gone: set[MessageQueue] = set()
+        self._trimmed: set[MessageQueue] = set()
         self._short_since: dict[MessageQueue, float] = {}
 
     # -- what there is ---------------------------------------------------------------------------------------------
@@ -61,9 +71,22 @@ class Progress:
             self._bounds = session.ask(settings.namesrv, lambda client: planning.known_bounds(client, settings))
         else:
             known = set(self._bounds) | set(start.ends)
-            self._bounds = {**self._bounds, **session.ask(settings.namesrv, lambda client: self._look(client, known))}
+            # A run that ends with what is there now has no later look at a broker that is away for a moment.
+            patience = Patience(settings.poll_timeout if self._pins and self._target is None else 0.0)
+            found = session.ask(settings.namesrv, lambda client: self._patient_look(client, known, patience))
+            self._bounds = {**self._bounds, **found}
         self._asked = self._now()
         return self._bounds
+
+    async def _patient_look(self, client: Client, known: set[MessageQueue], patience: Patience) -> Bound:
+        """What can be learned until everything known is there, or was deleted, or patience ends."""
+        chosen = self._settings.queues
+        wanted = known if chosen is None else known & chosen
+        while True:
+            found = await self._look(client, known)
+            if not wanted - set(found) - self._gone or patience.is_over:
+                return found
+            await patience.wait()
 
     async def _look(self, client: Client, known: set[MessageQueue]) -> Bound:
         """What can be learned now; nothing where brokers are down."""
@@ -92,9 +115,13 @@ class Progress:
     # -- where a batch ends ----------------------------------------------------------------------------------------
 
     def pin_target(self) -> None:
-        """From now on nothing that comes later is read: the end of Trigger.AvailableNow."""
+        """What is there at the next ``end_after`` is all that is read: the end of Trigger.AvailableNow.
+
+        Not what is there now: only the start of a batch tells whether a topic that is missing is a wrong option of a
+        new query, or lost, or away while a query goes on.
+        """
         self._asked = float("-inf")
-        self._target = {queue: bounds.end for queue, bounds in self.bounds().items()}
+        self._pins, self._target = True, None
 
     def end_after(self, start: StreamOffset, most: int | None) -> StreamOffset:
         """The end of a batch of at most ``most`` messages that starts at ``start``; ``start`` where nothing is new.
@@ -102,30 +129,53 @@ class Progress:
         Raises DataLossError where a queue does not have any more what comes next in it.
         """
         bounds = self.bounds(start)
+        if self._pins and self._target is None:
+            self._target = {queue: bound.end for queue, bound in bounds.items()}
         begins = self._begins({queue: bound for queue, bound in bounds.items() if queue not in start.ends}, start)
         known = {**start.ends, **begins}
-        ends = dict(known)
+        ends, there = dict(known), dict(known)
         for queue, bound in bounds.items():
-            self._check_bounds(queue, known[queue], bound)
+            if queue not in known:
+                continue
+            if self._has_lost_its_end(queue, known[queue], bound):
+                ends[queue] = there[queue] = self._highest[queue] = bound.end
+                continue
+            self._check_begin(queue, known[queue], bound)
             target = bound.end if self._target is None else min(bound.end, self._target.get(queue, 0))
             ends[queue] = max(known[queue], target, self._highest.get(queue, 0))
+            # What was trimmed is no part of a batch: else it would be passed over limit by limit.
+            there[queue] = min(ends[queue], max(known[queue], bound.first))
         if most is not None:
-            ends = limited(known, ends, most)
+            ends = limited(there, ends, most)
         if not begins and ends == start.ends:
             return start
-        return StreamOffset(ends, begins)
+        return StreamOffset(ends, begins, self._since_ms() if start.is_initial else start.since_ms)
 
-    def _check_bounds(self, queue: MessageQueue, known: int, bound: Bounds) -> None:
-        """Raises DataLossError where what was to be read next was trimmed, or the queue stays shorter than it was."""
+    def _check_begin(self, queue: MessageQueue, known: int, bound: Bounds) -> None:
+        """Raises DataLossError where what was to be read next was trimmed; else tells it once."""
+        if bound.first <= known:
+            self._trimmed.discard(queue)
+        elif queue not in self._trimmed:
+            what = f"{name_of(queue)} begins at {bound.first}, the stream has read it up to {known}"
+            _log.warning("messages are not there any more", reason=planning.lost(self._settings, what))
+            self._trimmed.add(queue)
+
+    def _has_lost_its_end(self, queue: MessageQueue, known: int, bound: Bounds) -> bool:
+        """Whether the queue stays shorter than it was: from now on it is read from the end that it has.
+
+        From its first message would be wrong for a broker that has lost the last ones only: rows would come twice.
+        Raises DataLossError.
+        """
         if bound.end >= known:
             self._short_since.pop(queue, None)
-            if known < bound.first:
-                what = f"{name_of(queue)} begins at {bound.first}, the stream has read it up to {known}"
-                _log.warning("messages are not there any more", reason=planning.lost(self._settings, what))
-        elif self._now() - self._short_since.setdefault(queue, self._now()) > self._settings.poll_timeout:
-            # Not at once: a broker that has just started may not have got to its end yet.
-            what = f"{name_of(queue)} ends at {bound.end}, the stream has read it up to {known}"
-            _log.warning("a queue is shorter than it was", reason=planning.lost(self._settings, what))
+            return False
+        now = self._now()
+        # Not at once: a broker that has just started may not have got to its end yet.
+        if now - self._short_since.setdefault(queue, now) <= self._settings.poll_timeout:
+            return False
+        what = f"{name_of(queue)} ends at {bound.end}, the stream has read it up to {known}"
+        _log.warning("a queue is shorter than it was", reason=planning.lost(self._settings, what))
+        return True
 
     def remember(self, end: StreamOffset) -> None:
         """An end that was given to Spark or came from it: no later one lies before it."""
@@ -133,11 +183,17 @@ class Progress:
             self._highest[queue] = max(offset, self._highest.get(queue, 0))
 
     def _begins(self, unknown: Bound, start: StreamOffset) -> Positions:
-        """Where queues begin that the stream has not met: by the options at first, at their first message later."""
+        """Where queues begin that the stream has not met: by the options at first, later as the start says.
+
+        A queue that is met later is a new one, or its broker was away when the stream began, and has messages that the
+        options exclude: nobody can tell before it is back. Its messages' store times can.
+        """
         if not unknown:
             return {}
         settings = self._settings
-        position = settings.start if start.is_initial else Position("earliest")
+        position = settings.start
+        if not start.is_initial:
+            position = Position("earliest") if start.since_ms is None else Position("time", time_ms=start.since_ms)
         if position.kind in ("earliest", "latest"):
             return {
                 queue: bound.first if position.kind == "earliest" else bound.end for queue, bound in unknown.items()
@@ -146,7 +202,20 @@ class Progress:
         async def resolve(client: Client) -> Positions:
             return await planning.resolve(client, position, "startingOffsets", unknown)
 
-        return session.ask(settings.namesrv, resolve)
+        try:
+            return session.ask(settings.namesrv, resolve)
+        except RocketMQError as error:
+            if start.is_initial or not is_passing(error):
+                raise
+            _log.warning("new queues cannot be read yet", reason=str(error))
+            return {}
+
+    def _since_ms(self) -> int | None:
+        """The store time from which queues are read that are met after the first batch; None for all they have."""
+        position, now_ms = self._settings.start, int(self._wall() * 1000)
+        if position.kind == "time" and position.time_ms < now_ms:
+            return position.time_ms
+        return now_ms - int(CLOCKS * 1000) if position.kind in ("latest", "time") else None
 
     # -- what a batch reads ----------------------------------------------------------------------------------------
 
@@ -166,14 +235,39 @@ class Progress:
     # -- progress that others see ----------------------------------------------------------------------------------
 
     def show(self, reached: Mapping[MessageQueue, int]) -> None:
-        """Commits for the group what Spark has committed; what cannot be committed now comes with the next batch."""
+        """Commits for the group what Spark has committed; what cannot be committed now is tried again later."""
         group = self._settings.group
-        fresh = [(queue, offset) for queue, offset in reached.items() if self._committed.get(queue) != offset]
-        if group is None or not fresh:
+        if group is None:
             return
+        now = self._now()
+        fresh = [
+            (queue, offset)
+            for queue, offset in reached.items()
+            if self._committed.get(queue) != offset and self._shown_again.get(queue, now) <= now
+        ]
+        if not fresh:
+            return
+        shown = session.ask(self._settings.namesrv, lambda client: _commit_each(client, group, fresh))
+        for queue, offset in fresh:
+            if queue in shown:
+                self._committed[queue] = offset
+                self._shown_again.pop(queue, None)
+            else:
+                self._shown_again[queue] = now + SHOWN_AGAIN
+
+
+async def _commit_each(client: Client, group: str, positions: list[tuple[MessageQueue, int]]) -> set[MessageQueue]:
+    """The queues whose progress is committed; one that cannot be leaves the others alone."""
+    done: set[MessageQueue] = set()
+    away: set[str] = set()
+    for queue, offset in positions:
+        if queue.broker_name in away:
+            continue
         try:
-            session.ask(self._settings.namesrv, lambda client: places.commit(client, group, fresh))
+            await places.commit(client, group, [(queue, offset)])
+            done.add(queue)
         except RocketMQError as error:
-            _log.warning("the group's progress cannot be shown now", group=group, reason=str(error))
-            return
-        self._committed.update(fresh)
+            if is_passing(error):
+                away.add(queue.broker_name)
+            _log.warning("progress cannot be shown now", group=group, queue=name_of(queue), reason=str(error))
+    return done

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from inspect import signature
 from typing import Any
 
 import pytest
+from anyio import to_thread
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+from structlog.testing import capture_logs
 
+from client.errors import TopicNotFoundError, UnreachableError
 from client.message import Message, MessageQueue
 from client.sync import Admin, Producer
 from pipeline.options import OptionError, Options
-from pipeline.topics import progress, session
+from pipeline.schema import COLUMNS
+from pipeline.topics import places, progress, session
 from pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset, limited
-from pipeline.topics.planning import DataLossError
+from pipeline.topics.places import Bounds, Patience
+from pipeline.topics.planning import DataLossError, Range
 from pipeline.topics.progress import Progress
 from pipeline.topics.settings import ReadSettings
 from pipeline.topics.source import TopicDataSource
-from pipeline.topics.stream import HAS_ADMISSION_CONTROL
+from pipeline.topics.stream import HAS_ADMISSION_CONTROL, TopicStreamReader
 from tests.interop.harness.servers import Cluster, running_cluster
 from tests.spark.tables import open_sockets, options_of, read_partitions, stream
 
@@ -60,10 +67,14 @@ def test_an_offset_has_one_text_and_is_understood_again() -> None:
         StreamOffset(dict(reversed(offset.ends.items())), offset.begins).to_json()
     )
     assert StreamOffset.of(json.loads(json.dumps(offset.to_json()))) == offset
+    later = StreamOffset(offset.ends, offset.begins, 1_700_000_000_000)
+    assert StreamOffset.of(json.loads(json.dumps(later.to_json()))) == later != offset
     with pytest.raises(OffsetFormatError, match="another version"):
         StreamOffset.of({"v": 2})
     with pytest.raises(OffsetFormatError, match="cannot be read"):
         StreamOffset.of({"v": 1, "q": {"T": 5}})
+    with pytest.raises(OffsetFormatError, match="cannot be read: t is 'now'"):
+        StreamOffset.of({"v": 1, "t": "now"})
 
 
 def test_a_limit_is_kept_and_shared() -> None:
@@ -109,6 +120,32 @@ def test_the_initial_offset_is_the_same_as_often_as_spark_asks(cluster: Cluster,
     assert reader.initialOffset() == before == stream(cluster, topics=topic).initialOffset()
 
 
+def test_a_restarted_query_of_the_old_signature_starts_at_its_checkpoint(
+    cluster: Cluster, producer: Producer, admin: Admin
+) -> None:
+    """Spark's calls after a restart, as seen with PySpark 4.0: first ``partitions`` with the last offset, twice."""
+    topic = "SparkRestarted"
+    cluster.create_topic(topic, 1)
+    send(producer, topic, 3)
+    given = Options(options_of(cluster, topics=topic))
+    first = TopicStreamReader(given, dict.fromkeys(COLUMNS, False))
+    end = first.latestOffset()
+    assert first.partitions(dict(INITIAL), end) == []
+    address = cluster.brokers[0].address
+    config = admin.topic_config(address, topic)
+    config.read_queue_nums = config.write_queue_nums = 2
+    admin.update_topic(address, config)
+    send(producer, topic, 2)
+    send(producer, topic, 50, queue=1)
+    second = TopicStreamReader(given, dict.fromkeys(COLUMNS, False))
+    assert second.partitions(end, end) == []
+    partitions: Any = second.partitions(end, second.latestOffset())
+    assert {(part.span.queue.queue_id, part.span.begin, part.span.end) for part in partitions} == {
+        (0, 3, 5),
+        (1, 0, 50),
+    }
+
+
 def test_nothing_new_is_the_same_offset(cluster: Cluster, producer: Producer) -> None:
     topic = cluster.create_topic("SparkIdle", 2)
     send(producer, topic, 3)
@@ -125,9 +162,11 @@ def test_batches_are_limited_and_an_available_now_run_ends(cluster: Cluster, pro
     send(producer, topic, 5, queue=1, broker="broker-b")
     reader = progress_of(cluster, topics=topic)
     reader.pin_target()
-    send(producer, topic, 30, queue=1)
-    position, sizes = START, []
+    position = START
+    sizes: list[int] = []
     while (following := reader.end_after(position, 5)) != position:
+        if not sizes:
+            send(producer, topic, 30, queue=1)
         sizes.append(total(position, following))
         position = following
     assert sizes == [5, 5, 5, 2], "what came after the begin of the run is left to the next one"
@@ -207,6 +246,56 @@ def test_a_deleted_topic_is_an_error_or_passed_over(cluster: Cluster, producer: 
         progress_of(cluster, topics=topic).end_after(START, None)
 
 
+def test_a_run_that_ends_goes_on_without_a_topic_that_was_deleted(
+    cluster: Cluster, producer: Producer, admin: Admin
+) -> None:
+    kept, deleted = cluster.create_topic("SparkKept", 1), cluster.create_topic("SparkUnkept", 1)
+    send(producer, deleted, 2)
+    topics = f"{kept},{deleted}"
+    end = progress_of(cluster, topics=topics).end_after(START, None)
+    admin.delete_topic(deleted)
+    send(producer, kept, 3)
+    strict, lenient = progress_of(cluster, topics=topics), progress_of(cluster, topics=topics, failOnDataLoss=False)
+    strict.pin_target()
+    with pytest.raises(DataLossError, match=rf"the queue {deleted}/broker-a/0 was deleted while a stream reads it"):
+        strict.end_after(end, None)
+    lenient.pin_target()
+    assert total(end, lenient.end_after(end, None)) == 3
+
+
+def test_what_was_trimmed_is_passed_over_at_once_and_told_once(cluster: Cluster) -> None:
+    topic = cluster.create_topic("SparkTrimmed", 1)
+    queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
+    start = StreamOffset({queue: 0, MessageQueue(topic=topic, broker_name="broker-b", queue_id=0): 0})
+    reader = progress_of(cluster, topics=topic, failOnDataLoss=False)
+    reader.bounds(start)
+    reader._bounds[queue] = Bounds(1_000_000, 1_000_500)
+    reader._asked = float("inf")
+    with capture_logs() as logs:
+        ends = [reader.end_after(start, 100).ends[queue] for _ in range(50)]
+    assert set(ends) == {1_000_100}
+    assert [entry["event"] for entry in logs] == ["messages are not there any more"]
+
+
+def test_a_queue_that_stays_shorter_goes_on_from_its_end(cluster: Cluster, producer: Producer) -> None:
+    topic = cluster.create_topic("SparkAnew", 1)
+    send(producer, topic, 9)
+    queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
+    start = StreamOffset({queue: 1000, MessageQueue(topic=topic, broker_name="broker-b", queue_id=0): 0})
+    reader = progress_of(cluster, topics=topic, pollTimeoutMs=3000, failOnDataLoss=False)
+    reader.remember(start)
+    assert reader.end_after(start, None) == start, "a broker that has just started may not be at its end yet"
+    reader._short_since[queue] = -10.0
+    with capture_logs() as logs:
+        end = reader.end_after(start, None)
+        reader.remember(end)
+        send(producer, topic, 2)
+        following = reader.end_after(end, None)
+    assert [entry["event"] for entry in logs] == ["a queue is shorter than it was"]
+    assert reader.ranges(start, end) == []
+    assert reader.ranges(end, following) == [Range(queue, 9, 11)]
+
+
 def test_a_queue_that_was_trimmed_or_is_shorter_is_noticed(cluster: Cluster, producer: Producer) -> None:
     topic = cluster.create_topic("SparkShorter", 1)
     send(producer, topic, 9)
@@ -243,6 +332,86 @@ def test_a_broker_that_is_away_is_waited_for(lonely: Cluster) -> None:
         lonely.broker.start()
         send(producer, topic, 3)
         assert total(end, reader.end_after(end, None)) == 3
+
+
+def test_a_run_that_ends_waits_for_a_broker_that_is_away(lonely: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = lonely.create_topic("SparkAwayNow", 1)
+    with Producer("away-now", namesrv=lonely.namesrv) as producer:
+        send(producer, topic, 4)
+    end = progress_of(lonely, topics=topic).end_after(START, None)
+    lonely.broker.kill()
+    impatient = progress_of(lonely, topics=topic, pollTimeoutMs=1)
+    impatient.pin_target()
+    assert impatient.end_after(end, None) == end
+    waited = []
+
+    def come_back() -> None:
+        lonely.broker.start()
+        with Producer("away-now", namesrv=lonely.namesrv) as producer:
+            send(producer, topic, 3)
+
+    async def wait(patience: Patience) -> None:
+        waited.append(patience.seconds)
+        await to_thread.run_sync(come_back)
+
+    monkeypatch.setattr(Patience, "wait", wait)
+    reader = progress_of(lonely, topics=topic)
+    reader.pin_target()
+    assert total(end, reader.end_after(end, None)) == 3
+    assert waited == [120.0]
+
+
+@pytest.fixture
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("pair"), brokers=2) as running:
+        yield running
+
+
+@pytest.mark.parametrize("start", ["latest", "time"])
+def test_a_broker_that_was_away_when_a_stream_began_brings_no_history(pair: Cluster, start: str) -> None:
+    topic = pair.create_topic("SparkLateBroker", 1)
+    with Producer("late", namesrv=pair.namesrv) as producer:
+        send(producer, topic, 5, broker="broker-b")
+        pair.brokers[1].kill()
+        began = int(time.time() * 1000)
+        options = {"startingOffsets": "latest"} if start == "latest" else {"startingTimestamp": str(began)}
+        given = ReadSettings.of(Options(options_of(pair, topics=topic, **options)), stream=True)
+        # So that what a broker's slow clock is granted does not reach back to what this test has sent.
+        end = Progress(given, now=Clock(), wall=lambda: began / 1000 + progress.CLOCKS).end_after(START, None)
+        assert [queue.broker_name for queue in end.ends] == ["broker-a"]
+        pair.brokers[1].start()
+        send(producer, topic, 2, broker="broker-b")
+        # A restarted query, at another time: the place is in the checkpoint.
+        restarted = Progress(given, now=Clock())
+        following = restarted.end_after(StreamOffset.of(end.to_json()), None)
+        late = MessageQueue(topic=topic, broker_name="broker-b", queue_id=0)
+        assert restarted.ranges(end, following) == [Range(late, 5, 7)]
+        assert restarted.end_after(following, None) is following
+
+
+def test_a_queue_whose_progress_cannot_be_shown_holds_up_nobody(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [MessageQueue(topic="T", broker_name=f"broker-{name}", queue_id=0) for name in "abc"]
+    queues.append(MessageQueue(topic="Deleted", broker_name="broker-b", queue_id=0))
+    tried: Counter[MessageQueue] = Counter()
+
+    async def commit(_client: object, _group: str, positions: list[tuple[MessageQueue, int]]) -> None:
+        for queue, _ in positions:
+            tried[queue] += 1
+            if queue.broker_name == "broker-a":
+                raise UnreachableError("nobody answers")
+            if queue.topic == "Deleted":
+                raise TopicNotFoundError("nobody has it")
+
+    monkeypatch.setattr(places, "commit", commit)
+    reader = progress_of(cluster, topics="T", group="spark-unshown")
+    with capture_logs():
+        for _ in range(int(progress.SHOWN_AGAIN)):
+            reader.show(dict.fromkeys(queues, 7))
+        assert tried == Counter(queues), "what has worked is remembered, what has not is left in peace"
+        reader.show(dict.fromkeys(queues, 7))
+    assert tried == Counter(queues) + Counter([queues[0], queues[3]])
 
 
 def test_progress_is_shown_at_a_commit_and_at_the_start_of_the_next_batch(
