@@ -36,5 +36,5 @@ class AdmittingStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset({queue: bounds.end for queue, bounds in self._check().bounds().items()}).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """What is there now is all that this run reads."""
+        """What is there when its first batch is planned is all that this run reads."""
         self._check().pin_target()

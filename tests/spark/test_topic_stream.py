@@ -146,6 +146,22 @@ def test_a_restarted_query_of_the_old_signature_starts_at_its_checkpoint(
     }
 
 
+def test_an_end_that_was_asked_for_before_the_checkpoint_was_known_is_refused(cluster: Cluster) -> None:
+    """What Spark's wrapper for Trigger.AvailableNow does; so said before Spark writes the end into the checkpoint."""
+    topic = cluster.create_topic("SparkBlind", 1)
+    given = Options(options_of(cluster, topics=topic))
+    end = TopicStreamReader(given, dict.fromkeys(COLUMNS, False)).latestOffset()
+    reader = TopicStreamReader(given, dict.fromkeys(COLUMNS, False))
+    following = reader.latestOffset()
+    with pytest.raises(
+        OptionError, match=r"option spark\.sql\.streaming\.triggerAvailableNowWrapper\.enabled = 'true'"
+    ):
+        reader.partitions(end, end)
+    new = TopicStreamReader(given, dict.fromkeys(COLUMNS, False))
+    assert new.partitions(dict(INITIAL), new.latestOffset()) == []
+    assert new.partitions(following, following) == [], "a batch without new data"
+
+
 def test_nothing_new_is_the_same_offset(cluster: Cluster, producer: Producer) -> None:
     topic = cluster.create_topic("SparkIdle", 2)
     send(producer, topic, 3)
