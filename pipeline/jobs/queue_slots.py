@@ -4,12 +4,14 @@ The rules are those of the broker's own queues (RocketMQ's ConsumeQueue.putMessa
 left out filled up), for the records of one queue in the order of the log.
 """
 
-from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT
+from collections.abc import Iterator
+
+from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT, UNIT_SIZE
 from protocol.record import OVERHEAD_V1
 
 
 class QueueImage:
-    """The units of a queue, as its files hold them: ``first`` is the offset at which the oldest file begins."""
+    """The units of a queue, as its files hold them: ``first`` is the offset at which ``units`` and their file begin."""
 
     def __init__(self, units_per_file: int, log_file_size: int) -> None:
         self._units_per_file = units_per_file
@@ -26,6 +28,15 @@ class QueueImage:
         self.units += UNIT.pack(phy, size, tags_code)
         self.next += 1
         self._max_phy = phy + size
+
+    def take_files(self, *, to_the_end: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Files that are full, or all: the offset at which each begins, and its units, which are given up."""
+        size = self._units_per_file * UNIT_SIZE
+        while len(self.units) >= size or (to_the_end and self.units):
+            file = self.first, bytes(self.units[:size])
+            del self.units[:size]
+            self.first += self._units_per_file
+            yield file
 
     def _fill_up_to(self, queue_offset: int, phy: int) -> None:
         missing = queue_offset - self.next

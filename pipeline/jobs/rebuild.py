@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
 from pipeline.jobs.index_files import INDEX_SCHEMA, write_index_files
 from pipeline.jobs.queue_slots import QueueImage
-from pipeline.jobs.run import Target, groups
+from pipeline.jobs.run import Target, groups, runs
 from pipeline.store.files import StoreFiles
 from pipeline.store.options import StoreOptions
 from pipeline.store.queues import UNIT_TYPE
@@ -284,13 +284,29 @@ def _told(
 def write_whole_queues(
     target: Target, size: int, log_file_size: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write all files of queues whose records are sorted in the order of the log."""
-    for (topic, queue_id), table in groups(batches, ("topic", "queueId")):
-        image = QueueImage(size // UNIT_SIZE, log_file_size)
-        columns = [table[name].to_pylist() for name in ("phy", "size", "tagsCode", "queueOffset")]
-        for phy, length, tags_code, offset in zip(*columns, strict=True):
-            image.put(phy, length, tags_code, offset)
-        for at in range(0, len(image.units), size):
-            path = target.join("consumequeue", topic, str(queue_id), offset_name(image.first * UNIT_SIZE + at))
-            target.write(path, image.units[at : at + size], size=size)
-        yield _told(topic, queue_id, 0, len(columns[0]), 0, columns[0][0], columns[0][-1], True)
+    """Write all files of queues whose records are sorted in the order of the log; a row for each file.
+
+    A queue may have any number of records: no more is held than one batch and the file that it leads to.
+    """
+
+    def written(queue: tuple[Any, ...], image: QueueImage, *, to_the_end: bool) -> Iterator[pa.RecordBatch]:
+        topic, queue_id = queue
+        for first, units in image.take_files(to_the_end=to_the_end):
+            name = offset_name(first * UNIT_SIZE)
+            target.write(target.join("consumequeue", topic, str(queue_id), name), units, size=size)
+            yield _told(topic, queue_id, first * UNIT_SIZE // size, len(units) // UNIT_SIZE, 0, 0, 0, True)
+
+    queue: tuple[Any, ...] | None = None
+    image = QueueImage(size // UNIT_SIZE, log_file_size)
+    for batch in batches:
+        for found, rows in runs(batch, ("topic", "queueId")):
+            if queue is not None and found != queue:
+                yield from written(queue, image, to_the_end=True)
+                image = QueueImage(size // UNIT_SIZE, log_file_size)
+            queue = found
+            columns = [rows.column(name).to_pylist() for name in ("phy", "size", "tagsCode", "queueOffset")]
+            for phy, length, tags_code, offset in zip(*columns, strict=True):
+                image.put(phy, length, tags_code, offset)
+            yield from written(queue, image, to_the_end=False)
+    if queue is not None:
+        yield from written(queue, image, to_the_end=True)

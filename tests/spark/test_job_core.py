@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from broker.store.stats import StoreStats
 from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
 from pipeline.jobs.index_files import read_index_file, write_index_files
 from pipeline.jobs.queue_slots import QueueImage
-from pipeline.jobs.rebuild import write_queue_files
+from pipeline.jobs.rebuild import write_queue_files, write_whole_queues
 from pipeline.jobs.run import Target, groups
 from pipeline.store.files import DataFile, StoreFiles
 from pipeline.store.options import StoreOptions
@@ -34,6 +35,7 @@ from pipeline.store.table import walk
 from pipeline.store.walk import Chunk
 from protocol.hashing import key_hash
 from protocol.message import decode_properties
+from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from tests.spark.logs import START, LogWriter
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mixed, queue_files
 
@@ -136,15 +138,50 @@ def test_odd_offsets_get_the_units_that_the_broker_gives_them(first: int, moves:
     """Offsets that leap, go back or begin late: the same units and the same first file."""
     queue = ConsumeQueue("T", 0, "/q", QueueShape(10, 4096), lambda _: None)
     image = QueueImage(10, 4096)
+    files: dict[int, bytes] = {}
     offset, phy = first, 0
     for leap, gap in [(0, 0), *moves]:
         offset = max(0, offset + leap)
         phy += gap
         queue.put(phy, 100, 7, offset)
         image.put(phy, 100, 7, offset)
+        files |= image.take_files()
+        assert len(image.units) < 10 * UNIT_SIZE
         offset, phy = offset + 1, phy + 100
-    assert (image.first, image.next) == (queue.first_offset, queue.next_offset)
-    assert bytes(image.units) == queue.tail_units(queue.tail_offset, queue.unwritten())
+    files |= image.take_files(to_the_end=True)
+    assert (min(files), image.next) == (queue.first_offset, queue.next_offset)
+    assert list(files) == list(range(min(files), image.next, 10))
+    assert b"".join(files.values()) == queue.tail_units(queue.tail_offset, queue.unwritten())
+
+
+def test_nothing_to_sync_needs_no_directory(tmp_path: Path) -> None:
+    Target(str(tmp_path / "not" / "made")).sync()
+
+
+def test_a_queue_with_gaps_is_written_file_by_file(tmp_path: Path) -> None:
+    """A queue of any size goes through one task: what is full is on the disk before the next rows are asked for."""
+    names = ("topic", "queueId", "phy", "size", "tagsCode", "queueOffset")
+    directory = tmp_path / "consumequeue"
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number in range(0, 100, 5):
+            full = {"T": max(0, number - 3) // 10, "U": max(0, number - 53) // 10} if number else {}
+            for topic, (low, high) in {"T": (0, 50), "U": (50, 100)}.items():
+                if low < number < high:
+                    assert len(list(directory.glob(f"{topic}/0/*"))) >= full[topic]
+            topic = "T" if number < 50 else "U"
+            units = [(topic, 0, n * 1000, 100, 7, n % 50 + (n % 50 > 20)) for n in range(number, number + 5)]
+            yield pa.RecordBatch.from_pylist([dict(zip(names, unit, strict=True)) for unit in units])
+
+    told = pa.Table.from_batches(write_whole_queues(Target(str(tmp_path)), 10 * UNIT_SIZE, 1 << 20, rows()))
+    assert told.select(["topic", "file", "units"]).to_pylist() == [
+        {"topic": topic, "file": file, "units": 10 if file < 5 else 1} for topic in "TU" for file in range(6)
+    ]
+    for topic, base in (("T", 0), ("U", 50)):
+        data = b"".join(path.read_bytes() for path in sorted((directory / topic / "0").iterdir()))
+        units = [UNIT.unpack_from(data, at * UNIT_SIZE) for at in range(51)]
+        assert units[:21] + units[22:] == [((base + n) * 1000, 100, 7) for n in range(50)]
+        assert units[21] == (0, FILLER_SIZE, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab")), max_size=30), st.integers(1, 7))
