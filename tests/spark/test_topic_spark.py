@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from client.message import Message
+from client.message import Message, MessageQueue
 from client.sync import Admin, Producer
 from pipeline.topics.stream import HAS_ADMISSION_CONTROL
 from pyspark_rocketmq import register
@@ -87,6 +87,30 @@ def test_a_stream_reads_writes_and_goes_on_from_its_checkpoint(
         queue: wrapper.consumer_offset for queue, wrapper in admin.consume_stats("flow", source).offsets.items()
     }
     assert min(committed.values()) >= 8
+
+
+def test_a_query_that_is_started_again_reads_a_new_queue_from_its_begin(
+    spark: SparkSession, cluster: Cluster, producer: Producer, admin: Admin, tmp_path: Path
+) -> None:
+    """Also where PySpark does not tell a source where a batch starts; else "latest" would leave messages out."""
+    topic = cluster.create_topic("FlowGrown", 1)
+    send(producer, topic, 4)
+    frame = table_stream(spark, cluster, topic).select("body")
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "grown"))
+
+    def rows() -> int:
+        return sum(int(progress["numInputRows"]) for progress in to_its_end(writer).recentProgress)
+
+    assert rows() == 0
+    address = cluster.brokers[0].address
+    config = admin.topic_config(address, topic)
+    config.read_queue_nums = config.write_queue_nums = 2
+    admin.update_topic(address, config)
+    for number, count in ((0, 3), (1, 50)):
+        queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=number)
+        producer.send_batch([Message(topic, b"new")] * count, queue=queue)
+    assert rows() == 53
+    assert rows() == 0
 
 
 def test_a_running_stream_takes_what_comes_and_shows_it_to_the_group(
