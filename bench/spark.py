@@ -1,8 +1,9 @@
 """The benchmarks that need Spark, for an environment that has it; writes bench/REPORT.md like ``make bench``.
 
-    .venv-spark-newest/bin/python -m bench.spark [topics] [store] [rebuild] [--directory DIR]
+    .venv-spark-newest/bin/python -m bench.spark [topics] [store] [rebuild] [--directory DIR] [--rows N]
 
 Those that are not named keep the numbers of their last run. ``--directory`` keeps what store and rebuild have made.
+``--rows``: of topics and store; the fewer, the more of a run is what it costs once.
 """
 
 import argparse
@@ -19,6 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=PARTS, help="of " + ", ".join(PARTS))
     parser.add_argument("--directory", default="")
+    parser.add_argument("--rows", default="")
     given = parser.parse_args()
     if set(given.parts) - set(PARTS):
         parser.error(f"the parts are {', '.join(PARTS)}")
@@ -26,6 +28,8 @@ def main() -> None:
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.splitlines()[0]
     for name in given.parts:
         kept = ["--directory", given.directory] if given.directory and name != "topics" else []
+        if given.rows and name != "rebuild":
+            kept += ["--rows", given.rows]
         run_part(f"spark_{name}", kept, {"pyspark": version("pyspark"), "java": java})
     (HERE / "REPORT.md").write_text(report(), encoding="utf-8")
     print(f"written: {HERE / 'REPORT.md'}")

@@ -9,7 +9,8 @@ FLOORS: Final = {"store": 0.7, "read": 0.4, "write": 0.4}
 def topics(numbers: dict[str, Any]) -> list[str]:
     """A live broker and the sink, each beside its ceiling."""
     text = [
-        "1 KiB bodies, the broker on the same two cores. Reading: beside a source of ready-made Arrow batches.",
+        f"{numbers['rows']:,} rows with 1 KiB bodies, the broker on the same two cores.",
+        "Reading: beside a source of ready-made Arrow batches.",
         "Writing: beside a sink that drops its batches.",
         "",
         "| | rows/s |",

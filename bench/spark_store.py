@@ -1,6 +1,6 @@
 """``rocketmq-store`` on Spark, as ratios within one run: 1 KiB bodies, two cores and one.
 
-python -m bench.spark_store [--rows 200000] [--rounds 3] [--directory DIR] [--json FILE]: against a source that yields
+python -m bench.spark_store [--rows 1000000] [--rounds 3] [--directory DIR] [--json FILE]: against a source that yields
 ready-made Arrow batches of the same rows (the most that PySpark's data source API can do); by file count; one topic of
 a hundred. With ``--directory`` the stores are kept there for the next run. Needs the spark extra and a Java runtime.
 """
@@ -238,7 +238,7 @@ def measure(directory: Path, rows: int, rounds: int, cores: int) -> dict[str, An
 def main() -> None:
     """Measures with two cores and with one, each in a process that has no more of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--cores", type=int, help="measure here and now with so many")

@@ -1,6 +1,6 @@
 """Topics on Spark against the ceiling of the API: ratios in one run, 1 KiB bodies, two cores.
 
-    .venv-spark-newest/bin/python -m bench.spark_topics [--rows 200000] [--rounds 3] [--json FILE]
+    .venv-spark-newest/bin/python -m bench.spark_topics [--rows 1000000] [--rounds 3] [--json FILE]
 
 Reading: a live broker against a Python source that yields ready-made Arrow batches of the same rows. Writing: the sink
 against one that drops its batches, both fed by that source. The broker is a process of its own on the same cores.
@@ -140,7 +140,7 @@ def drain(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def measure(spark: SparkSession, cluster: Cluster, rows: int, rounds: int) -> dict[str, dict[str, float]]:
+def measure(spark: SparkSession, cluster: Cluster, rows: int, rounds: int) -> dict[str, Any]:
     topic, target = cluster.create_topic("Bench", PARTITIONS), cluster.create_topic("BenchSink", PARTITIONS)
     fill(cluster, topic, rows)
     live = spark.read.format("rocketmq").options(namesrv=cluster.namesrv, topics=topic)
@@ -165,6 +165,7 @@ def measure(spark: SparkSession, cluster: Cluster, rows: int, rounds: int) -> di
             times[name].append(seconds(action))
     rates = {name: rows / statistics.median(found) for name, found in times.items()}
     return {
+        "rows": rows,
         "rows a second": rates,
         "ratio": {
             "read": rates["live broker"] / rates["ready-made batches"],
@@ -176,7 +177,7 @@ def measure(spark: SparkSession, cluster: Cluster, rows: int, rounds: int) -> di
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
