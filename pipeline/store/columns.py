@@ -10,7 +10,7 @@ import pyarrow.compute
 
 from pipeline.schema import ARROW_SCHEMA
 from pipeline.store.gather import as_text, gather
-from pipeline.store.heads import Array, Heads
+from pipeline.store.heads import Array, Heads, values_at
 from pipeline.store.properties import Properties, split_properties
 from protocol import sysflag
 from protocol.message_id import encode_offset_id
@@ -18,6 +18,8 @@ from protocol.record import unpack_host
 
 _V4: Final = 8
 """Bytes of an IPv4 address with its port."""
+_HOST: Final = np.dtype(np.uint64)
+"""Those bytes as one value."""
 _FAR: Final = 9_200_000_000_000_000
 """No time in ms beyond this fits a timestamp in microseconds; a producer may have written any number."""
 
@@ -49,9 +51,7 @@ class Rows:
     def hosts(self, begins: Array, ends: Array) -> pa.StringArray:
         """``address:port`` of each record, an IPv6 address in brackets."""
         if (ends - begins == _V4).all():
-            window = np.frombuffer(self.view, dtype=np.uint8)
-            rows = np.lib.stride_tricks.as_strided(window, (len(window) - _V4 + 1, _V4), (1, 1), writeable=False)
-            words = rows[begins].view(np.uint64)
+            words = values_at(np.frombuffer(self.view, dtype=np.uint8), begins, _HOST)
             if len(words) and (words == words[0]).all():  # one broker, one producer: most often
                 return pa.repeat(pa.scalar(host_text(words[0].tobytes()), pa.string()), len(words))
         packed = self.range(begins, ends).dictionary_encode()
@@ -61,12 +61,10 @@ class Rows:
         """The id by which a broker finds the record: its address, port and log offset in hexadecimal digits."""
         heads = self.heads
         count = len(heads)
-        if (heads.store_end - heads.store_at == 8).all():
-            window = np.frombuffer(self.view, dtype=np.uint8)
-            ids = np.empty((count, 16), dtype=np.uint8)
-            rows = np.lib.stride_tricks.as_strided(window, (len(window) - 7, 8), (1, 1), writeable=False)
-            ids[:, :8] = rows[heads.store_at]
-            ids[:, 8:] = heads.phy.astype(">i8").view(np.uint8).reshape(count, 8)
+        if (heads.store_end - heads.store_at == _V4).all():
+            ids = np.empty((count, 2), dtype=_HOST)
+            ids[:, 0] = values_at(np.frombuffer(self.view, dtype=np.uint8), heads.store_at, _HOST)
+            ids[:, 1] = heads.phy.astype(">i8").view(_HOST)
             text = hexlify(ids.tobytes()).upper()
             offsets = np.arange(0, 32 * count + 1, 32, dtype=np.int32)
             return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)])

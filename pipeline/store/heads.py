@@ -77,8 +77,8 @@ class Heads:
         return Heads(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
-def _gather(window: Array, at: Array, kind: np.dtype[Any]) -> Array:
-    """The structure that begins at each place; every place has to leave room for it."""
+def values_at(window: Array, at: Array, kind: np.dtype[Any]) -> Array:
+    """What begins at each place of a window of bytes, as ``kind``; every place has to leave room for it."""
     width = kind.itemsize
     rows = np.lib.stride_tricks.as_strided(window, (max(len(window) - width + 1, 0), width), (1, 1), writeable=False)
     found: Array = rows[at].view(kind).reshape(len(at))
@@ -94,7 +94,7 @@ def read_heads(window: Array, at: Array, phy: Array) -> Heads:
     if not room.all():
         heads = read_heads(window, at[room], phy[room])
         return _spread(heads, room, at, phy)
-    head = _gather(window, at, _HEAD_V4)
+    head = values_at(window, at, _HEAD_V4)
     values = {name: head[name].astype(head.dtype[name].newbyteorder("=")) for name in _HEAD_V4.names or ()}
     sys_flag = values["sys_flag"]
     born = np.full(len(at), 8, dtype=np.int64)
@@ -106,7 +106,7 @@ def read_heads(window: Array, at: Array, phy: Array) -> Heads:
             inside = at[which] + kind.itemsize <= len(window)
             fits[which[~inside]] = False
             which = which[inside]
-            wider = _gather(window, at[which], kind)
+            wider = values_at(window, at[which], kind)
             for name in ("store_timestamp", "reconsume_times", "prepared_offset", "body_length"):
                 values[name][which] = wider[name]
             born[which] = 20 if bits & sysflag.BORN_HOST_V6 else 8

@@ -11,7 +11,7 @@ import pyarrow.compute
 from client.core import Client
 from client.errors import RocketMQError
 from pipeline.store.columns import Rows
-from pipeline.store.heads import read_heads
+from pipeline.store.heads import read_heads, values_at
 from pipeline.store.scan import chain
 from pipeline.topics import places
 from pipeline.topics.lane import WORTH_IT, Lane
@@ -19,11 +19,10 @@ from pipeline.topics.planning import Range
 from pipeline.topics.pulling import RangeReader
 from pipeline.topics.session import REQUEST_TIMEOUT, ask, open_client, stream
 from pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
-from protocol.record import RecordError
+from protocol.record import AT_PHYSICAL_OFFSET, RecordError
 
 BATCH_BYTES: Final = 4 << 20
 """An Arrow batch is made when so many bytes of records have come."""
-_AT_PHYSICAL_OFFSET: Final = 28
 
 
 class UndecodableError(RuntimeError):
@@ -41,8 +40,7 @@ def batch_of(data: bytes, span: Range, settings: ReadSettings) -> pa.RecordBatch
         raise RecordError(f"no message at {end} of what {span.queue} brought")
     window = np.frombuffer(view, dtype=np.uint8)
     at = np.array(positions, dtype=np.int64)
-    words = np.lib.stride_tricks.as_strided(window, (max(len(window) - 7, 0), 8), (1, 1), writeable=False)
-    physical = words[at + _AT_PHYSICAL_OFFSET].view(">i8").reshape(len(at)).astype(np.int64)
+    physical = values_at(window, at + AT_PHYSICAL_OFFSET, np.dtype(">i8")).astype(np.int64)
     heads = read_heads(window, at, physical)
     if not heads.ok.all():
         raise RecordError(f"a message of {span.queue} does not hold together")
@@ -62,31 +60,45 @@ def batch_of(data: bytes, span: Range, settings: ReadSettings) -> pa.RecordBatch
     return batch
 
 
+class _Bodies:
+    """Replies' bodies on their way into Arrow batches of about ``BATCH_BYTES``."""
+
+    def __init__(self, span: Range, settings: ReadSettings) -> None:
+        self._span = span
+        self._settings = settings
+        self._parts: list[bytes | memoryview] = []
+        self._size = 0
+
+    def add(self, body: bytes | memoryview) -> bool:
+        """Takes one; True where there are enough for a batch."""
+        self._parts.append(body)
+        self._size += len(body)
+        return self._size >= BATCH_BYTES
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """One batch of what was taken, none of nothing."""
+        parts, self._parts, self._size = self._parts, [], 0
+        if parts:
+            yield batch_of(b"".join(parts), self._span, self._settings)
+
+
 async def _batches(client: Client, span: Range, settings: ReadSettings) -> AsyncGenerator[pa.RecordBatch]:
-    parts: list[bytes] = []
-    size = 0
+    held = _Bodies(span, settings)
     async with aclosing(RangeReader(client, settings, span).bodies()) as bodies:
         async for body in bodies:
-            parts.append(body)
-            size += len(body)
-            if size >= BATCH_BYTES:
-                yield batch_of(b"".join(parts), span, settings)
-                parts, size = [], 0
-    if parts:
-        yield batch_of(b"".join(parts), span, settings)
+            if held.add(body):
+                for batch in held.batches():
+                    yield batch
+    for batch in held.batches():
+        yield batch
 
 
 def _quick_batches(lane: Lane, span: Range, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    parts: list[memoryview] = []
-    size = 0
+    held = _Bodies(span, settings)
     for body in lane.bodies():
-        parts.append(body)
-        size += len(body)
-        if size >= BATCH_BYTES:
-            yield batch_of(b"".join(parts), span, settings)
-            parts, size = [], 0
-    if parts:
-        yield batch_of(b"".join(parts), span, settings)
+        if held.add(body):
+            yield from held.batches()
+    yield from held.batches()
 
 
 def _address(span: Range, settings: ReadSettings) -> str | None:

@@ -16,20 +16,6 @@ from remoting.client_socket import connect_socket
 Main = Callable[[], Awaitable[None]]
 
 
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
-    """Runs a test on each backend, within 10 s."""
-
-    def run_it(main: Main) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(10):
-                await main()
-
-        anyio.run(limited, backend=request.param)
-
-    return run_it
-
-
 def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
