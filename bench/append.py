@@ -15,9 +15,9 @@ import trio
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.commit_log import CommitLog
-from broker.store.disk import RealDisk
 from broker.store.flush import SyncPlace
 from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.real_disk import RealDisk
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
 from broker.store.types import MessageInner, PutMessageResult

@@ -11,10 +11,10 @@ import trio
 
 from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import RealDisk
 from broker.store.dispatcher import StoreDispatcher
 from broker.store.index_file import IndexShape
 from broker.store.index_service import IndexService
+from broker.store.real_disk import RealDisk
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
 from protocol.index_batch import Batch, PlainBatch, make_batch

@@ -41,9 +41,10 @@ from broker.services.schedule import ScheduleMessageService
 from broker.services.state_file import StateFileError
 from broker.services.stats import BrokerStats
 from broker.services.topics import TopicConfigManager
-from broker.store.disk import Disk, RealDisk
+from broker.store.disk import Disk
 from broker.store.mapped_file import MappedFile, is_release_of
 from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from broker.store.real_disk import RealDisk
 from protocol.body import TopicConfig
 from protocol.codes import RequestCode
 from protocol.message_id import UniqueIdGenerator

@@ -17,7 +17,7 @@ from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue, QueueShape
 from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import Disk, RealDisk
+from broker.store.disk import Disk
 from broker.store.dispatcher import MessageArriving, StoreDispatcher
 from broker.store.durable_files import make_durable_directory
 from broker.store.fault_note import FaultNote
@@ -31,6 +31,7 @@ from broker.store.memory import hot_bytes, memory_limit
 from broker.store.plain_put import PlainPut
 from broker.store.query import BoundaryType, MessageFinder
 from broker.store.queue_clean import QueueCleaner
+from broker.store.real_disk import RealDisk
 from broker.store.recovery import RecoveryReport, StoreRecovery
 from broker.store.reput import ReputMessageService
 from broker.store.running_flags import RunningFlags

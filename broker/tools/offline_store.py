@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from broker.config import MessageStoreConfig, load_broker
-from broker.store.disk import Mapping, RealDisk
+from broker.store.disk import Mapping
 from broker.store.index_file import IndexFile, IndexShape
 from broker.store.mapped_file import MappedFile
+from broker.store.real_disk import RealDisk
 from broker.store.store_lock import ABORT_FILE, LOCK_FILE, StoreInUseError, StoreLock
 from protocol.file_names import is_index_name, parse_offset_name
 from protocol.queue_unit import UNIT_SIZE

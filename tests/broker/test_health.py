@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from broker.controller import BrokerController
-from broker.store.disk import DiskSpace, MappedPart, RealDisk
+from broker.store.disk import DiskSpace, MappedPart
+from broker.store.real_disk import RealDisk
 from broker.testing import configuration, running_broker
 from namesrv.config import load_namesrv
 from namesrv.controller import NamesrvController

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_store import ConsumeQueueStore, QueueState
-from broker.store.disk import RealDisk
 from broker.store.dropped_topics import DroppedTopics
 from broker.store.fault_note import FaultNote
 from broker.store.queue_snapshot import read_snapshot
+from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag
 from protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
 from protocol.command import Encoding, RemotingCommand

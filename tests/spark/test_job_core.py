@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from broker.store.consume_queue import ConsumeQueue, QueueShape
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import RealDisk
 from broker.store.dispatcher import StoreDispatcher, index_keys
 from broker.store.dropped_topics import Dropped, DroppedTopics
+from broker.store.real_disk import RealDisk
 from broker.store.stats import StoreStats
 from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
 from pipeline.jobs.index_files import read_index_file, write_index_files

@@ -8,8 +8,9 @@ import trio.lowlevel
 import trio.testing
 from structlog.testing import capture_logs
 
-from broker.store.disk import FileSystem, RealDisk
+from broker.store.disk import FileSystem
 from broker.store.mapped_file import MappedFile
+from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag
 from broker.store.types import PutMessageStatus
 from tests.store.builders import LOG, Rig, config, message, records

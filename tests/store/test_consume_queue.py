@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
 from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import RealDisk
 from broker.store.queue_clean import QueueCleaner
 from broker.store.queue_files import QueueFileError, erase_units, load_queue
+from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag, RunningFlags
 from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT
 from tests.store.simdisk import SimDisk

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.store.disk import Disk, MappedPart, RealDisk
+from broker.store.disk import Disk, MappedPart
 from broker.store.durable_files import make_durable_directory, read_whole, write_durably
+from broker.store.real_disk import RealDisk
 from tests.store.simdisk import PAGE, Loss, MappedStoreError, PowerCut, SimDisk
 
 

@@ -8,9 +8,10 @@ import trio
 import trio.testing
 
 from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.disk import Disk, RealDisk
+from broker.store.disk import Disk
 from broker.store.flush import SyncPlace
 from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag
 from broker.store.types import GetMessageStatus, MessageInner, PutMessageResult, PutMessageStatus
 from protocol.message import decode_messages

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.store.disk import RealDisk
+from broker.store.real_disk import RealDisk
 from broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 

@@ -12,8 +12,8 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.disk import RealDisk
 from broker.store.message_store import MessageStore
+from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag
 from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, WriteBuffer, lock_memory
 from broker.store.types import PutMessageStatus

@@ -6,7 +6,7 @@ import pytest
 from broker.config import MessageStoreConfig, load_broker
 from broker.services.config_file import ConfigFile
 from broker.services.state_file import StateFileError
-from broker.store.disk import RealDisk
+from broker.store.real_disk import RealDisk
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
 

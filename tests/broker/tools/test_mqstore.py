@@ -15,7 +15,7 @@ import trio
 from click.testing import CliRunner, Result
 
 from broker.config import MessageStoreConfig
-from broker.store.disk import RealDisk
+from broker.store.real_disk import RealDisk
 from broker.store.store_lock import StoreLock
 from broker.tools.cli import main
 from protocol import sysflag

@@ -1,0 +1,236 @@
+"""RealDisk: the store's disk on the operating system. What each method means is said in disk.py."""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Callable
+from typing import Final, TypeVar, TypeVarTuple
+
+import trio
+
+from broker.store.disk import DiskSpace, FileInfo, FileSystem, MappedPart, Mapping
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+_TOUCH_STEP: Final = 1 << 20
+_ZEROS: Final = memoryview(bytes(1 << 18))
+
+_MS_SYNC: Final = 4
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class _RealMapping:
+    """A shared mmap of a whole file."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        if sys.version_info >= (3, 13):  # one descriptor fewer for each mapped file
+            self._map = mmap.mmap(fd, size, trackfd=False)
+        else:
+            self._map = mmap.mmap(fd, size)
+        self.buffer = self._map
+        self.view = memoryview(self._map)
+
+    def close(self) -> None:
+        self.view.release()
+        with contextlib.suppress(BufferError):  # somebody reads: their views keep the map, the last one unmaps it
+            self._map.close()
+
+
+class RealDisk:
+    """The operating system's file system."""
+
+    def __init__(self, max_threads: int = 8) -> None:
+        self._max_threads = max_threads
+        self._limiter: trio.CapacityLimiter | None = None
+        self._zero = -1
+
+    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+        if self._limiter is None:
+            self._limiter = trio.CapacityLimiter(self._max_threads)
+        return await trio.to_thread.run_sync(fn, *args, limiter=self._limiter)
+
+    def create(self, path: str, size: int) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        if size:
+            os.ftruncate(fd, size)
+        return fd
+
+    def open(self, path: str, *, writable: bool = True) -> int:
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def map(self, fd: int, size: int) -> Mapping:
+        return _RealMapping(fd, size)
+
+    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False) -> None:
+        length = len(view)
+        if not length:
+            return
+        os.posix_fallocate(fd, offset, length)
+        if durable:
+            self._write_zeros(fd, offset, offset + length)
+            return
+        if self._zero < 0:
+            self._zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
+        # Zeros written bring pages into memory many at a time; a fault would take and clear each of them alone.
+        # Reading zeros then touches them in the map, inside one system call and without the interpreter's lock.
+        at = 0
+        while at < length:
+            at += os.pwrite(fd, _ZEROS[: length - at], offset + at)
+        at = 0
+        while at < length:
+            at += os.readv(self._zero, [view[at : at + _TOUCH_STEP]])
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        if length:
+            os.posix_fallocate(fd, offset, length)
+
+    @staticmethod
+    def _write_zeros(fd: int, offset: int, end: int) -> None:
+        """Zeros onto the device, a little at a time: a data sync that comes in between has little of it to wait for.
+
+        Through an open file of its own: the kernel tells each open file once of an error in writing pages back, and
+        this one must not hear what is meant for the next data sync of ``fd``.
+        """
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            while offset < end:
+                offset += os.pwritev(own, [_ZEROS[: end - offset]], offset, os.RWF_DSYNC)
+        finally:
+            os.close(own)
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+        done = os.pwrite(fd, data, offset)
+        if done < len(data):
+            rest = memoryview(data)
+            while done < len(rest):
+                done += os.pwrite(fd, rest[done:], offset + done)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        data = os.pread(fd, length, offset)
+        while len(data) < length:
+            more = os.pread(fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
+        data = bytearray(length)
+        try:
+            got = os.preadv(fd, [data], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS):
+                return None
+            raise
+        return bytes(data) if got == length else None
+
+    def next_data(self, fd: int, offset: int) -> int:
+        """See Disk."""
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return os.fstat(fd).st_size
+            if error.errno == errno.EINVAL:  # a file system that does not know
+                return offset
+            raise
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
+        if part is None:
+            os.fdatasync(fd)
+            return
+        # mmap.flush would keep the interpreter until the device has answered; a call through ctypes gives it away
+        begin = part.begin - part.begin % mmap.PAGESIZE
+        address = ctypes.addressof(ctypes.c_char.from_buffer(part.mapping.buffer))
+        if _libc.msync(address + begin, part.end - begin, _MS_SYNC):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def delete(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def stat(self, path: str) -> FileInfo | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileInfo(stat.S_ISDIR(found.st_mode), found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def space(self, path: str) -> DiskSpace:
+        found = os.statvfs(path)
+        used = found.f_blocks - found.f_bfree
+        return DiskSpace((used + found.f_bavail) * found.f_frsize, found.f_bavail * found.f_frsize)
+
+    def file_system(self, path: str) -> FileSystem:
+        return _find_mount(os.path.realpath(path))
+
+    def identity(self, path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def lock(self, fd: int) -> bool:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+
+def _find_mount(path: str) -> FileSystem:
+    """The mount with the longest mount point above ``path``; of equal ones the last, which covers the others."""
+    best = FileSystem("/", "unknown", "unknown")
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                fields, _, rest = line.partition(" - ")
+                point = fields.split()[4].encode("latin-1", "replace").decode("unicode_escape")
+                kind, source = rest.split()[:2]
+                inside = path == point or path.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best.mount_point):
+                    best = FileSystem(point, kind, source)
+    except OSError:  # no /proc: not worth refusing to start for
+        pass
+    return best
