@@ -68,7 +68,7 @@ class WriteBuffer:
             self._touch(begin, end)
 
     def _touch(self, begin: int, end: int) -> None:
-        """A read into the pages makes them without the interpreter's lock, as in disk.RealDisk.reserve."""
+        """A read into the pages makes them without the interpreter's lock, as in RealDisk.reserve."""
         zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
         try:
             with memoryview(self.memory) as view:
