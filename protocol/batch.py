@@ -5,7 +5,8 @@ Source: RocketMQ's MessageDecoder.encodeMessage and MessageExtEncoder.encode(Mes
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from protocol.errors import FrameError
@@ -14,7 +15,10 @@ _HEAD = struct.Struct(">iiiii")
 _SIZE_FLAG_BODY = struct.Struct(">i8xii").unpack_from
 _SHORT = struct.Struct(">h")
 _LENGTH = _SHORT.unpack_from
+_AROUND: Final = 22
+"""Bytes of a message besides its body and its properties."""
 _SHORT_BODY: Final = 4096
+"""Bodies up to here are copied: that costs less than a view, to make and to use."""
 
 
 class BatchItem(NamedTuple):
@@ -25,23 +29,54 @@ class BatchItem(NamedTuple):
     properties: bytes
 
 
+class BatchColumns(NamedTuple):
+    """The messages of a batch, each part of all of them in one sequence; parts as in BatchItem."""
+
+    flags: Sequence[int]
+    bodies: Sequence[bytes | memoryview]
+    properties: Sequence[bytes]
+
+
 class BatchError(FrameError):
     """A batch body whose lengths do not add up. It costs the request, not the connection."""
 
 
 def decode_batch(data: Any) -> list[BatchItem]:
     """The messages of a batch body. Raises BatchError where a length does not fit."""
-    return [BatchItem._make(parts) for parts in split_batch(data)]
+    return list(map(BatchItem, *split_batch(data)))
 
 
-def split_batch(data: Any) -> list[tuple[int, bytes | memoryview, bytes]]:
-    """The same as plain tuples of flag, body and properties: for who makes objects of its own of them.
+def split_batch(data: Any) -> BatchColumns:
+    """The same in columns, for who works on all messages of a batch together. Only of ``bytes`` are there views."""
+    return _split_equal(memoryview(data)) or _split_any(bytes(data))
 
-    Out of ``bytes`` a short body comes as bytes: that costs less than a view, to make and to use.
-    """
+
+@lru_cache(maxsize=1024)
+def _message_of(body_length: int, properties_length: int) -> struct.Struct:
+    return struct.Struct(f">i8xii{body_length}sh{properties_length}s")
+
+
+def _split_equal(view: memoryview) -> BatchColumns | None:
+    """Takes messages apart that have the same lengths, as those of one producer often do; None for others."""
+    if len(view) < _AROUND:
+        return None
+    size, _, body_length = _SIZE_FLAG_BODY(view)
+    properties_length = size - _AROUND - body_length
+    if not 0 <= body_length <= _SHORT_BODY or properties_length < 0 or len(view) % size:
+        return None
+    count = len(view) // size
+    parts = _message_of(body_length, properties_length).iter_unpack(view)
+    sizes, flags, body_lengths, bodies, lengths, properties = zip(*parts, strict=True)
+    if sizes.count(size) < count or body_lengths.count(body_length) < count or lengths.count(properties_length) < count:
+        return None
+    return BatchColumns(flags, bodies, properties)
+
+
+def _split_any(data: bytes) -> BatchColumns:
     view = memoryview(data)
-    source = data if type(data) is bytes else view
-    items: list[tuple[int, bytes | memoryview, bytes]] = []
+    flags: list[int] = []
+    bodies: list[bytes | memoryview] = []
+    properties: list[bytes] = []
     at, end = 0, len(view)
     try:
         while at < end:
@@ -49,17 +84,19 @@ def split_batch(data: Any) -> list[tuple[int, bytes | memoryview, bytes]]:
             body_at = at + 20
             body_end = body_at + body_length
             if body_length < 0:
-                raise BatchError(f"message {len(items)} of the batch has a body length of {body_length}")
+                raise BatchError(f"message {len(flags)} of the batch has a body length of {body_length}")
             properties_at = body_end + 2
             following = at + size
-            raw = bytes(source[properties_at:following])
+            raw = data[properties_at:following]
             if following > end or _LENGTH(view, body_end)[0] != len(raw) or following < properties_at:
-                raise BatchError(f"message {len(items)} of the batch says it has {size} bytes; its parts end elsewhere")
-            items.append((flag, (source if body_length <= _SHORT_BODY else view)[body_at:body_end], raw))
+                raise BatchError(f"message {len(flags)} of the batch says it has {size} bytes; its parts end elsewhere")
+            flags.append(flag)
+            bodies.append((data if body_length <= _SHORT_BODY else view)[body_at:body_end])
+            properties.append(raw)
             at = following
     except struct.error:
-        raise BatchError(f"message {len(items)} of the batch is cut off") from None
-    return items
+        raise BatchError(f"message {len(flags)} of the batch is cut off") from None
+    return BatchColumns(flags, bodies, properties)
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
@@ -68,7 +105,7 @@ def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     for flag, body, properties in messages:
         if len(properties) > 32_767:
             raise ValueError(f"properties of {len(properties)} bytes, the limit is 32767")
-        size = 22 + len(body) + len(properties)
+        size = _AROUND + len(body) + len(properties)
         parts += [
             _HEAD.pack(size, 0, 0, flag, len(body)),
             body,

@@ -19,7 +19,7 @@ from broker.processors.message_text import (
     tag_hash,
     waits_for_store,
 )
-from broker.processors.send_batch import batch_reply, entries_of, message_ids
+from broker.processors.send_batch import batch_reply, message_ids, parts_of
 from broker.processors.send_checks import (
     SendChecks,
     SendHeader,
@@ -128,8 +128,10 @@ class SendMessageProcessor:
         topic = header.topic
         config = self._table.get(topic)
         try:
-            if config is None or header.batch or topic in NO_SEND_TOPICS or topic[:1] == "%" or self._start_at:
+            if config is None or topic in NO_SEND_TOPICS or topic[:1] == "%" or self._start_at:
                 return self._send_checked(connection, command, header)
+            if header.batch:
+                return self._put_batch(connection, command, header, config)
             return self._put(connection, command, header, config)
         except RemotingError as error:
             return self._refuse(command, error)
@@ -319,7 +321,7 @@ class SendMessageProcessor:
         self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
     ) -> Outcome:
         batch, unique = self._batch(connection, command, header, config)
-        topic, count = batch.topic, len(batch.entries)
+        topic, count = batch.topic, len(batch.keys)
         if command.is_oneway:
             result = self._put_messages(batch, _nobody)
             if result is not None and result.ok:
@@ -348,15 +350,15 @@ class SendMessageProcessor:
         shared = dict(pairs(text))
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
         try:
-            entries = entries_of(command.body, self._checks.batch_item)
+            parts = parts_of(command.body, self._checks.batch_item)
         except BatchError as error:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
-        if not entries:
+        if not parts.bodies:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the batch has no message")
         batch = MessageBatch(
             header.topic,
             queue_id if queue_id >= 0 else random_queue(config),
-            entries,
+            *parts,
             header.born_timestamp,
             born_host(connection),
             self._store_host,
@@ -371,8 +373,8 @@ class SendMessageProcessor:
     ) -> Reply:
         if not result.ok:
             return command.reply(refusal_code(result.status), result.remark or result.status.name, self._ext)
-        self._count(batch.topic, len(batch.entries), result.size)
-        ids = message_ids(self._host_hex, result.offsets or [result.physical_offset])
+        self._count(batch.topic, len(batch.keys), result.size)
+        ids = message_ids(self._store_host, result.offsets or [result.physical_offset])
         added = self._ext
         if not result.status and not command.encoding and unique is None and self._templated:
             region, trace = added["MSG_REGION"], added["TRACE_ON"]

@@ -1,71 +1,93 @@
-"""Batches: from the body of SEND_BATCH_MESSAGE (320) to entries for the store, and from their offsets to the reply.
+"""Batches: from the body of SEND_BATCH_MESSAGE (320) to columns for the store, and from their offsets to the reply.
 
-What is done here is done for each message of a batch.
+What can be done to all messages of a batch at once is not done to each of them.
 """
 
 import re
 import struct
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
-from broker.processors.message_text import LONGEST_CACHED_TAG, index_keys, pairs, tag_hash
+from broker.processors.message_text import index_keys, pairs, tag_hash, tag_hash_of
 from broker.processors.send_checks import NOT_IN_A_BATCH
-from broker.store.types import BatchEntry
 from protocol.batch import split_batch
 from protocol.codes import VERSION
 from protocol.command import LANGUAGE
-from protocol.hashing import string_hash, tags_code
 from protocol.message import key_words
 
-_VALUE: Final = "\x01([^\x01\x02]+)\x02"
-_usual: Final = re.compile(f"(?:UNIQ_KEY{_VALUE}|TAGS{_VALUE}|KEYS{_VALUE}|WAIT\x01[^\x01\x02]+\x02)*").fullmatch
-"""What clients put into a batch of their own accord; of equal names the last counts."""
+_END: Final = "\x03"
+"""Stands in front of each text where those of all messages are looked through together; no usual text has it in it."""
+_NAMES: Final = "|".join(sorted({"UNIQ_KEY", "TAGS", "KEYS"} | NOT_IN_A_BATCH))
+_VALUE: Final = "\x01([^\x02]+)\x02"
+_usual: Final = re.compile(
+    f"{_END}(?:UNIQ_KEY{_VALUE}|TAGS{_VALUE}|KEYS{_VALUE}|(?!(?:{_NAMES})\x01)[^\x01-\x03]+\x01[^\x02]+\x02)*+"
+    f"(?![^{_END}])"
+).findall
+"""UNIQ_KEY, TAGS and KEYS of each text that is well-formed and has nothing that a batch may not have.
+
+Each match begins at a mark and goes to the next one: with as many matches as marks nothing has been passed over.
+Of equal names the last counts.
+"""
 
 _pack_words: Final = struct.Struct(">II").pack
-_LONGEST_TEMPLATE: Final = 1024
+_pack_offset: Final = struct.Struct(">Q").pack
 
 
-def entries_of(body: Any, check: Callable[[dict[str, str]], None]) -> list[BatchEntry]:
+class BatchParts(NamedTuple):
+    """What a batch's messages consist of, by column: see MessageBatch."""
+
+    bodies: Sequence[bytes | memoryview]
+    properties: Sequence[bytes]
+    flags: Sequence[int]
+    tags_codes: Sequence[int]
+    keys: Sequence[tuple[str, ...]]
+
+
+def parts_of(body: Any, check: Callable[[dict[str, str]], None]) -> BatchParts:
     """The messages of a batch's body. ``check`` looks at properties that a batch may not carry.
 
     Raises BatchError where the body is no batch, and what ``check`` raises.
     """
-    entries: list[BatchEntry] = []
-    for flag, data, raw in split_batch(bytes(body)):
-        text = raw.decode("utf-8", "replace")
-        usual = _usual(text)
-        if usual is None:
-            properties = dict(pairs(text))
-            if not NOT_IN_A_BATCH.isdisjoint(properties):
-                check(properties)
-            entries.append(BatchEntry(data, raw, flag, tag_hash(properties), index_keys(properties)))
-            continue
-        unique, tags, words = usual.groups()
-        keys: tuple[str, ...]
-        if words is None:
-            keys = (unique,) if unique is not None else ()
-        else:
-            keys = (unique, *key_words(words)) if unique is not None else tuple(key_words(words))
-        entries.append(BatchEntry(data, raw, flag, _tag_code(tags) if tags else 0, keys))
-    return entries
+    flags, bodies, raw = split_batch(body)
+    texts = b"\x03".join([b"", *raw]).decode("utf-8", "replace")
+    found = _usual(texts)
+    if found and len(found) == len(raw) == texts.count(_END):
+        unique, tags, words = zip(*found, strict=True)
+        return BatchParts(bodies, raw, flags, _tags_codes(tags), _keys(unique, words))
+    tags_codes: list[int] = []
+    keys: list[tuple[str, ...]] = []
+    for text in raw:
+        properties = dict(pairs(text.decode("utf-8", "replace")))
+        if not NOT_IN_A_BATCH.isdisjoint(properties):
+            check(properties)
+        tags_codes.append(tag_hash(properties))
+        keys.append(index_keys(properties))
+    return BatchParts(bodies, raw, flags, tags_codes, keys)
 
 
-def _tag_code(tags: str) -> int:
-    return tags_code(tags) if len(tags) <= LONGEST_CACHED_TAG else string_hash(tags)
+def _tags_codes(tags: Sequence[str]) -> list[int]:
+    first = tags[0]
+    if tags.count(first) == len(tags):
+        return [tag_hash_of(first)] * len(tags)
+    return list(map(tag_hash_of, tags))
 
 
-@lru_cache(maxsize=_LONGEST_TEMPLATE)
-def _ids(host: str, count: int) -> str:
-    """A template for the message ids of a batch: the host and the offset, with commas between them."""
-    return ",".join([host + "%016X"] * count)
+def _keys(unique: Sequence[str], words: Sequence[str]) -> list[tuple[str, ...]]:
+    """The index's words of each message, of its UNIQ_KEY and its KEYS; either may be empty."""
+    if "" not in unique:
+        if not any(words):
+            return list(zip(unique, strict=True))
+        if "" not in words and " " not in "".join(words):
+            return list(zip(unique, words, strict=True))
+    return [
+        (*((key,) if key else ()), *(key_words(text) if text else ())) for key, text in zip(unique, words, strict=True)
+    ]
 
 
-def message_ids(host: str, offsets: list[int]) -> str:
-    """The offset ids of a batch's messages, as its reply names them; ``host`` is hexadecimal."""
-    if len(offsets) < _LONGEST_TEMPLATE:
-        return _ids(host, len(offsets)) % tuple(offsets)
-    return ",".join([f"{host}{offset:016X}" for offset in offsets])
+def message_ids(host: bytes, offsets: Iterable[int]) -> str:
+    """The offset ids of a batch's messages, as its reply names them: the packed ``host`` and the offset of each."""
+    packed = host.join([b"", *map(_pack_offset, offsets)])
+    return packed.hex(",", len(host) + 8).upper()
 
 
 def batch_reply(region: str, trace: str, ids: str, queue_id: int, queue_offset: int, opaque: int) -> bytes:

@@ -7,6 +7,7 @@ Source: RocketMQ's CommitLog and DefaultAppendMessageCallback.
 
 import struct
 from collections.abc import Callable
+from itertools import accumulate, repeat
 from typing import Any, Final, Protocol
 
 from broker.store.mapped_file import BLANK_ROOM, MappedFile
@@ -14,7 +15,7 @@ from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.topic_queue import V4_HOSTS, TopicIllegalError, TopicQueue, checked_topic
 from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import record, sysflag
-from protocol.hashing import crc32
+from protocol.hashing import crc32, crc32_of_each
 
 MAX_RECORD_EXTRA: Final = 65_536
 """What a record may have beyond maxMessageSize for everything but its body."""
@@ -229,15 +230,15 @@ class CommitLog:
         """Put all records of a batch into one file, at consecutive queue offsets; None as in ``append``."""
         if batch.sys_flag & sysflag.TRANSACTION_MASK:
             return PutMessageResult(_ILLEGAL, remark="a batch cannot be part of a transaction")
-        if not batch.entries:
+        if not batch.bodies:
             return PutMessageResult(_ILLEGAL, remark="the batch holds no message")
         try:
             queue = self.queue(batch.topic, batch.queue_id)
         except TopicIllegalError as error:
             return PutMessageResult(_ILLEGAL, remark=str(error))
         fixed = queue.overhead + len(batch.born_host) + len(batch.store_host)
-        bodies = [len(entry.body) for entry in batch.entries]
-        properties = [len(entry.properties) for entry in batch.entries]
+        bodies = list(map(len, batch.bodies))
+        properties = list(map(len, batch.properties))
         if max(bodies) + max(properties) + fixed > self.small or batch.queue_id < 0:
             for body_length, properties_length in zip(bodies, properties, strict=True):
                 size = fixed + body_length + properties_length
@@ -271,51 +272,42 @@ class CommitLog:
     ) -> PutMessageResult:
         now = max(self._wall_ms(), self.last_store_timestamp)
         sys_flag = batch.sys_flag & ~_V6_FLAGS | record.host_flags(batch.born_host, batch.store_host)
-        queue_id, magic, topic_part = batch.queue_id, queue.magic, queue.topic_part
-        queue_offset = queue.next_offset
-        physical_offset = file.start + file.wrote
-        offsets: list[int] = []
-        parts: list[Any] = []
+        first = queue.next_offset
+        count = len(bodies)
+        at = file.wrote
+        sizes = [fixed + body + text for body, text in zip(bodies, properties, strict=True)]
+        *offsets, end = accumulate(sizes, initial=file.start + at)
+        tails = {length: queue.topic_part + length.to_bytes(2, "big") for length in set(properties)}
+        parts: list[Any] = [None] * (4 * count)
         try:
             shared = record.pack_shared(
                 sys_flag, batch.born_timestamp, batch.born_host, now, batch.store_host, batch.reconsume_times
             )
-            pack = record.around_shared(len(shared)).pack
-            tails = {length: topic_part + length.to_bytes(2, "big") for length in set(properties)}
-            for entry, body_length, properties_length in zip(batch.entries, bodies, properties, strict=True):
-                body = entry.body
-                size = fixed + body_length + properties_length
-                offsets.append(physical_offset)
-                parts += (
-                    pack(
-                        size,
-                        magic,
-                        crc32(body),
-                        queue_id,
-                        entry.flag,
-                        queue_offset,
-                        physical_offset,
-                        shared,
-                        body_length,
-                    ),
-                    body,
-                    tails[properties_length],
-                    entry.properties,
-                )
-                queue_offset += 1
-                physical_offset += size
+            parts[::4] = map(
+                record.around_shared(len(shared)).pack,
+                sizes,
+                repeat(queue.magic),
+                [crc & 0x7FFFFFFF for crc in crc32_of_each(batch.bodies)],
+                repeat(batch.queue_id),
+                batch.flags,
+                range(first, first + count),
+                offsets,
+                repeat(shared),
+                bodies,
+            )
         except struct.error as error:
             return PutMessageResult(_ILLEGAL, remark=f"a number of the batch does not fit its field: {error}")
-        at = file.wrote
-        end = physical_offset - file.start
-        file.buffer[at:end] = b"".join(parts)
-        file.wrote = end
-        first = queue.next_offset
-        queue.next_offset = queue_offset
+        parts[1::4] = batch.bodies
+        parts[2::4] = map(tails.__getitem__, properties)
+        parts[3::4] = batch.properties
+        wrote = end - file.start
+        file.buffer[at:wrote] = b"".join(parts)
+        file.wrote = wrote
+        queue.next_offset = first + count
         self.last_store_timestamp = now
-        if end >= self.poke_at:
+        if wrote >= self.poke_at:
             self.room.poke()
-        return PutMessageResult(_OK, offsets[0], first, end - at, now, offsets)
+        return PutMessageResult(_OK, offsets[0], first, wrote - at, now, offsets)
 
     def _make_room(self, size: int) -> MappedFile | None:
         """The file that takes a record of ``size`` bytes, or None where somebody has to wait for it."""

@@ -5,7 +5,7 @@ from the tail is rebuilt from the log. A queue has no open file and no map of it
 thousand queues has as many descriptors as one with ten. Source: RocketMQ's ConsumeQueue.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from protocol.file_names import offset_name
@@ -111,7 +111,7 @@ class ConsumeQueue:
             self.on_dirty(self)
         return True
 
-    def put_all(self, places: list[int], sizes: list[int], tags: list[int], queue_offset: int) -> None:
+    def put_all(self, places: list[int], sizes: list[int], tags: Sequence[int], queue_offset: int) -> None:
         """Add the units of messages that lie side by side and have offsets from ``queue_offset`` on; as ``put``."""
         if queue_offset != self.next_offset or places[0] < self.max_phy or not self.dirty:
             for phy, size, tags_code in zip(places, sizes, tags, strict=True):

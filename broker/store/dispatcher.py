@@ -6,6 +6,7 @@ Source: RocketMQ's CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuil
 """
 
 from collections.abc import Callable, Container, Sequence
+from itertools import repeat
 from operator import sub
 from typing import Final
 
@@ -142,17 +143,12 @@ class StoreDispatcher:
         if index is not None:
             pending = index.pending
             waiting = len(pending)
-            pending.extend(
-                [
-                    (topic, entry.keys, phy, store_timestamp)
-                    for entry, phy in zip(batch.entries, offsets, strict=True)
-                    if entry.keys
-                ]
-            )
+            messages = zip(repeat(topic), batch.keys, offsets, repeat(store_timestamp), strict=False)
+            pending.extend([message for message in messages if message[1]] if () in batch.keys else messages)
             if waiting < WAKE_AT <= len(pending):
                 index.wake()
         sizes = list(map(sub, [*offsets[1:], end], offsets))
-        tags = [entry.tags_code for entry in batch.entries]
+        tags = batch.tags_codes
         if position < self._dropped.end and self._dropped.has(topic, position, store_timestamp):
             return
         self._queues.find_or_create(topic, queue_id).put_all(offsets, sizes, tags, result.queue_offset)

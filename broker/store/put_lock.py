@@ -66,8 +66,7 @@ class PutMessageLock:
         if isinstance(put, MessageInner):
             put.body = bytes(put.body)
         else:
-            for entry in put.entries:
-                entry.body = bytes(entry.body)
+            put.bodies = list(map(bytes, put.bodies))
         self._queue.append(_Waiting(put, on_done, now))
         self.is_held = True
         self._changed.set()

@@ -1,6 +1,6 @@
 """What goes into the store and what comes out of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -67,22 +67,20 @@ class MessageInner(Struct, gc=False):
     wait: bool = True
 
 
-class BatchEntry(Struct, gc=False):
-    """One message of a batch."""
-
-    body: Any
-    properties: bytes
-    flag: int = 0
-    tags_code: int = 0
-    keys: tuple[str, ...] = ()
-
-
 class MessageBatch(Struct, gc=False):
-    """A traditional batch: messages of one topic and queue that get consecutive offsets and lie in one file."""
+    """A traditional batch: messages of one topic and queue that get consecutive offsets and lie in one file.
+
+    ``bodies`` to ``keys`` are of the same length: what belongs to each message, as in MessageInner. They are kept by
+    column because what is done to them is done to all at once.
+    """
 
     topic: str
     queue_id: int
-    entries: list[BatchEntry]
+    bodies: Sequence[Any]
+    properties: Sequence[bytes]
+    flags: Sequence[int]
+    tags_codes: Sequence[int]
+    keys: Sequence[tuple[str, ...]]
     born_timestamp: int
     born_host: bytes
     store_host: bytes

@@ -176,7 +176,7 @@ class WritePath:
         """After the append: count, then dispatch or wait for the device."""
         if result.status:
             return self._failed(result)
-        self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.entries)
+        self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.bodies)
         self._stats.put_message_size_total += result.size
         group = self.group
         if self._real_time is not None:
@@ -187,8 +187,7 @@ class WritePath:
         if isinstance(put, MessageInner):
             put.body = b""  # it may be a view of the receive buffer
         else:
-            for entry in put.entries:
-                entry.body = b""
+            put.bodies = ()
         if self.commit is not None:
             self.commit.submit(put, result)
         if group is None:

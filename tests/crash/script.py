@@ -16,7 +16,7 @@ from broker.config import FlushDiskType, MessageStoreConfig
 from broker.services.state_file import StateFile, StateFileError, encode_pieces
 from broker.store.flush import SyncPlace
 from broker.store.message_store import MessageStore
-from broker.store.types import BatchEntry, PutMessageResult, PutMessageStatus
+from broker.store.types import PutMessageResult, PutMessageStatus
 from protocol.hashing import tags_code
 from protocol.topic_rules import SCHEDULE_TOPIC
 from remoting.clock import ManualClock
@@ -275,11 +275,15 @@ class Script:
         if len(sent) == 1:
             result = self.store.put_message(_message(sent[0], v6=v6), answer)
         else:
-            entries = [
-                BatchEntry(one.body, one.properties.encode(), tags_code=one.tags_code or 0, keys=tuple(one.keys))
-                for one in sent
-            ]
-            result = self.store.put_messages(batch([], topic, queue_id, entries=entries), answer)
+            put = batch(
+                [one.body for one in sent],
+                topic,
+                queue_id,
+                properties=[one.properties.encode() for one in sent],
+                tags_codes=[one.tags_code or 0 for one in sent],
+                keys=[tuple(one.keys) for one in sent],
+            )
+            result = self.store.put_messages(put, answer)
         if result is not None:
             answer(result)
         elif wait:

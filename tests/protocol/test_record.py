@@ -220,6 +220,21 @@ def test_a_batch_body_decodes_or_is_a_batch_error(data: bytes) -> None:
         decode_batch(data)
 
 
+@given(st.integers(1, 4), st.integers(0, 5), st.integers(0, 5), st.data())
+def test_messages_of_one_shape_are_held_to_their_lengths(count: int, body: int, text: int, data: st.DataObject) -> None:
+    """One number of one message changed: what is taken for a batch is one, message by message."""
+    batch = bytearray(encode_batch([(at, b"b" * body, b"p" * text) for at in range(count)]))
+    size = len(batch) // count
+    at = data.draw(st.integers(0, count - 1)) * size + data.draw(st.sampled_from([3, 19, 20 + body + 1]))
+    batch[at] = data.draw(st.integers(0, 60))
+    try:
+        items = decode_batch(batch)
+    except BatchError:
+        return
+    again = encode_batch([(item.flag, bytes(item.body), item.properties) for item in items])
+    assert again == bytes(batch)
+
+
 def test_ipv6_mapped_addresses_are_packed_as_ipv4() -> None:
     assert pack_host("::ffff:127.0.0.1", 10911) == V4
     assert host_flags(V6, V4) == sysflag.BORN_HOST_V6

@@ -15,7 +15,7 @@ from broker.store.flush import SyncPlace
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
-from broker.store.types import BatchEntry, MessageBatch, MessageInner, PutMessageResult
+from broker.store.types import MessageBatch, MessageInner, PutMessageResult
 from broker.store.write_path import WritePath
 from protocol.message import StoredMessage, decode_message
 from protocol.record import MAGIC_BLANK, SIZE_MAGIC, pack_host
@@ -50,9 +50,9 @@ class RecordingDispatcher:
     def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
         offsets = result.offsets or []
         ends = [*offsets[1:], result.physical_offset + result.size]
-        for at, (entry, phy, end) in enumerate(zip(batch.entries, offsets, ends, strict=True)):
+        for at, (tags_code, keys, phy, end) in enumerate(zip(batch.tags_codes, batch.keys, offsets, ends, strict=True)):
             place = (batch.topic, batch.queue_id, result.queue_offset + at, phy, end - phy)
-            self.dispatch(*place, entry.tags_code, result.store_timestamp, entry.keys, batch.sys_flag)
+            self.dispatch(*place, tags_code, result.store_timestamp, keys, batch.sys_flag)
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         self.seen.append((blank_offset, next_offset))
@@ -96,7 +96,11 @@ def batch(bodies: list[bytes], topic: str = "TopicTest", queue_id: int = 0, **mo
     fields: dict[str, Any] = {
         "topic": topic,
         "queue_id": queue_id,
-        "entries": [BatchEntry(body, b"") for body in bodies],
+        "bodies": bodies,
+        "properties": [b""] * len(bodies),
+        "flags": [0] * len(bodies),
+        "tags_codes": [0] * len(bodies),
+        "keys": [()] * len(bodies),
         "born_timestamp": 1_700_000_000_000,
         "born_host": HOST,
         "store_host": HOST,

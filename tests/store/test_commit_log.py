@@ -3,7 +3,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.store.types import BatchEntry, PutMessageStatus
+from broker.store.types import PutMessageStatus
 from protocol import sysflag
 from protocol.record import RecordState, check_record, decode_head, encode_record
 from tests.store.builders import HOST, HOST_V6, Rig, batch, config, message, records
@@ -138,7 +138,7 @@ async def test_a_batch_lies_in_one_file() -> None:
         (batch([b"a"], topic="t" * 128), PutMessageStatus.MESSAGE_ILLEGAL, "128 bytes"),
         (batch([b"a"], born_timestamp=1 << 70), PutMessageStatus.MESSAGE_ILLEGAL, "does not fit"),
         (
-            batch([b""], entries=[BatchEntry(b"", b"p" * 32768)]),
+            batch([b""], properties=[b"p" * 32768]),
             PutMessageStatus.PROPERTIES_SIZE_EXCEEDED,
             "32768 bytes",
         ),
