@@ -11,11 +11,23 @@ from protocol.index_batch import INT_MAX, Message, Row, key_hash_of
 from protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
 
 _LONGEST: Final = 1024
-"""Longer keys are hashed one by one: powers are at hand up to here."""
+"""Longer keys are hashed one by one."""
 _AT_ONCE: Final = 4096
-"""Texts that are hashed together, where somebody has many of them: there are 20 bytes of work for each letter."""
+"""Texts that are hashed together, where somebody has many of them."""
+_LETTERS: Final = 1 << 16
+"""Letters that are hashed together: powers are at hand up to here."""
 _ENTRY_TYPE = np.dtype([("hash", ">i4"), ("phy", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-_POWERS = np.array([pow(31, exponent, 1 << 32) for exponent in range(_LONGEST + 1)], dtype=np.uint32)
+
+
+def _powers_of(base: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+    """The 0th to the last power that is needed, modulo 2**32."""
+    factors = np.full(_LETTERS + 1, base, dtype=np.uint32)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint32)
+
+
+_POWERS: Final = _powers_of(31)
+_INVERSES: Final = _powers_of(pow(31, -1, 1 << 32))
 
 
 class NumpyBatch:
@@ -112,8 +124,7 @@ class NumpyBatch:
 def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dtype[np.int32]]", list[int]]:
     """The index's hash of each text behind one whose String.hashCode is ``front``, and the places of odd texts.
 
-    Odd ones (empty, very long, not ASCII) have no hash yet. All others are one row of bytes: each is multiplied by the
-    power of 31 that its distance from the end of its text calls for, and the products of a text are summed.
+    Odd ones (empty, very long, not ASCII) have no hash yet.
     """
     odd: list[int] = []
     joined = "".join(texts)
@@ -125,11 +136,27 @@ def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dt
             texts[at] = "0"
         joined = "".join(texts)
         lengths[odd] = 1
-    units = np.frombuffer(joined.encode("ascii"), dtype=np.uint8)
-    ends = np.cumsum(lengths)
-    exponents = (ends - 1).repeat(lengths)
-    exponents -= np.arange(len(units))
-    values = np.add.reduceat(units * _POWERS[exponents], ends - lengths, dtype=np.uint32)
-    values += front * _POWERS[lengths]
-    hashes = np.abs(values.astype(np.int32))  # the smallest number stays negative
+    sums = _sums(np.frombuffer(joined.encode("ascii"), dtype=np.uint8), lengths)
+    sums += front * _POWERS[lengths]
+    hashes = np.abs(sums.astype(np.int32))  # the smallest number stays negative
     return np.maximum(hashes, 0), odd
+
+
+def _sums(
+    units: "np.ndarray[tuple[int], np.dtype[np.uint8]]", lengths: Row
+) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+    """String.hashCode of each text, unsigned: the texts' letters lie side by side.
+
+    A letter counts 31 to the power of its distance from its text's end. That is the text's end in the row less the
+    letter's place in it: so each is multiplied by the inverse power of its place, which is the same for every row, and
+    what they add up to by the power of the end.
+    """
+    ends = np.cumsum(lengths)
+    if len(units) <= _LETTERS:
+        sums: np.ndarray[tuple[int], np.dtype[np.uint32]]
+        sums = np.add.reduceat(units * _INVERSES[: len(units)], ends - lengths, dtype=np.uint32)
+        sums *= _POWERS[ends - 1]
+        return sums
+    half = len(lengths) // 2
+    middle = ends[half - 1]
+    return np.concatenate((_sums(units[:middle], lengths[:half]), _sums(units[middle:], lengths[half:])))

@@ -103,7 +103,11 @@ class IndexService:
 
     def _take(self, max_keys: int) -> list[Pending]:
         pending = self.pending
-        taken = [pending.popleft() for _ in range(min(len(pending), max_keys))]
+        if len(pending) <= max_keys:
+            taken = list(pending)
+            pending.clear()
+        else:
+            taken = [pending.popleft() for _ in range(max_keys)]
         counts = [len(message[1]) for message in taken]
         if sum(counts) > max_keys:
             last = bisect_left(list(accumulate(counts)), max_keys)

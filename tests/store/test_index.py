@@ -76,6 +76,13 @@ def test_the_hash_without_an_absolute_value_is_zero() -> None:
         assert batch.key_hashes([text, "a"]) == [0, 97]
 
 
+def test_many_long_texts_are_hashed_as_each_alone() -> None:
+    """More letters than are looked at together."""
+    keys = [chr(33 + at % 90) * (1 + at * 7 % 1024) for at in range(300)]
+    for batch in BATCHES:
+        assert batch.key_hashes(keys) == [abs(string_hash(key)) for key in keys]
+
+
 def test_numpy_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_batch(), NumpyBatch)
     real = builtins.__import__
