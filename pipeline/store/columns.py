@@ -1,7 +1,7 @@
 """Rows of the table out of records: the columns of pipeline.schema, only those that are asked for."""
 
-from binascii import hexlify
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from pipeline.schema import ARROW_SCHEMA
-from pipeline.store.gather import as_text, gather
+from pipeline.store.alike import AlikeTexts, alike_texts
+from pipeline.store.gather import as_text, gather, matrix_as_text
 from pipeline.store.heads import Array, Heads, values_at
 from pipeline.store.properties import Properties, split_properties
 from protocol import sysflag
@@ -20,6 +21,9 @@ _V4: Final = 8
 """Bytes of an IPv4 address with its port."""
 _HOST: Final = np.dtype(np.uint64)
 """Those bytes as one value."""
+_DIGITS: Final = np.frombuffer(b"".join([b"%02X" % byte for byte in range(256)]), dtype="V2")
+"""The two hexadecimal digits of each byte."""
+_TIMESTAMP: Final = ARROW_SCHEMA.field("storeTimestamp").type
 _FAR: Final = 9_200_000_000_000_000
 """No time in ms beyond this fits a timestamp in microseconds; a producer may have written any number."""
 
@@ -32,6 +36,11 @@ class Rows:
         self.heads = heads
         self._broker_name = broker_name
         self._properties: Properties | None = None
+
+    @cached_property
+    def _alike(self) -> AlikeTexts | None:
+        """Topics and properties where they are laid out alike, which then is the quick way to them."""
+        return alike_texts(self.view, self.heads)
 
     @property
     def properties(self) -> Properties:
@@ -46,7 +55,23 @@ class Rows:
 
     def topics(self) -> pa.StringArray:
         """Topic of each record."""
+        if self._alike is not None:
+            return self._alike.topics()
         return as_text(self.range(self.heads.topic_at, self.heads.topic_end))
+
+    def texts(self, name: str) -> pa.StringArray:
+        """A property of each record, null where it has none."""
+        return self._alike.column(name) if self._alike is not None else self.properties.column(name.encode())
+
+    def word_lists(self, name: str) -> pa.ListArray:
+        """The words of a property of each record."""
+        if self._alike is not None and not self._alike.has_words(name):
+            return self._alike.word_lists(name)
+        return self.properties.word_lists(name.encode())
+
+    def maps(self) -> pa.MapArray:
+        """All properties of each record."""
+        return self._alike.maps() if self._alike is not None else self.properties.maps()
 
     def hosts(self, begins: Array, ends: Array) -> pa.StringArray:
         """``address:port`` of each record, an IPv6 address in brackets."""
@@ -65,9 +90,7 @@ class Rows:
             ids = np.empty((count, 2), dtype=_HOST)
             ids[:, 0] = values_at(np.frombuffer(self.view, dtype=np.uint8), heads.store_at, _HOST)
             ids[:, 1] = heads.phy.astype(">i8").view(_HOST)
-            text = hexlify(ids.tobytes()).upper()
-            offsets = np.arange(0, 32 * count + 1, 32, dtype=np.int32)
-            return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+            return matrix_as_text(_DIGITS[ids.view(np.uint8)].view(np.uint8))
         places = zip(heads.store_at.tolist(), heads.store_end.tolist(), heads.phy.tolist(), strict=True)
         return pa.array([encode_offset_id(bytes(self.view[at:end]), phy) for at, end, phy in places], pa.string())
 
@@ -103,7 +126,7 @@ class Rows:
         return _COLUMNS[name](self, heads)
 
     def batch(
-        self, names: Sequence[str], nullable: Container[str] = ()
+        self, names: Sequence[str], nullable: Collection[str] = ()
     ) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
         """The columns of these names, and the records left out because their body cannot be decompressed."""
         bad: list[tuple[int, str]] = []
@@ -114,14 +137,19 @@ class Rows:
             else:
                 array = self.column(name)
             arrays.append(array)
-        fields = [ARROW_SCHEMA.field(name) for name in names]
-        schema = pa.schema([field.with_nullable(field.nullable or field.name in nullable) for field in fields])
-        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=_schema(tuple(names), frozenset(nullable)))
         if bad:
             good = np.ones(len(self.heads), dtype=bool)
             good[[number for number, _ in bad]] = False
             batch = batch.filter(pa.array(good))
         return batch, bad
+
+
+@lru_cache(maxsize=8)
+def _schema(names: tuple[str, ...], nullable: frozenset[str]) -> pa.Schema:
+    """The schema of these columns, some of which a user's own schema allows to be null."""
+    fields = [ARROW_SCHEMA.field(name) for name in names]
+    return pa.schema([field.with_nullable(field.nullable or field.name in nullable) for field in fields])
 
 
 def host_text(host: bytes) -> str:
@@ -136,17 +164,17 @@ def _number(values: Array, kind: Any) -> Any:
 
 def _time(values: Array) -> Any:
     micros = np.clip(values, -_FAR, _FAR) * 1000
-    return pa.array(micros).cast(pa.timestamp("us", tz="UTC"))
+    return pa.Array.from_buffers(_TIMESTAMP, len(micros), [None, pa.py_buffer(micros)])
 
 
 _COLUMNS: Final[dict[str, Callable[[Rows, Heads], Any]]] = {
     "topic": lambda rows, _: rows.topics(),
     "queueId": lambda _, heads: _number(heads.queue_id, pa.int32()),
     "queueOffset": lambda _, heads: _number(heads.queue_offset, pa.int64()),
-    "tags": lambda rows, _: rows.properties.column(b"TAGS"),
-    "keys": lambda rows, _: rows.properties.word_lists(b"KEYS"),
+    "tags": lambda rows, _: rows.texts("TAGS"),
+    "keys": lambda rows, _: rows.word_lists("KEYS"),
     "msgId": lambda rows, _: rows.message_ids(),
-    "uniqId": lambda rows, _: rows.properties.column(b"UNIQ_KEY"),
+    "uniqId": lambda rows, _: rows.texts("UNIQ_KEY"),
     "bornTimestamp": lambda _, heads: _time(heads.born_timestamp),
     "storeTimestamp": lambda _, heads: _time(heads.store_timestamp),
     "bornHost": lambda rows, heads: rows.hosts(heads.born_at, heads.store_at - 8),
@@ -155,5 +183,5 @@ _COLUMNS: Final[dict[str, Callable[[Rows, Heads], Any]]] = {
     "reconsumeTimes": lambda _, heads: _number(heads.reconsume_times, pa.int32()),
     "flag": lambda _, heads: _number(heads.flag, pa.int32()),
     "sysFlag": lambda _, heads: _number(heads.sys_flag, pa.int32()),
-    "properties": lambda rows, _: rows.properties.maps(),
+    "properties": lambda rows, _: rows.maps(),
 }

@@ -77,11 +77,12 @@ class Heads:
         return Heads(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
-def values_at(window: Array, at: Array, kind: np.dtype[Any]) -> Array:
+def values_at(window: Any, at: Array, kind: np.dtype[Any]) -> Array:
     """What begins at each place of a window of bytes, as ``kind``; every place has to leave room for it."""
     width = kind.itemsize
-    rows = np.lib.stride_tricks.as_strided(window, (max(len(window) - width + 1, 0), width), (1, 1), writeable=False)
-    found: Array = rows[at].view(kind).reshape(len(at))
+    # numpy moves values of no kind as they are, each by one copy
+    everywhere = np.ndarray((max(len(window) - width + 1, 0),), f"V{width}", window, strides=(1,))
+    found: Array = everywhere[at].view(kind)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pipeline.store.files import ByteSource
-from pipeline.store.heads import has_hole
+from pipeline.store.heads import Array, has_hole
 from protocol import record
 from protocol.record import RecordState, check_record
 
@@ -22,6 +22,8 @@ _CONFIRM: Final = 3
 """So many records have to follow one that was found by searching: bytes that a producer chose may look like one."""
 _ALIKE: Final = 8
 """After so many records of one size it is tried whether more of that size follow: no step for each of them."""
+_MANY: Final = 64
+"""So many positions are better an array of their own."""
 MAX_RECORD: Final = 1 << 26
 """A size beyond this is no size: brokers refuse messages of a sixteenth of it."""
 
@@ -34,7 +36,7 @@ class Found(NamedTuple):
     store_timestamp: int
 
 
-def chain(view: memoryview, at: int, stop: int) -> tuple[list[int], int]:
+def chain(view: memoryview, at: int, stop: int) -> tuple[Array, int]:
     """Positions of the records that begin at ``at`` and behind one another before ``stop``, and where that ends.
 
     Only sizes and magic are looked at. It ends at ``stop`` or behind, or at the first place where no whole record is.
@@ -43,8 +45,8 @@ def chain(view: memoryview, at: int, stop: int) -> tuple[list[int], int]:
     version1, version2 = record.MAGIC_V1, record.MAGIC_V2
     length = len(view)
     last = min(stop, length - record.OVERHEAD_V1 + 1)
+    pieces: list[Array] = []
     positions: list[int] = []
-    add = positions.append
     usual = alike = 0
     while at < last:
         size, magic = unpack(view, at)
@@ -53,7 +55,7 @@ def chain(view: memoryview, at: int, stop: int) -> tuple[list[int], int]:
         following = at + size
         if following > length:
             break
-        add(at)
+        positions.append(at)
         at = following
         if size != usual:
             usual, alike = size, 0
@@ -62,9 +64,14 @@ def chain(view: memoryview, at: int, stop: int) -> tuple[list[int], int]:
         if alike == _ALIKE:
             alike = 0
             count = _same_size(view, at, size << 32 | magic, last)
-            positions += range(at, at + count * size, size)
-            at += count * size
-    return positions, at
+            following = at + count * size
+            if count < _MANY:
+                positions += range(at, following, size)
+            else:
+                pieces += np.array(positions, dtype=np.int64), np.arange(at, following, size)
+                positions = []
+            at = following
+    return np.concatenate([*pieces, np.array(positions, dtype=np.int64)]), at
 
 
 def _same_size(view: memoryview, at: int, words: int, last: int) -> int:

@@ -86,12 +86,12 @@ class LogWalk:
         at = self.end
         view = self._source.read(at, at + self._window)
         positions, length = chain(view, 0, self._stretch.stop - at)
-        if not positions:
+        if not len(positions):
             return self._first_of_another_kind(view)
-        heads = read_heads(np.frombuffer(view, np.uint8), np.array(positions), np.array(positions) + (self._base + at))
+        heads = read_heads(np.frombuffer(view, np.uint8), positions, positions + (self._base + at))
         count, why = self._count_good(view, heads)
         if count < len(positions):
-            self.end = at + positions[count]
+            self.end = at + int(positions[count])
             heads = heads.take(np.arange(count))
         else:
             self.end = at + length

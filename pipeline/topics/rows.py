@@ -48,13 +48,11 @@ def batch_of(data: bytes, span: Range, settings: ReadSettings) -> pa.RecordBatch
     if not inside.all():
         heads = heads.take(inside)
     rows = Rows(view, heads, span.queue.broker_name)
-    batch, bad = rows.batch(settings.columns)
+    # A schema that the user gave has columns that may be null; Spark wants to find it to the letter.
+    batch, bad = rows.batch(settings.columns, settings.nullable)
     if bad:
         number, why = bad[0]
         raise UndecodableError(f"{span.queue}, offset {heads.queue_offset[number]}: {why}")
-    # A schema that the user gave has columns that may be null; Spark wants to find it to the letter.
-    fields = [field.with_nullable(field.nullable or field.name in settings.nullable) for field in batch.schema]
-    batch = pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
     if settings.tags:  # brokers compare hashes of tags
         batch = batch.filter(pa.compute.is_in(rows.column("tags"), pa.array(sorted(settings.tags))))
     return batch

@@ -1,0 +1,119 @@
+"""Topics and properties of records that are laid out alike: a matrix of bytes with a row for each record.
+
+Most neighbours in a log have the same properties with values of the same length: ids have, tags often, keys that are
+numbers. Where they stand at the same places in all records of a window, a property is a column of the matrix, and no
+separator has to be searched for but in the first row.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.store.gather import matrix_as_text
+from pipeline.store.heads import Array, Heads, values_at
+from protocol.message import NAME_END, VALUE_END
+
+_LEAST: Final = 16
+"""Fewer records are not worth the look."""
+_LONGEST: Final = 4096
+_NAME_END: Final = NAME_END.encode()
+_VALUE_END: Final = VALUE_END.encode()
+_SPACE: Final = 32
+WORDS: Final = pa.list_(pa.field("element", pa.string()))
+
+
+@dataclass
+class AlikeTexts:
+    """``texts``: each record's bytes behind its body; ``values``: where in them each property's value is.
+
+    Names come in the order of their last pairs, which are the ones that count.
+    """
+
+    texts: Array
+    topic: slice
+    values: dict[str, slice]
+
+    def topics(self) -> pa.StringArray:
+        """Topic of each record."""
+        topics = self.texts[:, self.topic]
+        if (topics == topics[0]).all():
+            return pa.repeat(pa.scalar(topics[0].tobytes().decode("utf-8", "replace"), pa.string()), len(topics))
+        return matrix_as_text(topics)
+
+    def column(self, name: str) -> pa.StringArray:
+        """The value of one property for each record, null where it has none."""
+        place = self.values.get(name)
+        return pa.nulls(len(self.texts), pa.string()) if place is None else matrix_as_text(self.texts[:, place])
+
+    def has_words(self, name: str) -> bool:
+        """True where a property of some record may have several words, or none, in its value."""
+        place = self.values.get(name)
+        return place is not None and bool((self.texts[:, place] == _SPACE).any())
+
+    def word_lists(self, name: str) -> pa.ListArray:
+        """A list with the value for each record, an empty one where it has none; not for what ``has_words``."""
+        count = len(self.texts)
+        place = self.values.get(name)
+        if place is None:
+            words, offsets = pa.array([], pa.string()), np.zeros(count + 1, dtype=np.int32)
+        else:
+            words, offsets = matrix_as_text(self.texts[:, place]), np.arange(count + 1, dtype=np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), words, type=WORDS)
+
+    def maps(self) -> pa.MapArray:
+        """All properties of each record."""
+        count = len(self.texts)
+        places = list(self.values.values())
+        if not places:
+            nothing = pa.array([], pa.string())
+            return pa.MapArray.from_arrays(pa.array(np.zeros(count + 1, dtype=np.int32)), nothing, nothing)
+        values = np.concatenate([self.texts[:, place] for place in places], axis=1)
+        widths = np.array([place.stop - place.start for place in places])
+        names = [name.encode() for name in self.values]
+        all_names = np.frombuffer(b"".join(names) * count, dtype=np.uint8).reshape(count, -1)
+        return pa.MapArray.from_arrays(
+            pa.array(np.arange(0, len(places) * count + 1, len(places), dtype=np.int32)),
+            matrix_as_text(all_names, np.array([len(name) for name in names])),
+            matrix_as_text(values, widths),
+        )
+
+
+def alike_texts(view: memoryview, heads: Heads) -> AlikeTexts | None:
+    """The texts of records that have the same properties at the same places; None where they have not."""
+    if len(heads) < _LEAST:
+        return None
+    topic_at, topic_end, properties_at, end = (
+        values - heads.body_end
+        for values in (heads.topic_at, heads.topic_end, heads.properties_at, heads.properties_end)
+    )
+    length = int(end[0])
+    if length > _LONGEST or any((values != values[0]).any() for values in (topic_at, topic_end, end)):
+        return None
+    texts = values_at(view, heads.body_end, np.dtype(f"V{length}")).view(np.uint8).reshape(len(heads), length)
+    begin = int(properties_at[0])
+    pairs = _pairs(texts[0, begin:].tobytes())
+    separates = (texts[0] - np.uint8(1)) < 2  # 0 is 255 by this
+    same = separates.copy()
+    values: dict[str, slice] = {}
+    for name, first, equals, stop in pairs:
+        same[begin + first : begin + equals] = True
+        values.pop(name, None)
+        values[name] = slice(begin + equals + 1, begin + stop)
+    differs = (texts ^ texts[0]) & np.where(same, np.uint8(255), np.uint8(0))
+    if differs.any() or (((texts - np.uint8(1)) < 2) != separates).any():
+        return None
+    return AlikeTexts(texts, slice(int(topic_at[0]), int(topic_end[0])), values)
+
+
+def _pairs(text: bytes) -> list[tuple[str, int, int, int]]:
+    """Name, begin, name's end and value's end of each pair that has a name and a value."""
+    found = []
+    at = 0
+    for piece in text.split(_VALUE_END):
+        name, _, value = piece.partition(_NAME_END)
+        if name and value:
+            found.append((name.decode("utf-8", "replace"), at, at + len(name), at + len(piece)))
+        at += len(piece) + 1
+    return found
