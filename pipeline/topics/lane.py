@@ -4,6 +4,8 @@ A worker has nothing to do until the next rows are there, so that a socket that 
 events and deadlines for each request cost several times what the request itself does. Without a filter every offset is
 a message, so that several requests are under way; replies may come in another order than requests.
 
+Replies stay where they were received, in one buffer that is used again and again: what becomes columns is copied once.
+
 Anything but the expected reply ends the lane: ``at`` tells where, and whoever reads on from there (pulling.RangeReader)
 waits for brokers and tells losses.
 """
@@ -14,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from pipeline.topics.planning import Range
 from protocol import sysflag
@@ -28,19 +30,39 @@ WORTH_IT: Final = 64
 """A range of fewer messages is not worth a connection."""
 _ASK_FOR: Final = 1024
 """Messages that the first pull asks for; how many the broker gives tells what to ask for from then on."""
-_DEPTH: Final = 8
-_RECEIVE: Final = 64 * 1024
-"""From 128 KiB on each buffer is a mapping of its own, which costs more than the bytes."""
+_DEPTH: Final = 32
+"""Requests that are under way at most; when half of them are answered, as many go out by one call."""
+LOAD: Final = 4 << 20
+"""Bytes of replies that are given out together."""
+_MORE: Final = 1 << 20
 _WORD: Final = struct.Struct(">I")
+
+
+class Load(NamedTuple):
+    """Messages as they came, in the order of their offsets: pieces [begin, end) of ``view``.
+
+    They are there until the next load is asked for.
+    """
+
+    view: memoryview
+    pieces: list[tuple[int, int]]
+
+
+class _Piece(NamedTuple):
+    """The messages of one reply, [begin, end) of the buffer; ``following`` is the offset behind them."""
+
+    begin: int
+    end: int
+    following: int
 
 
 @dataclass(slots=True)
 class _Part:
-    """Offsets [at, end) that one of the requests is to bring; ``bodies`` are what has come, and where each ends."""
+    """Offsets [at, end) that one of the requests is to bring; ``pieces`` are what has come."""
 
     at: int
     end: int
-    bodies: list[tuple[memoryview, int]] = field(default_factory=list)
+    pieces: list[_Piece] = field(default_factory=list)
 
 
 class _EndOfLaneError(Exception):
@@ -48,7 +70,7 @@ class _EndOfLaneError(Exception):
 
 
 class Lane:
-    """One range of a queue. After ``bodies`` everything before ``at`` has been given out."""
+    """One range of a queue. After ``loads`` everything before ``at`` has been given out."""
 
     def __init__(self, address: str, group: str, span: Range, timeout: float) -> None:
         self.at = span.begin
@@ -56,8 +78,12 @@ class Lane:
         self._span = span
         self._timeout = timeout
         self._opaque = 0
-        self._parts: dict[int, _Part] = {}
-        self._buffer = bytearray()
+        self._asked: dict[int, _Part] = {}
+        self._parts: deque[_Part] = deque()
+        self._ready: list[_Piece] = []
+        self._buffer = memoryview(bytearray(LOAD + _MORE))
+        self._received = 0
+        self._looked_at = 0
         header = PullMessageRequestHeader(
             consumer_group=group,
             topic=span.queue.topic,
@@ -73,8 +99,8 @@ class Lane:
         )
         self._fields = to_ext(header)
 
-    def bodies(self) -> Iterator[memoryview]:
-        """Bodies of replies in the order of their offsets, up to the end of the range or of the lane."""
+    def loads(self) -> Iterator[Load]:
+        """What replies bring, in the order of offsets, up to the end of the range or of the lane."""
         host, _, port = self._address.rpartition(":")
         with (
             suppress(OSError, FrameError, RemotingError, _EndOfLaneError),
@@ -82,62 +108,95 @@ class Lane:
         ):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield from self._pulled(connection)
+        yield from self._give()
 
-    def _pulled(self, connection: socket.socket) -> Iterator[memoryview]:
+    def _pulled(self, connection: socket.socket) -> Iterator[Load]:
+        """All but the last load."""
         end = self._span.end
         first = _Part(self.at, end)
-        self._ask(connection, first, _ASK_FOR)
+        self._parts.append(first)
+        connection.sendall(self._request(first, _ASK_FOR))
         self._take_one(connection)
         step = first.at - self.at
         planned = first.end = first.at
-        parts = deque([first])
-        while parts:
-            while planned < end and len(parts) < _DEPTH:
-                part = _Part(planned, min(end, planned + step))
-                planned = part.end
-                parts.append(part)
-                self._ask(connection, part, part.end - part.at)
-            while parts[0].at < parts[0].end:
-                self._take_one(connection)
-            for body, following in parts.popleft().bodies:
-                yield body
-                self.at = following
+        while True:
+            while self._parts and self._parts[0].at == self._parts[0].end:
+                self._ready += self._parts.popleft().pieces
+            if planned < end and len(self._parts) <= _DEPTH // 2:
+                requests = []
+                while planned < end and len(self._parts) < _DEPTH:
+                    part = _Part(planned, min(end, planned + step))
+                    planned = part.end
+                    self._parts.append(part)
+                    requests.append(self._request(part, step))
+                connection.sendall(b"".join(requests))
+            if not self._parts:
+                return
+            if self._looked_at >= LOAD:
+                yield from self._give()
+            self._take_one(connection)
 
-    def _ask(self, connection: socket.socket, part: _Part, count: int) -> None:
+    def _give(self) -> Iterator[Load]:
+        """What is ready. What is not moves to the front of the buffer afterwards."""
+        ready, self._ready = self._ready, []
+        if not ready:
+            return
+        yield Load(self._buffer, [(piece.begin, piece.end) for piece in ready])
+        self.at = ready[-1].following
+        waiting = [(piece, part, number) for part in self._parts for number, piece in enumerate(part.pieces)]
+        buffer, at = self._buffer, 0
+        for piece, part, number in sorted(waiting, key=lambda item: item[0].begin):
+            end = at + piece.end - piece.begin
+            buffer[at:end] = buffer[piece.begin : piece.end]
+            part.pieces[number] = _Piece(at, end, piece.following)
+            at = end
+        begun = self._received - self._looked_at
+        buffer[at : at + begun] = buffer[self._looked_at : self._received]
+        self._looked_at, self._received = at, at + begun
+
+    def _request(self, part: _Part, most: int) -> bytes:
+        """Asks for what is missing of a part, as far as that is not more messages than one request should bring."""
         self._opaque += 1
-        self._parts[self._opaque] = part
-        self._fields["queueOffset"], self._fields["maxMsgNums"] = str(part.at), str(min(count, part.end - part.at))
+        self._asked[self._opaque] = part
+        self._fields["queueOffset"], self._fields["maxMsgNums"] = str(part.at), str(min(most, part.end - part.at))
         command = RemotingCommand.request(RequestCode.PULL_MESSAGE, self._fields)
         command.opaque = self._opaque
-        connection.sendall(encode(command))
+        return encode(command)
 
     def _take_one(self, connection: socket.socket) -> None:
         """One reply; where it brings less than it was asked for, the rest is asked for."""
-        reply = decode(memoryview(self._frame(connection)))
-        part = self._parts.pop(reply.opaque, None)
+        frame = self._frame(connection)
+        reply = decode(self._buffer[slice(*frame)])
+        part = self._asked.pop(reply.opaque, None)
         if part is None or reply.code != ResponseCode.SUCCESS:
             raise _EndOfLaneError
         answer = reply.header(PullMessageResponseHeader)
         if answer.min_offset > part.at or not part.at < answer.next_begin_offset <= part.end:
             raise _EndOfLaneError
         part.at = answer.next_begin_offset
-        part.bodies.append((reply.body, part.at))
+        part.pieces.append(_Piece(frame[1] - len(reply.body), frame[1], part.at))
         if part.at < part.end and self._opaque > 1:
-            self._ask(connection, part, part.end - part.at)
+            connection.sendall(self._request(part, _ASK_FOR))
 
-    def _frame(self, connection: socket.socket) -> bytes:
-        """The next frame without its length."""
-        buffer = self._buffer
-        while True:
-            if len(buffer) >= _WORD.size:
-                total = _WORD.unpack_from(buffer)[0]
-                if total + _WORD.size > MAX_FRAME:
-                    raise _EndOfLaneError
-                if len(buffer) >= total + _WORD.size:
-                    frame = bytes(memoryview(buffer)[_WORD.size : total + _WORD.size])
-                    del buffer[: total + _WORD.size]
-                    return frame
-            data = connection.recv(_RECEIVE)
-            if not data:
+    def _frame(self, connection: socket.socket) -> tuple[int, int]:
+        """Where in the buffer the next frame is, without its length."""
+        begin = self._looked_at + _WORD.size
+        self._receive(connection, begin)
+        end = begin + _WORD.unpack_from(self._buffer, self._looked_at)[0]
+        if end - self._looked_at > MAX_FRAME:
+            raise _EndOfLaneError
+        self._receive(connection, end)
+        self._looked_at = end
+        return begin, end
+
+    def _receive(self, connection: socket.socket, end: int) -> None:
+        """Waits until the buffer is filled up to ``end``."""
+        if end > len(self._buffer):
+            buffer = memoryview(bytearray(end + _MORE))
+            buffer[: self._received] = self._buffer[: self._received]
+            self._buffer = buffer
+        while self._received < end:
+            count = connection.recv_into(self._buffer[self._received :])
+            if not count:
                 raise _EndOfLaneError
-            buffer += data
+            self._received += count

@@ -1,7 +1,8 @@
 """Rows out of pulled records: the bodies of replies become Arrow batches, column by column."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow.compute
 from client.core import Client
 from client.errors import RocketMQError
 from pipeline.store.columns import Rows
-from pipeline.store.heads import read_heads, values_at
+from pipeline.store.heads import Array, read_heads, values_at
 from pipeline.store.scan import chain
 from pipeline.topics import places
 from pipeline.topics.lane import WORTH_IT, Lane
@@ -19,27 +20,33 @@ from pipeline.topics.planning import Range
 from pipeline.topics.pulling import RangeReader
 from pipeline.topics.session import REQUEST_TIMEOUT, ask, open_client, stream
 from pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
-from protocol.record import AT_PHYSICAL_OFFSET, RecordError
+from protocol.record import AT_PHYSICAL_OFFSET, OVERHEAD_V1, RecordError
 
 BATCH_BYTES: Final = 4 << 20
 """An Arrow batch is made when so many bytes of records have come."""
+
+_WORD: Final = np.dtype(">u4")
 
 
 class UndecodableError(RuntimeError):
     """A message that the table cannot show; the text says where it is and why."""
 
 
-def batch_of(data: bytes, span: Range, settings: ReadSettings) -> pa.RecordBatch:
+def batch_of(
+    data: bytes | memoryview, span: Range, settings: ReadSettings, pieces: Sequence[tuple[int, int]] | None = None
+) -> pa.RecordBatch:
     """The rows of some records of one queue: those in the range, with a wanted tag.
 
-    Raises RecordError for bytes that are no records, UndecodableError for a body that cannot be decompressed.
+    The records fill ``data``, or ``pieces`` [begin, end) of it. Raises RecordError for bytes that are no records,
+    UndecodableError for a body that cannot be decompressed.
     """
     view = memoryview(data)
-    positions, end = chain(view, 0, len(view))
-    if end != len(view):
-        raise RecordError(f"no message at {end} of what {span.queue} brought")
+    pieces = [(0, len(view))] if pieces is None else pieces
+    if any(later < end for (_, end), (later, _) in pairwise(pieces)):  # columns are made of bytes in their order
+        view = memoryview(b"".join([view[begin:end] for begin, end in pieces]))
+        pieces = [(0, len(view))]
+    at = _positions(view, pieces, span)
     window = np.frombuffer(view, dtype=np.uint8)
-    at = np.array(positions, dtype=np.int64)
     physical = values_at(window, at + AT_PHYSICAL_OFFSET, np.dtype(">i8")).astype(np.int64)
     heads = read_heads(window, at, physical)
     if not heads.ok.all():
@@ -58,16 +65,45 @@ def batch_of(data: bytes, span: Range, settings: ReadSettings) -> pa.RecordBatch
     return batch
 
 
+def _positions(view: memoryview, pieces: Sequence[tuple[int, int]], span: Range) -> Array:
+    """Where the records begin that fill the pieces. Raises RecordError where something else is there."""
+    at = _of_one_size(view, *np.array(pieces, dtype=np.int64).T)
+    if at is not None:
+        return at
+    found = []
+    for begin, end in pieces:
+        at, stop = chain(view[begin:end], 0, end - begin)
+        if begin + stop != end:
+            raise RecordError(f"no message at {stop} of what {span.queue} brought")
+        found.append(at + begin)
+    return np.concatenate(found)
+
+
+def _of_one_size(view: memoryview, begins: Array, ends: Array) -> Array | None:
+    """The same where the records of each piece have all the size of its first; None where they have not."""
+    lengths = ends - begins
+    if not len(begins) or int(lengths.min()) < OVERHEAD_V1:
+        return None
+    sizes = values_at(view, begins, _WORD).astype(np.int64)
+    if int(sizes.min()) < OVERHEAD_V1 or (lengths % sizes).any():
+        return None
+    counts = lengths // sizes
+    sizes = np.repeat(sizes, counts)
+    firsts = np.cumsum(counts) - counts
+    at: Array = np.repeat(begins, counts) + sizes * (np.arange(len(sizes)) - np.repeat(firsts, counts))
+    return at if (values_at(view, at, _WORD) == sizes).all() else None
+
+
 class _Bodies:
     """Replies' bodies on their way into Arrow batches of about ``BATCH_BYTES``."""
 
     def __init__(self, span: Range, settings: ReadSettings) -> None:
         self._span = span
         self._settings = settings
-        self._parts: list[bytes | memoryview] = []
+        self._parts: list[bytes] = []
         self._size = 0
 
-    def add(self, body: bytes | memoryview) -> bool:
+    def add(self, body: bytes) -> bool:
         """Takes one; True where there are enough for a batch."""
         self._parts.append(body)
         self._size += len(body)
@@ -92,11 +128,8 @@ async def _batches(client: Client, span: Range, settings: ReadSettings) -> Async
 
 
 def _quick_batches(lane: Lane, span: Range, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    held = _Bodies(span, settings)
-    for body in lane.bodies():
-        if held.add(body):
-            yield from held.batches()
-    yield from held.batches()
+    for view, pieces in lane.loads():
+        yield batch_of(view, span, settings, pieces)
 
 
 def _address(span: Range, settings: ReadSettings) -> str | None:

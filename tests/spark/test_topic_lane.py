@@ -13,7 +13,7 @@ import pytest
 
 from client.message import Message, MessageQueue
 from client.sync import Producer
-from pipeline.topics import rows
+from pipeline.topics import lane, rows
 from pipeline.topics.lane import Lane
 from pipeline.topics.planning import Range
 from protocol.codes import ResponseCode
@@ -63,13 +63,22 @@ def broker(answer: Answer, *, reorder: random.Random | None = None) -> Iterator[
 
 
 def taken(address: str) -> tuple[list[int], int]:
-    lane = Lane(address, "g", SPAN, 20)
-    given = [int(number) for body in lane.bodies() for number in bytes(body).split(b",")]
-    return given, lane.at
+    way = Lane(address, "g", SPAN, 20)
+    given: list[int] = []
+    for view, pieces in way.loads():
+        assert way.at == (given[-1] + 1 if given else SPAN.begin), "what is before it has been given out"
+        given += [int(number) for begin, end in pieces for number in bytes(view[begin:end]).split(b",")]
+    return given, way.at
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_replies_in_any_order_and_of_any_length(seed: int) -> None:
+@pytest.mark.parametrize(("load", "more"), [(1, 0), (700, 300), (700, 40_000), (1 << 20, 1 << 20)])
+def test_replies_in_any_order_and_of_any_length(
+    seed: int, load: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fits the buffer: what is not given out yet moves to its front, or to a larger one."""
+    monkeypatch.setattr(lane, "LOAD", load)
+    monkeypatch.setattr(lane, "_MORE", more)
     chance = random.Random(seed)
     with broker(
         lambda request, at, most: found(request, at, chance.randint(1, min(most, 32))), reorder=chance
@@ -170,7 +179,8 @@ def test_a_range_is_read_to_its_end_where_the_lane_ends_and_where_not(
             raise ConnectionResetError
         real(self, connection)
 
+    monkeypatch.setattr(lane, "LOAD", 256 * 1024)
     monkeypatch.setattr(Lane, "_take_one", breaks)
     assert bodies(read(cluster, topics=topic)) == sorted(sent)
-    monkeypatch.setattr(Lane, "bodies", lambda _: iter(()))
+    monkeypatch.setattr(Lane, "loads", lambda _: iter(()))
     assert bodies(read(cluster, topics=topic)) == sorted(sent)
