@@ -33,7 +33,7 @@ class ReactorLimits:
     max_inflight_per_connection: int = 4096
     max_connections: int = field(default_factory=connections_allowed)
     idle: float = 120.0
-    turn: float = 0.002
+    turn: float = 0.001
     spin: float = 0.00005
     gather: float = 0.0003
 

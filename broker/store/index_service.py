@@ -26,7 +26,7 @@ from protocol.index_layout import entry_at
 
 _log = structlog.get_logger(__name__)
 
-BATCH_KEYS: Final = 2048
+BATCH_KEYS: Final = 1024
 WAKE_AT: Final = 1024
 """So many messages waiting wake the service; fewer wait for its next tick."""
 _TICK: Final = 0.1
