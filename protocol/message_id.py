@@ -31,16 +31,18 @@ class UniqueIdGenerator:
         process = os.getpid() if pid is None else pid
         self._fixed = (address + struct.pack(">H", process & 0xFFFF) + os.urandom(4)).hex().upper()
         self._counter = 0
+        self._now = -1
+        self._prefix = ""
         self._month_start_ms = 0
         self._next_month_ms = 0
 
     def next(self, wall_ms: int | None = None) -> str:
         """An id that this generator has not given out in the same millisecond (up to 65,536 of them)."""
         now = int(time.time() * 1000) if wall_ms is None else wall_ms
-        if not self._month_start_ms <= now < self._next_month_ms:
-            self._set_month(now)
+        if now != self._now:
+            self._set_now(now)
         self._counter = counter = (self._counter + 1) & 0xFFFF
-        return f"{self._fixed}{(now - self._month_start_ms) & 0xFFFFFFFF:08X}{counter:04X}"
+        return f"{self._prefix}{counter:04X}"
 
     def several(self, count: int) -> tuple[bytes, range]:
         """The part that ``count`` ids (up to 65,536) have in common, and the numbers whose 16 bits come behind it."""
@@ -48,6 +50,12 @@ class UniqueIdGenerator:
         self._counter = (self._counter + count - 1) & 0xFFFF
         counter = int(first[-4:], 16)
         return first[:-4].encode(), range(counter, counter + count)
+
+    def _set_now(self, now: int) -> None:
+        if not self._month_start_ms <= now < self._next_month_ms:
+            self._set_month(now)
+        self._now = now
+        self._prefix = f"{self._fixed}{(now - self._month_start_ms) & 0xFFFFFFFF:08X}"
 
     def _set_month(self, now: int) -> None:
         moment = datetime.fromtimestamp(now / 1000, UTC)

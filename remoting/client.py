@@ -203,6 +203,11 @@ class RemotingClient:
         if connection is not None:
             connection.close(reason)
 
+    def ready(self, address: str) -> ClientConnection | None:
+        """The connection to ``address`` if a request can begin on it now, without waiting."""
+        connection = self._open(address)
+        return connection if connection is not None and connection.has_room else None
+
     def _open(self, address: str) -> ClientConnection | None:
         peer = self._peers.get(address)
         connection = peer.connection if peer else None

@@ -5,7 +5,7 @@ waits once, and a socket one that reads. What is left here is what trio and asyn
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,8 +40,8 @@ class WaitingCall(Call):
 
     __slots__ = ()
 
-    async def wait(self) -> None:
-        """Returns when the call is finished."""
+    def wait(self) -> Awaitable[object]:
+        """To be awaited at once: returns when the call is finished."""
         raise NotImplementedError
 
 
@@ -59,6 +59,20 @@ class CallbackCall(Call):
         self.then(self)
 
 
+class Crowd:
+    """Tasks that wait for the same moment."""
+
+    __slots__ = ()
+
+    def wait(self) -> Awaitable[object]:
+        """To be awaited at once: returns at that moment. Who is cancelled before it is out of the crowd."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """The moment has come for all that wait; who waits from here on waits for the next."""
+        raise NotImplementedError
+
+
 class Readable:
     """Waits for a socket to have something to read; one task at a time."""
 
@@ -72,9 +86,10 @@ class Readable:
 
 
 class Loop(NamedTuple):
-    """What a connection needs of the loop that it runs on."""
+    """What a connection, and who uses it, needs of the loop that it runs on."""
 
     call: Callable[[], WaitingCall]
+    crowd: Callable[[], Crowd]
     now: Callable[[], float]
     readable: "Callable[[socket.socket], Readable]"
 
@@ -89,7 +104,7 @@ def running_loop() -> Loop:
     import asyncio  # noqa: PLC0415 - as above, the other way round
 
     loop = asyncio.get_running_loop()
-    return Loop(partial(_AsyncioCall, loop), loop.time, partial(_asyncio_readable, loop))
+    return Loop(partial(_AsyncioCall, loop), partial(_AsyncioCrowd, loop), loop.time, partial(_asyncio_readable, loop))
 
 
 class _AsyncioCall(WaitingCall):
@@ -107,10 +122,30 @@ class _AsyncioCall(WaitingCall):
         if future is not None and not future.done():
             future.set_result(None)
 
-    async def wait(self) -> None:
-        if not self._done:
-            self._future = self._loop.create_future()
-            await self._future
+    def wait(self) -> Awaitable[object]:
+        future = self._future = self._loop.create_future()
+        if self._done:
+            future.set_result(None)
+        return future
+
+
+class _AsyncioCrowd(Crowd):
+    __slots__ = ("_futures", "_loop")
+
+    def __init__(self, loop: "asyncio.AbstractEventLoop") -> None:
+        self._loop = loop
+        self._futures: list[asyncio.Future[None]] = []
+
+    def wait(self) -> Awaitable[object]:
+        future = self._loop.create_future()
+        self._futures.append(future)
+        return future
+
+    def wake(self) -> None:
+        futures, self._futures = self._futures, []
+        for future in futures:
+            if not future.done():
+                future.set_result(None)
 
 
 def _asyncio_readable(loop: "asyncio.AbstractEventLoop", sock: "socket.socket") -> Readable:
