@@ -4,130 +4,307 @@ Each send still gets its own receipt. Sends to a chosen queue have batches of th
 
 A batch leaves when it is full or its time is up. Batches for a chosen queue leave one after the other, so that their
 order is the order of the sends; while one is out, the next one grows.
+
+No task belongs to a batch as long as all goes well: the send that makes it full, or the one task that looks at the
+clock, sends it, and the task that reads the answer wakes the senders.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import anyio
 
-from client.errors import RocketMQError
+from client.attempts import Failure, Found, Then
+from client.errors import ClosedError, RocketMQError
 from client.message import Message, MessageQueue, SendReceipt
-from client.sending import BatchEntry, Prepared, prepare_batch
-
-Deliver: TypeAlias = Callable[[Prepared, MessageQueue | None, Sequence[Message]], Awaitable[list[SendReceipt]]]
-"""Sends a batch."""
+from client.sending import BATCH_OVERHEAD, Prepared, whole_batch
+from remoting.client_call import Crowd, Loop, running_loop
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a background task."""
 
-Key = tuple[str, MessageQueue | None, bool]
+Key: TypeAlias = tuple[str, MessageQueue | None, bool]
+
+_PARTS: Final = 5
+_FEW: Final = 16
+"""Messages that are worth a batch of their own while the broker has nothing to do."""
 
 
-class _Batch:
-    __slots__ = ("done", "entries", "error", "full", "messages", "receipts", "size")
+class Way(Protocol):
+    """How batches travel."""
 
-    def __init__(self) -> None:
-        self.entries: list[BatchEntry | None] = []
-        self.messages: list[Message] = []
-        self.size = 0
-        self.full = anyio.Event()
-        self.done = anyio.Event()
-        self.receipts: dict[int, SendReceipt] = {}
+    def begin(self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], then: Then, /) -> bool:
+        """The first attempt, if it can be made at once."""
+
+    async def deliver(
+        self,
+        prepared: Prepared,
+        queue: MessageQueue | None,
+        messages: Sequence[Message],
+        context: None = None,
+        failure: Failure | None = None,
+        /,
+    ) -> list[SendReceipt]:
+        """All attempts; all but the first where that has failed."""
+
+
+class Batch:
+    """Messages that travel together. ``crowd`` is woken when it ``is_over``: there are receipts, or an error."""
+
+    __slots__ = (
+        "_gone",
+        "_parts",
+        "count",
+        "crowd",
+        "error",
+        "is_over",
+        "is_sent",
+        "key",
+        "lined_up",
+        "receipts",
+        "size",
+    )
+
+    def __init__(self, key: Key, crowd: Crowd) -> None:
+        self.key: Key = key
+        self.crowd: Crowd = crowd
+        self.count: int = 0
+        self.size: int = 0
+        self.lined_up: bool = False
+        self.is_sent: bool = False
+        self.is_over: bool = False
+        self.receipts: Sequence[SendReceipt] | dict[int, SendReceipt] = ()
         self.error: BaseException | None = None
+        self._parts: list[Any] = []
+        """Of each message: itself, its id, flag, body and properties. Tuples would burden the garbage collector."""
+        self._gone: set[int] = set()
+
+    def add(self, message: Message, text: bytes, size: int) -> None:
+        """A message whose properties are ``text``, that takes ``size`` bytes."""
+        self._parts += (message, message.message_id, message.flag, message.body, text)
+        self.count += 1
+        self.size += size
+
+    def take_back(self, number: int) -> None:
+        """A cancelled send leaves it while it has not been sent."""
+        if not self.is_sent:
+            body, text = self._parts[_PARTS * number + 3 : _PARTS * number + 5]
+            self.size -= BATCH_OVERHEAD + len(body) + len(text)
+            self._gone.add(number)
+
+    def receipt(self, number: int) -> SendReceipt:
+        """That of a message, once it is over. Raises its error."""
+        if self.error is not None:
+            raise _again(self.error)
+        return self.receipts[number]
+
+    def prepared(self) -> tuple[Prepared, list[Message]]:
+        """What is to be sent."""
+        topic, _, wait_stored = self.key
+        parts = self._parts
+        if self._gone:
+            parts = [part for number in self._kept() for part in parts[_PARTS * number : _PARTS * (number + 1)]]
+        messages, ids = parts[::_PARTS], tuple(parts[1::_PARTS])
+        content = zip(parts[2::_PARTS], parts[3::_PARTS], parts[4::_PARTS], strict=True)
+        return whole_batch(topic, ids, content, wait_stored=wait_stored), messages
+
+    def is_stored(self, receipts: Sequence[SendReceipt]) -> None:
+        """There is a receipt for each message that was sent."""
+        self.receipts = dict(zip(self._kept(), receipts, strict=True)) if self._gone else receipts
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all were taken back."""
+        return len(self._gone) == self.count
+
+    def _kept(self) -> list[int]:
+        return [number for number in range(self.count) if number not in self._gone]
 
 
 class Batcher:
-    """The open batches of a producer."""
+    """The batches of a producer. ``spawn`` starts a task for one that cannot be sent at once, or not at once again."""
 
-    def __init__(self, linger: float, max_bytes: int, deliver: Deliver, spawn: Spawn) -> None:
+    def __init__(self, linger: float, max_bytes: int, way: Way, spawn: Spawn) -> None:
         self._linger = linger
         self._max_bytes = max_bytes
-        self._deliver_batch = deliver
+        self._way = way
         self._spawn = spawn
-        self._open: dict[Key, _Batch] = {}
-        self._locks: dict[MessageQueue, anyio.Lock] = {}
-        self._out = 0
-        self._idle = anyio.Event()
+        self._open: dict[Key, Batch] = {}
+        self._lines: dict[MessageQueue, deque[Batch]] = {}
+        """By queue that a batch is out to: those that wait for it."""
+        self._timed: dict[Batch, float] = {}
+        """Until when batches grow, the first first."""
+        self._unfinished = self._out = 0
+        self._woken = self._early = 0
+        self._loop: Loop | None = None
+        self._wanted: Crowd
+        self._idle: Crowd
 
-    async def send(self, message: Message, entry: BatchEntry, queue: MessageQueue | None) -> SendReceipt:
-        """Puts a message into a batch and waits for its receipt. Raises the batch's error."""
-        key = (message.topic, queue, message.wait_stored)
-        batch = self._open.get(key)
-        size = entry.size
-        if batch is not None and batch.size + size > self._max_bytes:
-            self._close(key, batch)
-            batch = None
-        if batch is None:
-            batch = self._open[key] = _Batch()
-            self._out += 1
-            self._spawn(partial(self._run, key, batch))
-        number = len(batch.entries)
-        batch.entries.append(entry)
-        batch.messages.append(message)
-        batch.size += size
-        if batch.size >= self._max_bytes:
-            self._close(key, batch)
+    def start(self) -> None:
+        """Before the first send, in the loop that it will be in; followed by ``run``, as a task."""
+        self._loop = loop = running_loop()
+        self._wanted = loop.crowd()
+        self._idle = loop.crowd()
+
+    async def run(self) -> None:
+        """Lets batches leave whose time is up."""
+        loop = self._loop
+        assert loop is not None
         try:
-            await batch.done.wait()
-        except BaseException:
-            self._take_back(key, batch, number)
-            raise
-        if batch.error is not None:
-            raise _again(batch.error)
-        return batch.receipts[number]
+            while True:
+                while self._timed:
+                    batch, until = next(iter(self._timed.items()))
+                    left = until - loop.now() if self._linger else 0.0
+                    if left > 0:
+                        await anyio.sleep(left)
+                    if batch in self._timed:
+                        self._time_is_up(batch)
+                await self._wanted.wait()
+        finally:
+            self._loop = None
+            for batch in list(self._open.values()):
+                if not batch.lined_up:
+                    self._close(batch)
+                    batch.error = ClosedError("the producer was closed before the batch was sent")
+                    self._finish(batch)
+
+    def put(self, message: Message, text: bytes, queue: MessageQueue | None) -> Batch:
+        """Puts a message, its properties being ``text``, into a batch, as its last so far."""
+        key = (message.topic, queue, message.wait_stored)
+        size = BATCH_OVERHEAD + len(message.body) + len(text)
+        batch = self._open.get(key)
+        if batch is None or batch.size + size > self._max_bytes:
+            if batch is not None:
+                self._leave(batch)
+            batch = self._opened(key)
+        batch.add(message, text, size)
+        if batch.size >= self._max_bytes or (batch.count == self._early and not self._out):
+            self._leave(batch)
+        return batch
 
     async def flush(self) -> None:
         """Sends everything now, and waits for it."""
-        for key, batch in list(self._open.items()):
-            self._close(key, batch)
-        while self._out:
-            self._idle = anyio.Event()
+        for batch in list(self._open.values()):
+            self._leave(batch)
+        while self._unfinished:
             await self._idle.wait()
 
-    def _close(self, key: Key, batch: _Batch) -> None:
-        if self._open.get(key) is batch:
-            del self._open[key]
-        batch.full.set()
+    def _opened(self, key: Key) -> Batch:
+        loop = self._loop
+        if loop is None:
+            raise ClosedError("the producer is not open")
+        batch = self._open[key] = Batch(key, loop.crowd())
+        self._unfinished += 1
+        self._woken = 0
+        self._timed[batch] = loop.now() + self._linger if self._linger else 0.0
+        self._wanted.wake()
+        return batch
 
-    def _take_back(self, key: Key, batch: _Batch, number: int) -> None:
-        """A cancelled send leaves the batch while that has not been sent."""
-        entry = batch.entries[number]
-        if entry is not None and self._open.get(key) is batch:
-            batch.size -= entry.size
-            batch.entries[number] = None
+    def _time_is_up(self, batch: Batch) -> None:
+        queue = batch.key[1]
+        if queue in self._lines:  # grows on, until it is its turn
+            del self._timed[batch]
+            batch.lined_up = True
+            self._lines[queue].append(batch)
+        else:
+            self._leave(batch)
 
-    async def _run(self, key: Key, batch: _Batch) -> None:
+    def _close(self, batch: Batch) -> None:
+        """Nothing is added to it any more."""
+        if self._open.get(batch.key) is batch:
+            del self._open[batch.key]
+        self._timed.pop(batch, None)
+
+    def _leave(self, batch: Batch) -> None:
+        """Closes it, and sends it when it is its turn."""
+        self._close(batch)
+        queue = batch.key[1]
+        if queue is None:
+            self._send(batch)
+        elif queue not in self._lines:
+            self._lines[queue] = deque()
+            self._send(batch)
+        elif not batch.lined_up:
+            batch.lined_up = True
+            self._lines[queue].append(batch)
+
+    def _send(self, batch: Batch | None) -> None:
+        """Sends it; where that is not needed, or not possible any more, the next of its line."""
+        while batch is not None and not self._is_sent(batch):
+            self._finish(batch)
+            batch = self._following(batch)
+
+    def _is_sent(self, batch: Batch) -> bool:
+        if batch.is_empty:
+            return False
         try:
-            with anyio.move_on_after(self._linger):
-                await batch.full.wait()
-            queue = key[1]
-            if queue is None:
-                await self._deliver(key, batch)
-            else:
-                async with self._locks.setdefault(queue, anyio.Lock()):
-                    await self._deliver(key, batch)
+            prepared, messages = batch.prepared()
+            again = partial(self._deliver, batch, prepared, messages)
+            if not self._way.begin(prepared, batch.key[1], messages, partial(self._answered, batch, again)):
+                self._spawn(partial(again, None))
+        except Exception as error:  # noqa: BLE001 - it is raised where somebody waits for a receipt
+            batch.error = error
+            return False
+        batch.is_sent = True
+        self._out += 1
+        return True
+
+    def _answered(self, batch: Batch, again: Callable[[Failure], Awaitable[None]], found: Found) -> None:
+        if isinstance(found, list):
+            self._end(batch, found)
+            return
+        try:
+            self._spawn(partial(again, found))
+        except ClosedError:
+            batch.error = found.error
+            self._end(batch)
+
+    async def _deliver(
+        self, batch: Batch, prepared: Prepared, messages: list[Message], failure: Failure | None
+    ) -> None:
+        found: list[SendReceipt] = []
+        try:
+            found = await self._way.deliver(prepared, batch.key[1], messages, None, failure)
         except BaseException as error:
             batch.error = error
             if not isinstance(error, RocketMQError):
                 raise
         finally:
-            self._close(key, batch)
-            batch.done.set()
-            self._out -= 1
-            if not self._out:
-                self._idle.set()
+            self._end(batch, found)
 
-    async def _deliver(self, key: Key, batch: _Batch) -> None:
-        self._close(key, batch)
-        left = [(number, entry) for number, entry in enumerate(batch.entries) if entry is not None]
-        if not left:
-            return
-        prepared = prepare_batch(key[0], [entry for _, entry in left], wait_stored=key[2])
-        messages = [batch.messages[number] for number, _ in left]
-        found = await self._deliver_batch(prepared, key[1], messages)
-        batch.receipts = {number: receipt for (number, _), receipt in zip(left, found, strict=True)}
+    def _end(self, batch: Batch, found: Sequence[SendReceipt] = ()) -> None:
+        """It is over: with a receipt for each message, or with its error."""
+        if found:
+            batch.is_stored(found)
+        self._out -= 1
+        self._woken += batch.count
+        self._finish(batch)
+        self._early = 0
+        if not (self._out or self._open or self._linger) and self._woken >= 2 * _FEW:
+            self._early = self._woken // 2
+        self._send(self._following(batch))
+
+    def _finish(self, batch: Batch) -> None:
+        batch.is_over = True
+        batch.crowd.wake()
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._idle.wake()
+
+    def _following(self, batch: Batch) -> Batch | None:
+        """The next of the line for its queue."""
+        queue = batch.key[1]
+        if queue is None:
+            return None
+        line = self._lines[queue]
+        if not line:
+            del self._lines[queue]
+            return None
+        following = line.popleft()
+        self._close(following)
+        return following
 
 
 def _again(error: BaseException) -> BaseException:

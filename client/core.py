@@ -28,7 +28,8 @@ from protocol.headers.client import HeartbeatResponseHeader, UnregisterClientReq
 from protocol.headers.namesrv import GetRouteInfoRequestHeader
 from protocol.message_id import UniqueIdGenerator
 from remoting import client as remoting_client
-from remoting.client import CallbackCall, ClientConnection, RemotingClient
+from remoting.client import ClientConnection, RemotingClient
+from remoting.client_call import Call
 from remoting.errors import RemotingConnectError, RemotingTransportError
 
 _log = structlog.get_logger("client")
@@ -161,20 +162,18 @@ class Client(Lifecycle):
         """Takes what has arrived already at any connection, without waiting; False where there was nothing."""
         return self._remoting.read_arrived()
 
+    def ready(self, address: str) -> ClientConnection | None:
+        """The connection to an address if a request can begin on it now, without waiting."""
+        return self._remoting.ready(address)
+
     def begin(
-        self,
-        connection: ClientConnection,
-        frame: Callable[[int, Encoding], bytes],
-        timeout: float,
-        then: Callable[[CallbackCall], None],
-    ) -> CallbackCall:
+        self, connection: ClientConnection, frame: Callable[[int, Encoding], bytes], timeout: float, call: Call
+    ) -> None:
         """Sends a request now: the ``frame`` for a number and an encoding.
 
-        ``then`` gets the call when it is over; it has to end it, and must not raise.
+        ``call`` learns of its end; whoever begins a call ends it. Raises FrameError where the frame is too long.
         """
-        call = CallbackCall(then)
         self._remoting.begin_frame(connection, frame, connection.now() + timeout, call)
-        return call
 
     async def request(
         self,
@@ -320,7 +319,7 @@ def transport_error(error: RemotingTransportError) -> RocketMQError:
     return PerhapsStoredError(str(error), address=error.address)
 
 
-def no_reply(connection: ClientConnection, call: CallbackCall, code: int, timeout: float) -> RocketMQError:
+def no_reply(connection: ClientConnection, call: Call, code: int, timeout: float) -> RocketMQError:
     """The SDK's error for a call that is over without a reply."""
     return transport_error(remoting_client.no_reply(connection, call, code, timeout))
 

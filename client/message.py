@@ -25,6 +25,7 @@ __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendRec
 _problem: Final = lru_cache(maxsize=1024)(topic_problem)
 
 _NO_WHENS: Final = (None, None, None)
+_NONE: Final[Mapping[str, str]] = {}
 
 RESERVED: Final = frozenset(str(name) for name in PropertyName) - {"INSTANCE_ID"}
 """Property names that mean something to RocketMQ: they have arguments of their own."""
@@ -92,6 +93,7 @@ class Message:
     """
 
     __slots__ = (
+        "_properties",
         "body",
         "delay",
         "delay_level",
@@ -100,7 +102,6 @@ class Message:
         "keys",
         "message_id",
         "outcome",
-        "properties",
         "sharding_key",
         "system_properties",
         "tags",
@@ -134,8 +135,8 @@ class Message:
         self.topic: str = topic
         self.body: bytes = body
         self.tags: str | None = tags
-        self.keys: tuple[str, ...] = (keys,) if isinstance(keys, str) else tuple(keys)
-        self.properties: dict[str, str] = dict(properties) if properties else {}
+        self.keys: tuple[str, ...] = () if keys == () else (keys,) if isinstance(keys, str) else tuple(keys)
+        self._properties: dict[str, str] | None = dict(properties) if properties else None
         self.sharding_key: str | None = sharding_key
         self.delay_level: int | None = delay_level
         self.delay: float | None = delay
@@ -144,10 +145,28 @@ class Message:
         self.wait_stored: bool = wait_stored
         self.message_id: str | None = None
         self.outcome: SendOutcome = SendOutcome.NOT_STORED
-        self.system_properties: dict[str, str] = {}
+        self.system_properties: Mapping[str, str] = _NONE
 
     def __repr__(self) -> str:
         return f"Message({self.topic!r}, <{len(self.body)} bytes>, tags={self.tags!r}, id={self.message_id})"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The program's own properties.
+
+        >>> message = Message("T", b"x")
+        >>> message.properties["shop"] = "north"
+        >>> message.properties
+        {'shop': 'north'}
+        """
+        properties = self._properties
+        if properties is None:
+            properties = self._properties = {}
+        return properties
+
+    @properties.setter
+    def properties(self, properties: dict[str, str]) -> None:
+        self._properties = properties
 
     @property
     def is_delayed(self) -> bool:
@@ -158,6 +177,20 @@ class Message:
         """
         return self.delay_level is not None or self.delay is not None or self.deliver_at is not None
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has neither properties nor what travels as one."""
+        return (
+            not self._properties
+            and not self.tags
+            and not self.keys
+            and self.sharding_key is None
+            and self.delay_level is None
+            and self.delay is None
+            and self.deliver_at is None
+            and not self.system_properties
+        )
+
     def wire_properties(self) -> dict[str, str]:
         """All properties as they travel, RocketMQ's own included; UNIQ_KEY is the sender's business.
 
@@ -166,7 +199,7 @@ class Message:
         >>> Message("T", b"x", tags="a", properties={"p": "q"}).wire_properties()
         {'p': 'q', 'WAIT': 'true', 'TAGS': 'a'}
         """
-        properties = self.properties.copy()
+        properties = self._properties.copy() if self._properties else {}
         if properties and not RESERVED.isdisjoint(properties):
             name = next(name for name in properties if name in RESERVED)
             raise UsageError(f"the property {name} is RocketMQ's own: it is set by an argument of Message or of send")

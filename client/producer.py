@@ -1,17 +1,15 @@
 """Producer: sends messages, many at a time, and says for each what became of it."""
 
-import random
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final
 
 import anyio
 
+from client.attempts import Attempts
 from client.batching import Batcher
 from client.compression import Compression
 from client.core import Client, ClientOptions, Push
-from client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UnreachableError, UsageError
-from client.faults import FaultTable
+from client.errors import PerhapsStoredError, RocketMQError, UnreachableError
 from client.gate import Gate
 from client.interceptors import Interceptor, SendContext, call_all
 from client.member import GroupMember
@@ -22,19 +20,19 @@ from client.sending import (
     BatchEntry,
     Limits,
     Prepared,
+    entry_text,
     prepare,
     prepare_batch,
     prepare_entry,
-    receipts,
     send_command,
 )
 from protocol.body import ConsumerData, ProducerData
-from protocol.codes import RequestCode, ResponseCode
+from protocol.codes import RequestCode
 from protocol.hashing import string_hash
 
 MAX_MESSAGE_SIZE: Final = 4 * 1024 * 1024
-_ELSEWHERE: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
-"""Refusals that another broker of the same topic may not share."""
+_NOT_STORED: Final = SendOutcome.NOT_STORED
+_STORED: Final = SendOutcome.STORED
 
 
 class Producer(GroupMember):
@@ -74,23 +72,30 @@ class Producer(GroupMember):
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
         super().__init__(group, namesrv, client, options)
-        self._retries = retries
-        self._retry_unknown = retry_unknown
-        self._send_timeout = send_timeout
+        self._attempts = Attempts(
+            self.client,
+            group,
+            retries=retries,
+            retry_unknown=retry_unknown,
+            timeout=send_timeout,
+            create_topics=create_topics,
+        )
+        self._ids = self.client.unique_ids
         self._limits = Limits(max_message_size, compression, compress_over, compression_level)
-        self._create_topics = create_topics
         self._interceptors = tuple(interceptors)
         self._before = [hook.before_send for hook in interceptors]
         self._after = [hook.after_send for hook in interceptors]
         self._gate = Gate(max_in_flight, max_in_flight_bytes)
-        self._faults = FaultTable(time.monotonic)
         self._batcher = None
         if linger is not None:
-            self._batcher = Batcher(linger, min(batch_bytes, max_message_size), self.deliver, self.spawn)
+            self._batcher = Batcher(linger, min(batch_bytes, max_message_size), self._attempts, self.spawn)
         self._requests = Requests()
 
     async def _open(self) -> None:
         self.client.join(self)
+        if self._batcher is not None:
+            self._batcher.start()
+            self.spawn(self._batcher.run)
 
     async def _close(self) -> None:
         if self._batcher is not None:
@@ -137,42 +142,53 @@ class Producer(GroupMember):
         ...     return message.outcome is SendOutcome.STORED
         """
         self._check_open()
-        message.outcome = SendOutcome.NOT_STORED
-        context = SendContext(self.group, message, message.wire_properties(), queue)
-        if self._before:
-            call_all(self._before, context)
-        size = len(message.body)
+        message.outcome = _NOT_STORED
+        context = self._observed(message, queue) if self._interceptors else None
+        properties = None
+        if context is not None:
+            properties, queue = context.properties, context.queue
+        gate, size = self._gate, len(message.body)
         try:
-            if not self._gate.try_enter(size):
-                await self._gate.enter(size)
+            if not gate.try_enter(size):
+                await gate.enter(size)
             try:
-                receipt = await self._deliver(message, context)
+                if queue is None and message.sharding_key is not None:
+                    queue = await self._ordered_queue(message)
+                if self._batcher is not None and not message.is_delayed and not message.system_properties:
+                    text = entry_text(message, properties, self._ids, self._limits.max_message_size)
+                    batch = self._batcher.put(message, text, queue)
+                    number = batch.count - 1
+                    try:
+                        if not batch.is_over:
+                            await batch.crowd.wait()
+                    except BaseException:
+                        batch.take_back(number)
+                        raise
+                    receipt = batch.receipt(number)
+                else:
+                    prepared = prepare(message, properties, self._ids, self._limits)
+                    receipt = (await self.deliver(prepared, queue, (message,), context))[0]
             finally:
-                self._gate.leave(size)
+                gate.leave(size)
         except BaseException as error:
-            context.error = error
             if isinstance(error, PerhapsStoredError):
                 message.outcome = SendOutcome.PERHAPS_STORED
             elif isinstance(error, RocketMQError):
                 message.outcome = SendOutcome.NOT_STORED
-            raise
-        else:
-            message.outcome = SendOutcome.STORED
-            context.receipt = receipt
-            return receipt
-        finally:
-            if self._after:
+            if context is not None:
+                context.error = error
                 call_all(self._after, context)
+            raise
+        message.outcome = _STORED
+        if context is not None:
+            context.receipt = receipt
+            call_all(self._after, context)
+        return receipt
 
-    async def _deliver(self, message: Message, context: SendContext) -> SendReceipt:
-        queue = context.queue
-        if queue is None and message.sharding_key is not None:
-            queue = await self._ordered_queue(message)
-        if self._batcher is not None and not message.is_delayed and not message.system_properties:
-            entry = prepare_entry(message, context.properties, self.client.unique_ids, self._limits.max_message_size)
-            return await self._batcher.send(message, entry, queue)
-        prepared = prepare(message, context.properties, self.client.unique_ids, self._limits)
-        return (await self.deliver(prepared, queue, (message,), context))[0]
+    def _observed(self, message: Message, queue: MessageQueue | None) -> SendContext:
+        context = SendContext(self.group, message, message.wire_properties(), queue)
+        call_all(self._before, context)
+        return context
 
     async def _ordered_queue(self, message: Message) -> MessageQueue | None:
         if message.sharding_key is None:
@@ -181,74 +197,20 @@ class Producer(GroupMember):
         return queues[abs(string_hash(message.sharding_key)) % len(queues)]
 
     async def _route(self, topic: str) -> TopicRoute:
-        route = self.client.routes.known(topic)
-        if route is None or not route.write_queues:
-            route = await self.client.routes.refresh(topic, create=self._create_topics)
-        if not route.write_queues:
-            raise NotStoredError(f"no broker takes messages of the topic {topic} now: none with write permission")
-        return route
+        return await self._attempts.route(topic)
 
-    async def deliver(
+    def deliver(
         self,
         prepared: Prepared,
         queue: MessageQueue | None,
         messages: Sequence[Message],
         context: SendContext | None = None,
-    ) -> list[SendReceipt]:
+    ) -> Awaitable[list[SendReceipt]]:
         """Sends what is prepared, with repetitions: the receipts of its messages.
 
         Raises the last attempt's error; PerhapsStoredError where an earlier attempt may have worked.
         """
-        perhaps: PerhapsStoredError | None = None
-        avoid: str | None = None
-        attempt = 0
-        while True:
-            route = self.client.routes.known(prepared.topic)
-            if route is None or not route.write_queues:
-                route = await self._route(prepared.topic)
-            target = queue or self._faults.select(route.write_queues, avoid)
-            try:
-                return await self._attempt(prepared, target, route, messages, context)
-            except RocketMQError as error:
-                self._faults.failed(target.broker_name)
-                if isinstance(error, PerhapsStoredError):
-                    perhaps = error
-                attempt += 1
-                others = len({other.broker_name for other in route.write_queues}) > 1
-                if attempt > self._retries or not self._worth_repeating(error, elsewhere=others and queue is None):
-                    if perhaps is not None and perhaps is not error:
-                        raise perhaps from error
-                    raise
-                avoid = target.broker_name
-            if not others or queue is not None:
-                await anyio.sleep(random.random() * min(1.0, 0.05 * 2**attempt))  # noqa: S311 - spreads load
-
-    def _worth_repeating(self, error: RocketMQError, *, elsewhere: bool) -> bool:
-        if isinstance(error, UsageError):
-            return elsewhere and error.code in _ELSEWHERE
-        return self._retry_unknown or not isinstance(error, PerhapsStoredError)
-
-    async def _attempt(
-        self,
-        prepared: Prepared,
-        queue: MessageQueue,
-        route: TopicRoute,
-        messages: Sequence[Message],
-        context: SendContext | None,
-    ) -> list[SendReceipt]:
-        address = route.master(queue.broker_name)
-        if address is None:
-            address = await self.client.master(route, queue.broker_name)
-        if context is not None:
-            context.queue, context.address = queue, address
-            context.attempts += 1
-        began = time.monotonic()
-        for message in messages:
-            message.outcome = SendOutcome.PERHAPS_STORED
-        reply = await self.client.invoke(address, send_command(self.group, prepared, queue), self._send_timeout)
-        found = receipts(reply, prepared, queue, address)
-        self._faults.took(queue.broker_name, time.monotonic() - began)
-        return found
+        return self._attempts.deliver(prepared, queue, messages, context)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
         """Sends without an answer: nobody learns whether it was stored.
@@ -261,9 +223,9 @@ class Producer(GroupMember):
         self._check_open()
         context = SendContext(self.group, message, message.wire_properties(), queue)
         call_all(self._before, context)
-        prepared = prepare(message, context.properties, self.client.unique_ids, self._limits)
+        prepared = prepare(message, context.properties, self._ids, self._limits)
         route = await self._route(message.topic)
-        target = queue or await self._ordered_queue(message) or self._faults.select(route.write_queues)
+        target = queue or await self._ordered_queue(message) or self._attempts.select(route)
         address = await self.client.master(route, target.broker_name)
         command = send_command(self.group, prepared, target)
         message.outcome = SendOutcome.PERHAPS_STORED
@@ -317,7 +279,7 @@ class Producer(GroupMember):
         current: dict[str, tuple[list[tuple[int, BatchEntry]], int]] = {}
         limit = self._limits.max_message_size
         for number, message in enumerate(messages):
-            entry = prepare_entry(message, message.wire_properties(), self.client.unique_ids, limit)
+            entry = prepare_entry(message, self._ids, limit)
             part, size = current.get(message.topic, ([], limit + 1))
             if size + entry.size > limit:
                 part, size = [], 0
@@ -356,7 +318,7 @@ class Producer(GroupMember):
         """
         self._check_open()
         message = reply_message(request, body)
-        prepared = prepare(message, message.wire_properties(), self.client.unique_ids, self._limits)
+        prepared = prepare(message, message.wire_properties(), self._ids, self._limits)
         prepared = prepared._replace(code=RequestCode.SEND_REPLY_MESSAGE_V2)
         return (await self.deliver(prepared, None, (message,)))[0]
 

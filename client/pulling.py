@@ -211,7 +211,8 @@ class Pulls:
         if connection.closed:
             self.stop(UnreachableError(f"the connection is closed: {connection.close_reason}", address=self._address))
         else:
-            self._way = self._client.begin(connection, self._frame, call.hold + HOLD_SLACK, self._arrived)
+            self._way = way = CallbackCall(self._arrived)
+            self._client.begin(connection, self._frame, call.hold + HOLD_SLACK, way)
 
     def _frame(self, opaque: int, encoding: Encoding) -> bytes:
         if encoding is Encoding.JSON:

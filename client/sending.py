@@ -1,5 +1,6 @@
 """How a message becomes a send request, and its reply a receipt."""
 
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from client.compression import Compression, compress
@@ -20,6 +21,9 @@ DEFAULT_QUEUES: Final = "4"
 STATUS: Final = {int(status.value): status for status in SendStatus}
 """The codes that mean stored."""
 BATCH_OVERHEAD: Final = 22
+_SINGLE: Final = RequestCode.SEND_MESSAGE_V2
+_WAIT: Final = "WAIT\x01true\x02"
+_NO_WAIT: Final = "WAIT\x01false\x02"
 
 
 class Limits(NamedTuple):
@@ -45,26 +49,45 @@ class Prepared(NamedTuple):
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether its request differs from others only in its body, its properties and its time."""
+        return not (self.sys_flag or self.flag or self.reconsume_times or self.max_reconsume_times is not None)
 
-def prepare(message: Message, properties: dict[str, str], ids: UniqueIdGenerator, limits: Limits) -> Prepared:
-    """A single message. Raises UsageError for what breaks a limit that the broker has too."""
+
+def prepare(message: Message, properties: dict[str, str] | None, ids: UniqueIdGenerator, limits: Limits) -> Prepared:
+    """A single message, with ``properties`` in place of its own.
+
+    Sets its id. Raises UsageError for what breaks a limit that the broker has too.
+    """
     body = message.body
-    if not body:
+    size = len(body)
+    if not size:
         raise UsageError("the body is empty: brokers do not take that", code=ResponseCode.MESSAGE_ILLEGAL)
-    if len(body) > limits.max_message_size:
+    if size > limits.max_message_size:
         raise UsageError(
-            f"the body has {len(body)} bytes, the limit is {limits.max_message_size}", code=ResponseCode.MESSAGE_ILLEGAL
+            f"the body has {size} bytes, the limit is {limits.max_message_size}", code=ResponseCode.MESSAGE_ILLEGAL
         )
     sys_flag = 0
-    if limits.compression is not None and len(body) >= limits.compress_over:
+    if limits.compression is not None and size >= limits.compress_over:
         body, sys_flag = compress(body, limits.compression, limits.compression_level)
     now = wall_ms()
-    message_id = properties.get("UNIQ_KEY")
-    if message_id is None:
-        message_id = properties["UNIQ_KEY"] = ids.next(now)
-    message.message_id = message_id
-    text = property_text(message, properties)
-    return Prepared(RequestCode.SEND_MESSAGE_V2, message.topic, body, text, sys_flag, message.flag, now, (message_id,))
+    text = _identified(message, properties, ids, now)
+    message_ids = (message.message_id,)
+    return _prepared(Prepared, (_SINGLE, message.topic, body, text, sys_flag, message.flag, now, message_ids, 0, None))
+
+
+def _identified(
+    message: Message, properties: dict[str, str] | None, ids: UniqueIdGenerator, now: int | None = None
+) -> str:
+    """Gives the message its id: its properties as text."""
+    if properties is None:
+        if message.is_bare:
+            message.message_id = message_id = ids.next(now)
+            return f"{_WAIT if message.wait_stored else _NO_WAIT}UNIQ_KEY\x01{message_id}\x02"
+        properties = message.wire_properties()
+    message.message_id = properties["UNIQ_KEY"] = properties.get("UNIQ_KEY") or ids.next(now)
+    return property_text(message, properties)
 
 
 def property_text(message: Message, properties: dict[str, str]) -> str:
@@ -92,31 +115,48 @@ class BatchEntry(NamedTuple):
         return BATCH_OVERHEAD + len(self.body) + len(self.properties)
 
 
-def prepare_entry(
-    message: Message, properties: dict[str, str], ids: UniqueIdGenerator, max_message_size: int
-) -> BatchEntry:
-    """One message of a batch. Raises UsageError for what cannot be in a batch."""
-    if message.is_delayed:
-        raise UsageError("a delayed message cannot be in a batch")
-    if not message.body:
+def entry_text(
+    message: Message, properties: dict[str, str] | None, ids: UniqueIdGenerator, max_message_size: int
+) -> bytes:
+    """The properties of a message for a batch, with ``properties`` in place of its own.
+
+    Sets its id. Raises UsageError for what cannot be in a batch.
+    """
+    size = len(message.body)
+    if not size:
         raise UsageError("the body is empty: brokers do not take that", code=ResponseCode.MESSAGE_ILLEGAL)
-    message.message_id = properties["UNIQ_KEY"] = properties.get("UNIQ_KEY") or ids.next()
-    text = property_text(message, properties).encode()
-    entry = BatchEntry(message.message_id, message.flag, message.body, text)
-    if entry.size > max_message_size:
+    text = _identified(message, properties, ids).encode()
+    size += BATCH_OVERHEAD + len(text)
+    if size > max_message_size:
         raise UsageError(
-            f"one message takes {entry.size} bytes of a batch, the limit is {max_message_size}",
+            f"one message takes {size} bytes of a batch, the limit is {max_message_size}",
             code=ResponseCode.MESSAGE_ILLEGAL,
         )
-    return entry
+    return text
+
+
+def prepare_entry(message: Message, ids: UniqueIdGenerator, max_message_size: int) -> BatchEntry:
+    """One message of a batch. Sets its id. Raises UsageError for what cannot be in a batch."""
+    if message.is_delayed:
+        raise UsageError("a delayed message cannot be in a batch")
+    text = entry_text(message, None, ids, max_message_size)
+    return BatchEntry(message.message_id or "", message.flag, message.body, text)
 
 
 def prepare_batch(topic: str, entries: list[BatchEntry], *, wait_stored: bool = True) -> Prepared:
     """A batch. It has no id of its own: brokers put a batch's properties behind its messages', and the last id wins."""
-    body = encode_batch((entry.flag, entry.body, entry.properties) for entry in entries)
-    properties = f"WAIT\x01{'true' if wait_stored else 'false'}\x02"
-    ids = tuple(entry.message_id for entry in entries)
-    return Prepared(RequestCode.SEND_BATCH_MESSAGE, topic, body, properties, 0, 0, wall_ms(), ids)
+    message_ids = tuple([entry.message_id for entry in entries])
+    return whole_batch(topic, message_ids, [entry[1:] for entry in entries], wait_stored=wait_stored)
+
+
+def whole_batch(
+    topic: str, message_ids: tuple[str, ...], parts: Iterable[tuple[int, bytes, bytes]], *, wait_stored: bool
+) -> Prepared:
+    """A batch of (flag, body, properties) of each message."""
+    properties = _WAIT if wait_stored else _NO_WAIT
+    return Prepared(
+        RequestCode.SEND_BATCH_MESSAGE, topic, encode_batch(parts), properties, 0, 0, wall_ms(), message_ids
+    )
 
 
 def send_command(group: str, prepared: Prepared, queue: MessageQueue) -> RemotingCommand:
@@ -152,22 +192,21 @@ def receipts(reply: RemotingCommand, prepared: Prepared, queue: MessageQueue, ad
         raise PerhapsStoredError(f"the broker's answer cannot be read: {error.remark}", address=address) from None
     if answer.queue_id != queue.queue_id:
         queue = MessageQueue(topic=queue.topic, broker_name=queue.broker_name, queue_id=answer.queue_id)
-    if len(prepared.message_ids) == 1:
-        return [
-            SendReceipt(
-                prepared.message_ids[0],
-                queue,
-                answer.queue_offset,
-                status,
-                answer.msg_id,
-                answer.transaction_id,
-                answer.recall_handle,
-            )
-        ]
-    places = answer.msg_id.split(",")
-    if len(places) != len(prepared.message_ids):  # an inner batch is stored as one record
-        places = [answer.msg_id] * len(prepared.message_ids)
+    message_ids, offset = prepared.message_ids, answer.queue_offset
+    place = answer.msg_id
+    if len(message_ids) == 1:
+        last = (answer.transaction_id, answer.recall_handle)
+        return [_receipt(SendReceipt, (message_ids[0], queue, offset, status, place, *last))]
+    places = place.split(",")
+    if len(places) != len(message_ids):  # an inner batch is stored as one record
+        places = [place] * len(message_ids)
+    offsets = range(offset, offset + len(places))
     return [
-        SendReceipt(message_id, queue, answer.queue_offset + number, status, place)
-        for number, (message_id, place) in enumerate(zip(prepared.message_ids, places, strict=True))
+        _receipt(SendReceipt, (message_id, queue, offset, status, place, None, None))
+        for message_id, offset, place in zip(message_ids, offsets, places, strict=True)
     ]
+
+
+_prepared: Final[Callable[[type[Prepared], tuple[object, ...]], Prepared]] = tuple.__new__
+_receipt: Final[Callable[[type[SendReceipt], tuple[object, ...]], SendReceipt]] = tuple.__new__
+"""What the classes themselves do, at a third of the cost."""

@@ -1,5 +1,6 @@
 """Parts of the SDK without a server: windows, gates, routes, faults, errors, decoding."""
 
+import copy
 import random
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from client import (
     Client,
     Consumer,
+    Message,
     MessageQueue,
     NotStoredError,
     PerhapsStoredError,
@@ -29,10 +31,18 @@ from client.name_servers import parse_addresses
 from client.offset_window import OffsetWindow
 from client.pulling import PullCall
 from client.routes import RouteCache
+from client.send_form import SendForm
+from client.sending import Limits, Prepared, prepare, send_command
 from client.subscription import Subscription
 from protocol.body import BrokerData, QueueData, TopicRouteData
-from protocol.frame import encode
+from protocol.codes import RequestCode
+from protocol.errors import FrameError
+from protocol.frame import MAX_FRAME, encode
+from protocol.message import decode_properties
+from protocol.message_id import UniqueIdGenerator
 from protocol.record import RecordError, encode_record, pack_host
+
+LIMITS = Limits(1000, None, 1000, 0)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.randoms())
@@ -237,3 +247,72 @@ def test_a_pulls_frame_is_what_its_command_would_be(offset: int, opaque: int, wi
     command = call.command(offset)
     command.opaque = opaque
     assert call.frame(offset, opaque) == encode(command)
+
+
+@given(st.text(max_size=50), st.binary(max_size=50), st.integers(0, 2**62), st.integers(1, 2**31 - 1), st.booleans())
+def test_a_sends_frame_is_what_its_command_would_be(
+    properties: str, body: bytes, born: int, opaque: int, many: bool
+) -> None:
+    code = RequestCode.SEND_BATCH_MESSAGE if many else RequestCode.SEND_MESSAGE_V2
+    where = queue("a-\u00e4", 3)
+    prepared = Prepared(code, "T", body, properties, 0, 0, born, ("id",))
+    assert prepared.is_usual
+    command = send_command("g%1-2", prepared, where)
+    command.opaque = opaque
+    assert SendForm("g%1-2", code, where).frame(prepared, opaque) == encode(command)
+
+
+def test_a_send_that_fits_no_frame_is_refused() -> None:
+    prepared = Prepared(RequestCode.SEND_MESSAGE_V2, "T", bytes(MAX_FRAME), "", 0, 0, 0, ("id",))
+    with pytest.raises(FrameError, match="over the limit"):
+        SendForm("g", prepared.code, queue("a")).frame(prepared, 1)
+
+
+USUAL = Prepared(310, "T", b"x", "", 0, 0, 0, ("id",))
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        USUAL._replace(flag=1),
+        USUAL._replace(sys_flag=1),
+        USUAL._replace(reconsume_times=1),
+        USUAL._replace(max_reconsume_times=0),
+    ],
+)
+def test_what_the_form_has_no_place_for_is_not_usual(prepared: Prepared) -> None:
+    assert USUAL.is_usual
+    assert not prepared.is_usual
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("T", b"x"),
+        Message("T", b"x", wait_stored=False),
+        Message("T", b"x", tags="a"),
+        Message("T", b"x", keys="k"),
+        Message("T", b"x", properties={"p": "q"}),
+        Message("T", b"x", sharding_key="s"),
+        Message("T", b"x", delay_level=3),
+    ],
+    ids=["bare", "not waiting", "tags", "keys", "properties", "sharding key", "delay"],
+)
+def test_properties_travel_whichever_way_they_are_written(message: Message) -> None:
+    ids = UniqueIdGenerator(bytes(4))
+    expected = message.wire_properties()
+    for instead in (None, message.wire_properties()):
+        prepared = prepare(message, instead, ids, LIMITS)
+        assert decode_properties(prepared.properties) == {**expected, "UNIQ_KEY": message.message_id}
+        assert prepared.message_ids == (message.message_id,)
+
+
+def test_a_messages_properties_can_be_set_and_added_to() -> None:
+    given = {"a": "b"}
+    message, other = Message("T", b"x", properties=given), Message("T", b"x")
+    message.properties["c"] = "d"
+    other.properties["e"] = "f"
+    assert (given, message.properties, other.properties) == ({"a": "b"}, {"a": "b", "c": "d"}, {"e": "f"})
+    other.properties = given
+    assert copy.deepcopy(other).properties == given
+    assert other.wire_properties() == {"a": "b", "WAIT": "true"}

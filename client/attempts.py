@@ -1,0 +1,198 @@
+"""Attempts: where what is prepared goes, and what is done where that does not work."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Final, NamedTuple, TypeAlias
+
+import anyio
+
+from client.core import Client, no_reply
+from client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
+from client.faults import FaultTable
+from client.interceptors import SendContext
+from client.message import Message, MessageQueue, SendOutcome, SendReceipt
+from client.routes import TopicRoute
+from client.send_form import SendForm
+from client.sending import Prepared, receipts, send_command
+from protocol.codes import ResponseCode
+from protocol.command import Encoding
+from protocol.errors import FrameError
+from protocol.frame import encode
+from remoting.client import CallbackCall, ClientConnection
+
+_ELSEWHERE: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
+"""Refusals that another broker of the same topic may not share."""
+_FORMS: Final = 1024
+_PERHAPS: Final = SendOutcome.PERHAPS_STORED
+
+
+class Failure(NamedTuple):
+    """An attempt that did not work."""
+
+    queue: MessageQueue
+    error: RocketMQError
+
+
+Found: TypeAlias = list[SendReceipt] | Failure
+"""What has become of an attempt."""
+
+Then: TypeAlias = Callable[[Found], None]
+"""Learns what has become of an attempt that no task waits for."""
+
+
+class Attempts:
+    """The sends of a producer's ``group``; ``timeout`` (seconds) is that of one attempt."""
+
+    def __init__(
+        self, client: Client, group: str, *, retries: int, retry_unknown: bool, timeout: float, create_topics: bool
+    ) -> None:
+        self._client = client
+        self._group = group
+        self._retries = retries
+        self._retry_unknown = retry_unknown
+        self._timeout = timeout
+        self._create_topics = create_topics
+        self._faults = FaultTable(time.monotonic)
+        self._form = lru_cache(maxsize=_FORMS)(partial(SendForm, group))
+
+    async def route(self, topic: str) -> TopicRoute:
+        """The topic's route, with a queue at least. Raises RocketMQError."""
+        route = self._client.routes.known(topic)
+        if route is None or not route.write_queues:
+            route = await self._client.routes.refresh(topic, create=self._create_topics)
+        if not route.write_queues:
+            raise NotStoredError(f"no broker takes messages of the topic {topic} now: none with write permission")
+        return route
+
+    def select(self, route: TopicRoute) -> MessageQueue:
+        """The next queue in turn."""
+        return self._faults.select(route.write_queues)
+
+    async def deliver(
+        self,
+        prepared: Prepared,
+        queue: MessageQueue | None,
+        messages: Sequence[Message],
+        context: SendContext | None = None,
+        failure: Failure | None = None,
+    ) -> list[SendReceipt]:
+        """Sends, with repetitions: the receipts. ``failure`` is that of an attempt which was made already.
+
+        Raises the last attempt's error; PerhapsStoredError where an earlier attempt may have worked.
+        """
+        perhaps: PerhapsStoredError | None = None
+        avoid: str | None = None
+        attempt = 0
+        while True:
+            route = self._client.routes.known(prepared.topic)
+            if route is None or not route.write_queues:
+                route = await self.route(prepared.topic)
+            if failure is None:
+                target = queue or self._faults.select(route.write_queues, avoid)
+                try:
+                    return await self._attempt(prepared, target, route, messages, context)
+                except RocketMQError as caught:
+                    failure = Failure(target, caught)
+            (target, error), failure = failure, None
+            self._faults.failed(target.broker_name)
+            if isinstance(error, PerhapsStoredError):
+                perhaps = error
+            attempt += 1
+            others = len({other.broker_name for other in route.write_queues}) > 1
+            if attempt > self._retries or not self._worth_repeating(error, elsewhere=others and queue is None):
+                if perhaps is not None and perhaps is not error:
+                    raise perhaps from error
+                raise error
+            avoid = target.broker_name
+            if not others or queue is not None:
+                await anyio.sleep(random.random() * min(1.0, 0.05 * 2**attempt))  # noqa: S311 - spreads load
+
+    def _worth_repeating(self, error: RocketMQError, *, elsewhere: bool) -> bool:
+        if isinstance(error, UsageError):
+            return elsewhere and error.code in _ELSEWHERE
+        return self._retry_unknown or not isinstance(error, PerhapsStoredError)
+
+    async def _attempt(
+        self,
+        prepared: Prepared,
+        queue: MessageQueue,
+        route: TopicRoute,
+        messages: Sequence[Message],
+        context: SendContext | None,
+    ) -> list[SendReceipt]:
+        address = route.master(queue.broker_name)
+        if address is None:
+            address = await self._client.master(route, queue.broker_name)
+        if context is not None:
+            context.queue, context.address = queue, address
+            context.attempts += 1
+        for message in messages:
+            message.outcome = _PERHAPS
+        began = time.monotonic()
+        connection = self._client.ready(address)
+        if connection is None:
+            reply = await self._client.invoke(address, send_command(self._group, prepared, queue), self._timeout)
+        else:
+            call = connection.new_call()
+            self._client.begin(connection, partial(self._frame, prepared, queue), self._timeout, call)
+            try:
+                await call.wait()
+            finally:
+                connection.end(call)
+            if call.reply is None:
+                raise no_reply(connection, call, prepared.code, self._timeout)
+            reply = call.reply
+        found = receipts(reply, prepared, queue, address)
+        self._faults.took(queue.broker_name, time.monotonic() - began)
+        return found
+
+    def begin(self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], then: Then) -> bool:
+        """The first attempt, where it can be made now, without waiting; False where it cannot: nothing has been done.
+
+        ``then`` learns of its end, never within this call, and must not raise.
+        """
+        route = self._client.routes.known(prepared.topic)
+        if route is None or not route.write_queues:
+            return False
+        target = queue or self._faults.select(route.write_queues)
+        address = route.master(target.broker_name)
+        connection = None if address is None else self._client.ready(address)
+        if connection is None:
+            return False
+        call = CallbackCall(partial(self._ended, prepared, target, connection, time.monotonic(), then))
+        try:
+            self._client.begin(connection, partial(self._frame, prepared, target), self._timeout, call)
+        except FrameError:  # too long: is found again, where somebody waits for it
+            return False
+        for message in messages:
+            message.outcome = _PERHAPS
+        return True
+
+    def _frame(self, prepared: Prepared, queue: MessageQueue, opaque: int, encoding: Encoding) -> bytes:
+        if encoding is Encoding.JSON and prepared.is_usual:
+            return self._form(prepared.code, queue).frame(prepared, opaque)
+        command = send_command(self._group, prepared, queue)
+        command.opaque, command.encoding = opaque, encoding
+        return encode(command)
+
+    def _ended(
+        self,
+        prepared: Prepared,
+        queue: MessageQueue,
+        connection: ClientConnection,
+        began: float,
+        then: Then,
+        call: CallbackCall,
+    ) -> None:
+        connection.end(call)
+        found: Found
+        try:
+            if call.reply is None:
+                raise no_reply(connection, call, prepared.code, self._timeout)
+            found = receipts(call.reply, prepared, queue, connection.address)
+            self._faults.took(queue.broker_name, time.monotonic() - began)
+        except RocketMQError as error:
+            found = Failure(queue, error)
+        then(found)
