@@ -37,22 +37,30 @@ _FOREIGN: Final = {
 """What other protocols begin with. As a length word each of these would be far over any limit."""
 
 
+SPARE_SIZE: Final = 1024 * 1024
+"""Buffers of this size are kept for long frames, ``_SPARES`` of them: no handler looks at a frame after its turn."""
+_SPARES: Final = 4
+
+
 class BigFrame:
-    """A long frame on its way, in a buffer that grows with what really arrives: an announced length costs nothing."""
+    """A long frame on its way, in a buffer that grows with what really arrives: an announced length costs nothing.
+
+    With a ``spare`` it is in that from the beginning: a new buffer is cleared, and copied when it grows.
+    """
 
     __slots__ = ("buffer", "filled", "size")
 
-    def __init__(self, size: int, first: memoryview) -> None:
+    def __init__(self, size: int, first: memoryview, spare: bytearray | None = None) -> None:
         self.size = size
         self.filled = len(first)
-        self.buffer = bytearray(min(size, max(RECEIVE_BUFFER, 2 * self.filled)))
+        self.buffer = spare or bytearray(min(size, max(RECEIVE_BUFFER, 2 * self.filled)))
         self.buffer[: self.filled] = first
 
     def receive(self, sock: socket.socket) -> int:
         """Read on; how many bytes came. Raises as recv does."""
         if self.filled == len(self.buffer):
             self.buffer += bytes(min(self.size - self.filled, self.filled))
-        count = sock.recv_into(memoryview(self.buffer)[self.filled :])
+        count = sock.recv_into(memoryview(self.buffer)[self.filled : self.size])
         self.filled += count
         return count
 
@@ -71,6 +79,7 @@ class Intake:
         self._max_inflight_here = limits.max_inflight_per_connection
         self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + DIRECT_PREFIX)  # a look at a front never ends behind it
         self._view = memoryview(self._buffer)[:RECEIVE_BUFFER]
+        self._spares: list[bytearray] = []
         self.turn_end = 0.0
         """When the turn that is going on has to stop, in perf_counter's time."""
 
@@ -121,6 +130,8 @@ class Intake:
         if big.filled == big.size:
             conn.big = None
             self._frames(conn, big.buffer, memoryview(big.buffer), big.size)
+            if len(self._spares) < _SPARES and big.size <= SPARE_SIZE:
+                self._spares.append(big.buffer if len(big.buffer) == SPARE_SIZE else bytearray(SPARE_SIZE))
 
     def _frames(  # noqa: PLR0912, PLR0915 - every request passes here: a call more is a cost for all
         self, conn: Connection, buffer: bytearray, view: memoryview, end: int
@@ -221,7 +232,8 @@ class Intake:
             conn.ready = True
             self._reactor.continue_later(conn)
         elif total + 4 > BIG_FRAME:
-            conn.big = BigFrame(total + 4, self._view[at:end])
+            spare = self._spares.pop() if self._spares and total + 4 <= SPARE_SIZE else None
+            conn.big = BigFrame(total + 4, self._view[at:end], spare)
         else:
             conn.rest = bytes(self._view[at:end])
 

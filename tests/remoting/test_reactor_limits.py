@@ -115,6 +115,21 @@ async def test_an_announced_length_costs_no_memory() -> None:
         assert len(big.buffer) <= 256 * 1024
 
 
+async def test_long_frames_share_their_buffers() -> None:
+    """One after the other, at the same time, with one that goes away in the middle: each gets its own bytes."""
+    async with serving() as server, server.peer() as first, server.peer() as second:
+        for size in (40_000, 300_000, 1_000_000, 1_200_000, 50_000, 40_001):
+            bodies = [bytes([number]) * (size + number) for number in (1, 2)]
+            frames = [encode(request(body=body)) for body in bodies]
+            for peer, frame in ((first, frames[0]), (second, frames[1])):
+                await peer.send_bytes(frame[: size // 2])
+            async with server.peer() as third:
+                await third.send_bytes(frames[0][:-1])
+            for peer, frame, body in ((second, frames[1], bodies[1]), (first, frames[0], bodies[0])):
+                await peer.send_bytes(frame[size // 2 :])
+                assert bytes((await peer.receive()).body) == body
+
+
 async def test_warnings_of_strangers_are_limited() -> None:
     clock = ManualClock()
     async with serving(clock=clock) as server:
