@@ -24,6 +24,9 @@ _ZEROS: Final = memoryview(bytes(1 << 18))
 _MS_SYNC: Final = 4
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MADV_POPULATE_WRITE: Final = 23
+"""Linux 5.14 and later: take the pages of a map as stores would, without storing anything."""
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class _RealMapping:
@@ -50,6 +53,7 @@ class RealDisk:
         self._max_threads = max_threads
         self._limiter: trio.CapacityLimiter | None = None
         self._zero = -1
+        self._populates = True
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         if self._limiter is None:
@@ -82,16 +86,29 @@ class RealDisk:
         if durable:
             self._write_zeros(fd, offset, offset + length)
             return
-        if self._zero < 0:
-            self._zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
         # Zeros written bring pages into memory many at a time; a fault would take and clear each of them alone.
-        # Reading zeros then touches them in the map, inside one system call and without the interpreter's lock.
         at = 0
         while at < length:
             at += os.pwrite(fd, _ZEROS[: length - at], offset + at)
+        for at in range(0, length, _TOUCH_STEP):
+            self._touch(view[at : at + _TOUCH_STEP])
+
+    def _touch(self, view: memoryview) -> None:
+        """Take pages into the map that hold zeros, so that no store waits for it; without the interpreter's lock."""
+        if self._populates:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            ahead = address % mmap.PAGESIZE
+            if not _libc.madvise(address - ahead, ahead + len(view), _MADV_POPULATE_WRITE):
+                return
+            number = ctypes.get_errno()
+            if number != errno.EINVAL:
+                raise OSError(number, os.strerror(number))
+            self._populates = False
+        if self._zero < 0:
+            self._zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
         at = 0
-        while at < length:
-            at += os.readv(self._zero, [view[at : at + _TOUCH_STEP]])
+        while at < len(view):
+            at += os.readv(self._zero, [view[at:]])
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
         if length:

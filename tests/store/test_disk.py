@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from broker.store import real_disk
 from broker.store.disk import Disk, MappedPart
 from broker.store.durable_files import make_durable_directory, read_whole, write_durably
 from broker.store.real_disk import RealDisk
@@ -119,7 +120,9 @@ def test_how_full_a_disk_is_leaves_out_what_is_kept_for_root(monkeypatch: pytest
     assert (space.total - space.free) / space.total == 0.5
 
 
-def test_reserved_space_has_blocks_and_pages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("advice", [real_disk._MADV_POPULATE_WRITE, 9999], ids=["populated", "an older kernel"])
+def test_reserved_space_has_blocks_and_pages(advice: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_disk, "_MADV_POPULATE_WRITE", advice)
     disk = RealDisk()
     fd = disk.create(str(tmp_path / "file"), 4 << 20)
     mapping = disk.map(fd, 4 << 20)
@@ -134,6 +137,8 @@ def test_reserved_space_has_blocks_and_pages(tmp_path: Path) -> None:
     assert not any(mapping.view[3 << 20 :])
     assert bytes(mapping.view[(3 << 20) - 5 : 3 << 20]) == b"kept!"
     assert os.fstat(fd).st_blocks * 512 >= 4 << 20
+    disk.reserve(fd, (3 << 20) + 10, mapping.view[(3 << 20) + 10 : (3 << 20) + 5000])  # not at the edge of a page
+    assert bytes(mapping.view[(3 << 20) - 5 : (3 << 20) + 5000]) == b"kept!" + bytes(5000)
     mapping.close()
     disk.close(fd)
 
