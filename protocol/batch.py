@@ -17,7 +17,7 @@ _SHORT = struct.Struct(">h")
 _LENGTH = _SHORT.unpack_from
 _AROUND: Final = 22
 """Bytes of a message besides its body and its properties."""
-_SHORT_BODY: Final = 4096
+_SHORT_BODY: Final = 512
 """Bodies up to here are copied: that costs less than a view, to make and to use."""
 
 
@@ -47,33 +47,35 @@ def decode_batch(data: Any) -> list[BatchItem]:
 
 
 def split_batch(data: Any) -> BatchColumns:
-    """The same in columns, for who works on all messages of a batch together. Only of ``bytes`` are there views."""
-    return _split_equal(memoryview(data)) or _split_any(bytes(data))
+    """The same in columns, for who works on all messages of a batch together. Long bodies are views of ``data``."""
+    view = memoryview(data)
+    return _split_equal(view) or _split_any(view)
 
 
 @lru_cache(maxsize=1024)
-def _message_of(body_length: int, properties_length: int) -> struct.Struct:
-    return struct.Struct(f">i8xii{body_length}sh{properties_length}s")
+def _around_bodies(body_length: int, properties_length: int) -> struct.Struct:
+    return struct.Struct(f">i8xii{body_length}xh{properties_length}s")
 
 
 def _split_equal(view: memoryview) -> BatchColumns | None:
     """Takes messages apart that have the same lengths, as those of one producer often do; None for others."""
-    if len(view) < _AROUND:
+    end = len(view)
+    if end < _AROUND:
         return None
     size, _, body_length = _SIZE_FLAG_BODY(view)
     properties_length = size - _AROUND - body_length
-    if not 0 <= body_length <= _SHORT_BODY or properties_length < 0 or len(view) % size:
+    if body_length < 0 or properties_length < 0 or end % size:
         return None
-    count = len(view) // size
-    parts = _message_of(body_length, properties_length).iter_unpack(view)
-    sizes, flags, body_lengths, bodies, lengths, properties = zip(*parts, strict=True)
+    count = end // size
+    parts = _around_bodies(body_length, properties_length).iter_unpack(view)
+    sizes, flags, body_lengths, lengths, properties = zip(*parts, strict=True)
     if sizes.count(size) < count or body_lengths.count(body_length) < count or lengths.count(properties_length) < count:
         return None
-    return BatchColumns(flags, bodies, properties)
+    bodies: list[bytes | memoryview] = [view[at : at + body_length] for at in range(20, end, size)]
+    return BatchColumns(flags, list(map(bytes, bodies)) if body_length <= _SHORT_BODY else bodies, properties)
 
 
-def _split_any(data: bytes) -> BatchColumns:
-    view = memoryview(data)
+def _split_any(view: memoryview) -> BatchColumns:
     flags: list[int] = []
     bodies: list[bytes | memoryview] = []
     properties: list[bytes] = []
@@ -87,11 +89,12 @@ def _split_any(data: bytes) -> BatchColumns:
                 raise BatchError(f"message {len(flags)} of the batch has a body length of {body_length}")
             properties_at = body_end + 2
             following = at + size
-            raw = data[properties_at:following]
+            raw = bytes(view[properties_at:following])
             if following > end or _LENGTH(view, body_end)[0] != len(raw) or following < properties_at:
                 raise BatchError(f"message {len(flags)} of the batch says it has {size} bytes; its parts end elsewhere")
+            body = view[body_at:body_end]
             flags.append(flag)
-            bodies.append((data if body_length <= _SHORT_BODY else view)[body_at:body_end])
+            bodies.append(bytes(body) if body_length <= _SHORT_BODY else body)
             properties.append(raw)
             at = following
     except struct.error:

@@ -47,7 +47,8 @@ class NumpyBatch:
     def flat(self, messages: Sequence[Message]) -> tuple[Row, Row, Row]:
         """See Batch."""
         topics, keys, phys, timestamps = zip(*messages, strict=True)
-        counts = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
+        widths = set(map(len, keys))
+        counts: Row = widths.pop() if len(widths) == 1 else np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
         texts = list(chain.from_iterable(keys))
         if topics.count(topics[0]) == len(topics):
             front: Row = np.uint32(hash_in_front(topics[0]))
@@ -129,7 +130,7 @@ def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dt
     odd: list[int] = []
     joined = "".join(texts)
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-    if not joined.isascii() or lengths.min() < 1 or lengths.max() > _LONGEST:
+    if not joined.isascii() or "" in texts or len(joined) > _LETTERS:
         odd = [at for at, text in enumerate(texts) if not text.isascii() or not 0 < len(text) <= _LONGEST]
         texts = texts.copy()
         for at in odd:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import structlog
@@ -36,6 +37,8 @@ _NEXT_FILE_AT: Final = 0.8
 
 Pending = Message
 """A message whose keys are not in a file yet."""
+
+_keys_of: Final = itemgetter(1)
 
 
 class IndexMark(NamedTuple):
@@ -108,7 +111,7 @@ class IndexService:
             pending.clear()
         else:
             taken = [pending.popleft() for _ in range(max_keys)]
-        counts = [len(message[1]) for message in taken]
+        counts = list(map(len, map(_keys_of, taken)))
         if sum(counts) > max_keys:
             last = bisect_left(list(accumulate(counts)), max_keys)
             pending.extendleft(reversed(taken[last + 1 :]))

@@ -1,6 +1,6 @@
 """Small stores and messages for the tests of the write path."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -92,7 +92,7 @@ def message(body: bytes = b"body", topic: str = "TopicTest", queue_id: int = 0, 
     return MessageInner(**(fields | more))
 
 
-def batch(bodies: list[bytes], topic: str = "TopicTest", queue_id: int = 0, **more: Any) -> MessageBatch:
+def batch(bodies: Sequence[Any], topic: str = "TopicTest", queue_id: int = 0, **more: Any) -> MessageBatch:
     fields: dict[str, Any] = {
         "topic": topic,
         "queue_id": queue_id,
