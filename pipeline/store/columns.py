@@ -10,7 +10,7 @@ import pyarrow.compute
 
 from pipeline.schema import ARROW_SCHEMA
 from pipeline.store.alike import AlikeTexts, alike_texts
-from pipeline.store.gather import as_text, gather, matrix_as_text
+from pipeline.store.gather import HEX_DIGITS, as_text, gather, matrix_as_text
 from pipeline.store.heads import Array, Heads, values_at
 from pipeline.store.properties import Properties, split_properties
 from protocol import sysflag
@@ -21,8 +21,6 @@ _V4: Final = 8
 """Bytes of an IPv4 address with its port."""
 _HOST: Final = np.dtype(np.uint64)
 """Those bytes as one value."""
-_DIGITS: Final = np.frombuffer(b"".join([b"%02X" % byte for byte in range(256)]), dtype="V2")
-"""The two hexadecimal digits of each byte."""
 _TIMESTAMP: Final = ARROW_SCHEMA.field("storeTimestamp").type
 _FAR: Final = 9_200_000_000_000_000
 """No time in ms beyond this fits a timestamp in microseconds; a producer may have written any number."""
@@ -90,7 +88,7 @@ class Rows:
             ids = np.empty((count, 2), dtype=_HOST)
             ids[:, 0] = values_at(np.frombuffer(self.view, dtype=np.uint8), heads.store_at, _HOST)
             ids[:, 1] = heads.phy.astype(">i8").view(_HOST)
-            return matrix_as_text(_DIGITS[ids.view(np.uint8)].view(np.uint8))
+            return matrix_as_text(HEX_DIGITS[ids.view(np.uint8)].view(np.uint8))
         places = zip(heads.store_at.tolist(), heads.store_end.tolist(), heads.phy.tolist(), strict=True)
         return pa.array([encode_offset_id(bytes(self.view[at:end]), phy) for at, end, phy in places], pa.string())
 

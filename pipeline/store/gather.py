@@ -8,6 +8,8 @@ import pyarrow as pa
 from pipeline.store.heads import Array, values_at
 
 _ASCII: Final = 0x80
+HEX_DIGITS: Final = np.frombuffer(b"".join([b"%02X" % byte for byte in range(256)]), dtype="V2")
+"""The two hexadecimal digits of each byte."""
 
 
 def gather(window: Any, begins: Array, ends: Array) -> pa.BinaryArray:
@@ -24,7 +26,7 @@ def gather(window: Any, begins: Array, ends: Array) -> pa.BinaryArray:
         raise ValueError(f"ranges over {span} bytes at once are more than an Arrow array of 32-bit offsets can have")
     length = int(ends[0]) - first
     if length and (ends - begins == length).all():  # numpy copies what is of one length in half the time
-        return _equal(values_at(window, begins, np.dtype(f"V{length}")), length, pa.binary())
+        return _equal(values_at(window, begins, np.dtype(f"V{length}")), length)
     offsets = np.empty(2 * count, dtype=np.int32)
     offsets[0::2] = begins - first
     offsets[1::2] = ends - first
@@ -33,11 +35,16 @@ def gather(window: Any, begins: Array, ends: Array) -> pa.BinaryArray:
     return turns.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int64)))
 
 
-def _equal(values: Array, length: int, kind: pa.DataType) -> Any:
+def equal_parts(matrix: Array) -> pa.BinaryArray:
+    """The bytes of each row of an array of several columns."""
+    return _equal(np.ascontiguousarray(matrix), matrix.nbytes // len(matrix))
+
+
+def _equal(values: Array, length: int) -> pa.BinaryArray:
     """Values of one length that lie behind one another."""
     count = values.nbytes // length
     offsets = np.arange(0, count * length + 1, length, dtype=np.int32)
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
 
 
 def matrix_as_text(matrix: Array, widths: Array | None = None) -> pa.StringArray:
@@ -45,7 +52,7 @@ def matrix_as_text(matrix: Array, widths: Array | None = None) -> pa.StringArray
     matrix = np.ascontiguousarray(matrix)
     count, length = matrix.shape
     if widths is None:
-        texts = _equal(matrix, length, pa.binary())
+        texts = _equal(matrix, length)
     else:
         offsets = np.zeros(count * len(widths) + 1, dtype=np.int32)
         stops = offsets[1:].reshape(count, len(widths))

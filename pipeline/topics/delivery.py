@@ -35,6 +35,7 @@ from pipeline.options import OptionError, Options
 from pipeline.topics import session
 from pipeline.topics.places import Patience, is_passing
 from pipeline.topics.plain_rows import Request, is_plain, requests_of
+from pipeline.topics.send_lane import LaneEndedError, SendLane
 from pipeline.topics.settings import group_of, namesrv_of
 from pipeline.topics.sink_rows import Row, rows_of
 from protocol.hashing import string_hash
@@ -136,6 +137,8 @@ class _Delivery:
         self._topics: set[str] = set()
         self._room = anyio.Semaphore(1 if settings.idempotent else _IN_FLIGHT)
         self._locks: dict[MessageQueue, anyio.Lock] = {}
+        self._lane: SendLane | None = None
+        self._wants_lane = True
         self._asking = settings.idempotent
         self._first = True
         self._error: Exception | None = None
@@ -147,11 +150,15 @@ class _Delivery:
         async with anyio.create_task_group() as group:
             try:
                 await self._take(batches, group)
+                await self._end_lane(group)
                 for chunk in self._open.values():
                     await self._start(chunk, group)
             except Exception as error:  # noqa: BLE001 - raised below, not wrapped in a group
                 self._error = self._error or error
                 group.cancel_scope.cancel()
+            finally:
+                if self._lane is not None:
+                    self._lane.close()
         if self._error is not None:
             raise self._error
         return self._sent, self._found
@@ -165,7 +172,7 @@ class _Delivery:
                 for request in requests_of(
                     batch, settings.topic, settings.batch_bytes, self._producer.client.unique_ids
                 ):
-                    await self._start(request, group)
+                    await self._send_quickly(request, group)
                 continue
             for row in rows_of(batch, settings.topic):
                 message_id = self._identity.key(number) if settings.idempotent else next_id()
@@ -183,6 +190,52 @@ class _Delivery:
                 if chunk.size >= settings.batch_bytes:
                     del self._open[row.topic, queue]
                     await self._start(chunk, group)
+
+    async def _send_quickly(self, request: Request, group: TaskGroup) -> None:
+        """By the lane as long as there is one; what it leaves goes the usual way, as everything does from then on."""
+        if self._wants_lane:
+            self._wants_lane = False
+            self._lane = await self._open_lane(request.topic)
+        if self._lane is None:
+            await self._start(request, group)
+            return
+        try:
+            self._lane.send(request)
+        except LaneEndedError:
+            await self._leave_lane(self._lane, group)
+
+    async def _open_lane(self, topic: str) -> SendLane | None:
+        try:
+            queues = await self._producer.queues(topic)
+            route = await self._producer.client.routes.get(topic)
+        except RocketMQError:
+            return None
+        places = [(queue, route.master(queue.broker_name)) for queue in queues]
+        known = [(queue, address) for queue, address in places if address is not None]
+        return SendLane(self._settings.group, known, session.REQUEST_TIMEOUT) if known else None
+
+    async def _end_lane(self, group: TaskGroup) -> None:
+        """Waits for what is under way."""
+        if self._lane is None:
+            return
+        try:
+            self._lane.finish()
+        except LaneEndedError:
+            await self._leave_lane(self._lane, group)
+        else:
+            self._sent += self._lane.stored
+            self._lane.close()
+            self._lane = None
+
+    async def _leave_lane(self, lane: SendLane, group: TaskGroup) -> None:
+        self._lane = None
+        left = lane.take_back()
+        self._sent += lane.stored
+        if lane.stored:
+            self._topics.add(lane.topic)
+        _log.info("a connection of its own is given up", topic=lane.topic, requests=len(left))
+        for request in left:
+            await self._start(request, group)
 
     async def _queue_of(self, topic: str, sharding_key: str) -> MessageQueue:
         queues = self._queues.get(topic)
@@ -213,15 +266,15 @@ class _Delivery:
             self._room.release()
 
     async def _send_request(self, request: Request) -> None:
-        topic = request.prepared.topic
+        prepared = request.prepared(bytes(request.body))
         while True:
             try:
-                await self._producer.deliver(request.prepared, None, ())
+                await self._producer.deliver(prepared, None, ())
             except RocketMQError as error:
-                await self._pause(topic, error)
+                await self._pause(request.topic, error)
             else:
                 self._patience.worked()
-                self._topics.add(topic)
+                self._topics.add(request.topic)
                 self._sent += request.rows
                 return
 

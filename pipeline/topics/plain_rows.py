@@ -1,6 +1,6 @@
 """Rows of a sink that have a body and perhaps a tag, and nothing else: encoded a request at a time.
 
-Such rows are most, and an object for each of them and for each of its parts is what a sink's time would go to.
+Such rows are most, and an object for each of them is what a sink's time would go to.
 """
 
 from collections.abc import Iterator
@@ -8,9 +8,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from client.core import wall_ms
 from client.sending import BATCH_OVERHEAD, Prepared
+from pipeline.store.gather import HEX_DIGITS, equal_parts
+from pipeline.store.heads import Array
 from pipeline.topics.sink_rows import BODY_MISSING, RowError, property_text
 from protocol.codes import RequestCode
 from protocol.message_id import UniqueIdGenerator
@@ -19,16 +22,29 @@ _COLUMNS: Final = frozenset({"topic", "body", "tags"})
 _LEAST: Final = 100
 """Fewer rows are better put together with those of other batches."""
 _MOST: Final = 16_384
-"""Rows of one request: ids of one millisecond are 65,536."""
+"""Rows that are joined: ids of one millisecond are 65,536."""
+_JOINED: Final = 8 << 20
+"""Bytes of requests that are made together."""
+_HEAD: Final = 20
 _ID: Final = 32
 _KEY: Final = b"UNIQ_KEY\x01"
+_AROUND: Final = BATCH_OVERHEAD + len(_KEY) + _ID + 1
+"""Bytes of a message besides its body and its tag."""
 
 
 class Request(NamedTuple):
-    """A batch that is ready to travel, and how many rows it has."""
+    """Rows that are ready to travel: ``body`` is a batch as protocol.batch has it, ``first_id`` its first message's."""
 
-    prepared: Prepared
+    topic: str
+    body: memoryview
     rows: int
+    first_id: str
+    born: int
+
+    def prepared(self, body: bytes = b"") -> Prepared:
+        """The same for the SDK; ``body`` is left out by who sends it by itself."""
+        code, properties = RequestCode.SEND_BATCH_MESSAGE, "WAIT\x01true\x02"
+        return Prepared(code, self.topic, body, properties, 0, 0, self.born, (self.first_id,))
 
 
 def is_plain(batch: pa.RecordBatch) -> bool:
@@ -43,29 +59,35 @@ def is_plain(batch: pa.RecordBatch) -> bool:
 def requests_of(batch: pa.RecordBatch, topic: str, batch_bytes: int, ids: UniqueIdGenerator) -> Iterator[Request]:
     """The rows of a batch for which ``is_plain``, in requests of about ``batch_bytes``. Raises RowError."""
     bodies = batch.column("body")
-    _, places, data = bodies.buffers()
-    offsets = np.frombuffer(places, dtype=np.int32, count=len(bodies) + 1, offset=4 * bodies.offset).astype(np.int64)
-    lengths = np.diff(offsets)
+    _, places, _ = bodies.buffers()
+    lengths = np.diff(np.frombuffer(places, dtype=np.int32, count=len(bodies) + 1, offset=4 * bodies.offset))
     if bodies.null_count or not lengths.all():
         raise RowError(BODY_MISSING)
     texts, which = _tags(batch)
-    sizes = BATCH_OVERHEAD + lengths + np.array([len(_KEY) + _ID + 1 + len(text) for text in texts])[which]
-    begin = 0
+    sizes = (_AROUND + np.array(list(map(len, texts))))[which] + lengths
     ends = np.cumsum(sizes)
+    begin = 0
     while begin < len(sizes):
-        before = int(ends[begin - 1]) if begin else 0
-        end = min(int(np.searchsorted(ends, before + batch_bytes)) + 1, begin + _MOST, len(sizes))
+        end = _end(ends, begin, max(batch_bytes, _JOINED), begin + _MOST)
         rows = slice(begin, end)
-        body = _encoded(memoryview(data), offsets[begin : end + 1], sizes[rows], which[rows], texts, ids)
-        first_id = body[20 + int(lengths[begin]) + 2 + len(_KEY) :][:_ID].decode()
-        yield Request(
-            Prepared(RequestCode.SEND_BATCH_MESSAGE, topic, body, "WAIT\x01true\x02", 0, 0, wall_ms(), (first_id,)),
-            end - begin,
-        )
-        begin = end
+        joined = _encoded(bodies[rows].cast(pa.binary()), lengths[rows], sizes[rows], texts, which[rows], ids)
+        front = int(ends[begin] - sizes[begin])
+        while begin < end:
+            stop = _end(ends[:end], begin, batch_bytes, end)
+            at = int(ends[begin] - sizes[begin]) - front
+            id_at = at + _HEAD + int(lengths[begin]) + 2 + len(_KEY)
+            first_id = bytes(joined[id_at : id_at + _ID]).decode()
+            yield Request(topic, joined[at : int(ends[stop - 1]) - front], stop - begin, first_id, wall_ms())
+            begin = stop
 
 
-def _tags(batch: pa.RecordBatch) -> tuple[list[bytes], "np.ndarray[tuple[int], np.dtype[np.int64]]"]:
+def _end(ends: Array, begin: int, size: int, most: int) -> int:
+    """Behind the rows from ``begin`` on that have ``size`` bytes together, the last of which may be only begun."""
+    before = int(ends[begin - 1]) if begin else 0
+    return min(int(np.searchsorted(ends, before + size)) + 1, most, len(ends))
+
+
+def _tags(batch: pa.RecordBatch) -> tuple[list[bytes], Array]:
     """The property texts that there are, and which of them each row has."""
     if "tags" not in batch.schema.names:
         return [b""], np.zeros(batch.num_rows, dtype=np.int64)
@@ -75,28 +97,22 @@ def _tags(batch: pa.RecordBatch) -> tuple[list[bytes], "np.ndarray[tuple[int], n
 
 
 def _encoded(
-    data: memoryview,
-    offsets: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    sizes: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    which: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    texts: list[bytes],
-    ids: UniqueIdGenerator,
-) -> bytes:
-    """A batch's body; the layout is protocol.batch's."""
+    bodies: pa.BinaryArray, lengths: Array, sizes: Array, texts: list[bytes], which: Array, ids: UniqueIdGenerator
+) -> memoryview:
+    """A batch's body; the layout is protocol.batch's. Each part of all messages is an array, Arrow joins them."""
     count = len(sizes)
     heads = np.zeros((count, 5), dtype=">i4")
     heads[:, 0] = sizes
-    heads[:, 4] = np.diff(offsets)
-    head = heads.tobytes()
+    heads[:, 4] = lengths
     prefix, numbers = ids.several(count)
     fronts = [(len(_KEY) + _ID + 1 + len(text)).to_bytes(2, "big") + _KEY + prefix for text in texts]
-    backs = [b"\x02" + text for text in texts]
-    parts: list[bytes | memoryview] = []
-    places = offsets.tolist()
-    for at, (number, kind) in enumerate(zip(numbers, which.tolist(), strict=True)):
-        parts += (
-            head[20 * at : 20 * at + 20],
-            data[places[at] : places[at + 1]],
-            b"%b%04X%b" % (fronts[kind], number & 0xFFFF, backs[kind]),
-        )
-    return b"".join(parts)
+    counters = np.arange(numbers.start, numbers.stop).astype(">u2").view(np.uint8).reshape(count, 2)
+    parts = (
+        equal_parts(heads),
+        bodies,
+        pa.array(fronts, pa.binary()).take(pa.array(which)),
+        equal_parts(HEX_DIGITS[counters]),
+        pa.array([b"\x02" + text for text in texts], pa.binary()).take(pa.array(which)),
+    )
+    joined = pa.compute.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+    return memoryview(joined.buffers()[2])[: int(sizes.sum())]

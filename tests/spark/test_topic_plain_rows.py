@@ -28,10 +28,11 @@ def batch_of(count: int) -> pa.RecordBatch:
 
 def sent(batch: pa.RecordBatch, batch_bytes: int = 3000) -> list[tuple[bytes, dict[str, str]]]:
     found = []
-    for prepared, rows in requests_of(batch, "T", batch_bytes, UniqueIdGenerator(ADDRESS)):
+    for request in requests_of(batch, "T", batch_bytes, UniqueIdGenerator(ADDRESS)):
+        prepared = request.prepared(bytes(request.body))
         items = decode_batch(prepared.body)
-        assert len(items) == rows
-        if rows > 1:
+        assert len(items) == request.rows
+        if request.rows > 1:
             assert len(prepared.body) - len(items[-1].body) - len(items[-1].properties) - 22 < batch_bytes
         found += [(bytes(item.body), decode_properties(item.properties.decode())) for item in items]
         assert prepared.message_ids == (decode_properties(items[0].properties.decode())["UNIQ_KEY"],)

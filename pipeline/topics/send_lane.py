@@ -1,0 +1,154 @@
+"""Sending a task's requests over connections of its own, as long as everything goes well.
+
+Several requests are under way on each connection, so that a broker always has one to store while a worker encodes the
+next: neither waits for the other. As with reading (see lane), a socket that blocks is all that this needs.
+
+Anything but the expected reply ends the lane. What has no reply then may be stored or not: ``take_back`` gives it to
+whoever sends it again (delivery), with patience and as often as it takes.
+"""
+
+import random
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from client.message import MessageQueue
+from client.sending import STATUS, send_command
+from pipeline.topics.plain_rows import Request
+from protocol.errors import FrameError
+from protocol.frame import FrameDecoder, encode_head
+
+_UNDER_WAY: Final = 4 << 20
+"""Bytes that may be under way on a connection."""
+_RECEIVE: Final = 64 * 1024
+
+
+class LaneEndedError(Exception):
+    """Something else than the expected reply has come, or nothing."""
+
+
+class _Way:
+    """One broker's connection. ``waiting`` are requests without a reply, ``refused`` those with a bad one."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder = FrameDecoder()
+        self._works = True
+        self.waiting: dict[int, Request] = {}
+        self.refused: dict[int, Request] = {}
+        self.stored = 0
+
+    def send(self, head: bytes, request: Request, opaque: int) -> None:
+        """Raises OSError; the request counts as under way then too."""
+        self.waiting[opaque] = request
+        try:
+            sent = self._socket.sendmsg((head, request.body))
+            if sent < len(head):
+                self._socket.sendall(head[sent:])
+            self._socket.sendall(request.body[max(0, sent - len(head)) :])
+        except OSError:
+            self._works = False
+            raise
+
+    def take_replies(self) -> None:
+        """Takes the replies that are there, waits for one where there is none. Raises LaneEndedError and OSError."""
+        try:
+            data = self._socket.recv(_RECEIVE)
+            replies = self._decoder.feed(data)
+        except (OSError, FrameError):
+            self._works = False
+            raise
+        for reply in replies:
+            request = self.waiting.pop(reply.opaque, None)
+            if request is None:
+                self._works = False
+            elif reply.code in STATUS:
+                self.stored += request.rows
+            else:
+                self.refused[reply.opaque] = request
+        self._works = self._works and bool(data)
+        if self.refused or not self._works:
+            raise LaneEndedError
+
+    def end(self) -> dict[int, Request]:
+        """Hangs up; what was not stored, as far as is known."""
+        if not self._works:
+            self._socket.setblocking(False)  # what a broker said before it went away counts
+        while self.waiting:
+            try:
+                self.take_replies()
+            except LaneEndedError:
+                if not self._works:
+                    break
+            except (OSError, FrameError):
+                break
+        self.close()
+        return self.waiting | self.refused
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._socket.close()
+
+
+class SendLane:
+    """The queues of one topic, by turns; ``places`` are the queues and the addresses of their brokers.
+
+    ``send`` and ``finish`` raise LaneEndedError where the lane is at its end.
+    """
+
+    def __init__(self, group: str, places: Sequence[tuple[MessageQueue, str]], timeout: float) -> None:
+        self.topic = places[0][0].topic
+        self._group = group
+        self._places = places
+        self._turn = random.randrange(len(places))  # noqa: S311 - tasks begin with different queues
+        self._timeout = timeout
+        self._opaque = 0
+        self._ways: dict[str, _Way] = {}
+        self._unsent: list[Request] = []
+
+    @property
+    def stored(self) -> int:
+        """Rows that brokers have acknowledged."""
+        return sum(way.stored for way in self._ways.values())
+
+    def send(self, request: Request) -> None:
+        """Sends one, once there is room for it."""
+        self._unsent = [request]
+        self._turn = (self._turn + 1) % len(self._places)
+        queue, address = self._places[self._turn]
+        try:
+            way = self._ways.get(address)
+            if way is None:
+                way = self._ways[address] = _Way(address, self._timeout)
+            while way.waiting and sum(len(other.body) for other in way.waiting.values()) >= _UNDER_WAY:
+                way.take_replies()
+            command = send_command(self._group, request.prepared(), queue)
+            command.opaque = self._opaque = self._opaque + 1
+            head = encode_head(command, len(request.body))
+            self._unsent = []
+            way.send(head, request, self._opaque)
+        except (OSError, FrameError) as error:
+            raise LaneEndedError from error
+
+    def finish(self) -> None:
+        """Waits for all replies."""
+        try:
+            for way in self._ways.values():
+                while way.waiting:
+                    way.take_replies()
+        except (OSError, FrameError) as error:
+            raise LaneEndedError from error
+
+    def take_back(self) -> list[Request]:
+        """Ends the lane: what was given to it and is not known to be stored, in the order in which it was sent."""
+        left: dict[int, Request] = {}
+        for way in self._ways.values():
+            left |= way.end()
+        return [*(left[opaque] for opaque in sorted(left)), *self._unsent]
+
+    def close(self) -> None:
+        """Hangs up."""
+        for way in self._ways.values():
+            way.close()
