@@ -178,12 +178,10 @@ class Message:
         return self.delay_level is not None or self.delay is not None or self.deliver_at is not None
 
     @property
-    def is_bare(self) -> bool:
-        """Whether it has neither properties nor what travels as one."""
+    def is_plain(self) -> bool:
+        """Whether nothing of it travels as a property but its tags and keys."""
         return (
             not self._properties
-            and not self.tags
-            and not self.keys
             and self.sharding_key is None
             and self.delay_level is None
             and self.delay is None
@@ -207,7 +205,7 @@ class Message:
         if self.tags:
             properties["TAGS"] = self.tags
         if self.keys:
-            properties["KEYS"] = _joined(self.keys)
+            properties["KEYS"] = joined(self.keys)
         if self.sharding_key is not None:
             properties["__SHARDINGKEY"] = self.sharding_key
         if self.is_delayed:
@@ -236,7 +234,8 @@ class Message:
         return {"TIMER_DELIVER_MS": str(int((when or 0) * 1000))}
 
 
-def _joined(keys: tuple[str, ...]) -> str:
+def joined(keys: tuple[str, ...]) -> str:
+    """Keys as one property. Raises UsageError for one that could not be told from its neighbours."""
     for key in keys:
         if not key or " " in key:
             raise UsageError(f"the key {key!r} is empty or has a blank in it: keys are told apart by blanks")

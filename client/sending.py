@@ -6,13 +6,14 @@ from typing import Final, NamedTuple
 from client.compression import Compression, compress
 from client.core import wall_ms
 from client.errors import PerhapsStoredError, UsageError, error_for
-from client.message import Message, SendReceipt, SendStatus
+from client.message import Message, SendReceipt, SendStatus, joined
 from protocol.batch import encode_batch
 from protocol.body import MessageQueue
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
 from protocol.errors import RemotingError
 from protocol.headers.send import SendMessageResponseHeader
+from protocol.message import NAME_END, VALUE_END
 from protocol.message_id import UniqueIdGenerator
 from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import AUTO_CREATE_TOPIC
@@ -82,12 +83,29 @@ def _identified(
 ) -> str:
     """Gives the message its id: its properties as text."""
     if properties is None:
-        if message.is_bare:
+        if message.is_plain:
             message.message_id = message_id = ids.next(now)
-            return f"{_WAIT if message.wait_stored else _NO_WAIT}UNIQ_KEY\x01{message_id}\x02"
+            text = f"{_WAIT if message.wait_stored else _NO_WAIT}UNIQ_KEY\x01{message_id}\x02"
+            if not message.tags and not message.keys:
+                return text
+            text, count = _with_tags_and_keys(message, text)
+            if text.count(NAME_END) == count == text.count(VALUE_END) and len(text) * 3 <= MAX_PROPERTIES:
+                return text
         properties = message.wire_properties()
     message.message_id = properties["UNIQ_KEY"] = properties.get("UNIQ_KEY") or ids.next(now)
     return property_text(message, properties)
+
+
+def _with_tags_and_keys(message: Message, text: str) -> tuple[str, int]:
+    """The text with them, and how many properties it should have: what would make more of them has to be refused."""
+    count = 2
+    if message.tags:
+        text = f"{text}TAGS\x01{message.tags}\x02"
+        count += 1
+    if message.keys:
+        text = f"{text}KEYS\x01{joined(message.keys)}\x02"
+        count += 1
+    return text, count
 
 
 def property_text(message: Message, properties: dict[str, str]) -> str:

@@ -291,12 +291,12 @@ def test_what_the_form_has_no_place_for_is_not_usual(prepared: Prepared) -> None
         Message("T", b"x"),
         Message("T", b"x", wait_stored=False),
         Message("T", b"x", tags="a"),
-        Message("T", b"x", keys="k"),
+        Message("T", b"x", tags="a", keys=["k", "l"]),
         Message("T", b"x", properties={"p": "q"}),
         Message("T", b"x", sharding_key="s"),
         Message("T", b"x", delay_level=3),
     ],
-    ids=["bare", "not waiting", "tags", "keys", "properties", "sharding key", "delay"],
+    ids=["bare", "not waiting", "tags", "tags and keys", "properties", "sharding key", "delay"],
 )
 def test_properties_travel_whichever_way_they_are_written(message: Message) -> None:
     ids = UniqueIdGenerator(bytes(4))
@@ -305,6 +305,21 @@ def test_properties_travel_whichever_way_they_are_written(message: Message) -> N
         prepared = prepare(message, instead, ids, LIMITS)
         assert decode_properties(prepared.properties) == {**expected, "UNIQ_KEY": message.message_id}
         assert prepared.message_ids == (message.message_id,)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Message("T", b"x", tags="a\x02b\x01c"), "separator"),
+        (Message("T", b"x", keys="a\x01b"), "separator"),
+        (Message("T", b"x", keys=["a b"]), "blank"),
+        (Message("T", b"x", tags="\u20ac" * 11_000), "limit"),
+    ],
+    ids=["tags", "keys", "blank", "long"],
+)
+def test_tags_and_keys_that_cannot_travel_are_refused(message: Message, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        prepare(message, None, UniqueIdGenerator(bytes(4)), LIMITS)
 
 
 def test_a_messages_properties_can_be_set_and_added_to() -> None:

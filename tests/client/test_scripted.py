@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from client import ClientOptions, Consumer, Message, NotStoredError, Producer, SendOutcome
+from client import ClientOptions, Consumer, Message, NotStoredError, PerhapsStoredError, Producer, SendOutcome
+from protocol.batch import decode_batch
 from protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Encoding, RemotingCommand
@@ -16,6 +17,7 @@ from tests.client.scripted import Answer, ScriptedBroker, scripted_broker
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
 SEND = RequestCode.SEND_MESSAGE_V2
+BATCH = RequestCode.SEND_BATCH_MESSAGE
 
 
 def stored(command: RemotingCommand) -> RemotingCommand:
@@ -24,6 +26,11 @@ def stored(command: RemotingCommand) -> RemotingCommand:
 
 def refused(code: int) -> Answer:
     return lambda command: command.reply(code, "not here")
+
+
+def messages_of(command: RemotingCommand) -> int:
+    """How many messages it brings, where it is a batch."""
+    return len(decode_batch(command.body)) if command.code == BATCH else 0
 
 
 def route_of_both(one: ScriptedBroker, two: ScriptedBroker) -> Answer:
@@ -92,6 +99,64 @@ async def test_no_more_messages_are_in_flight_than_allowed() -> None:
                 assert broker.counts[SEND] == min(answered + 3, 9)
                 stream = next(stream for stream, command in broker.seen if command is sends[answered])
                 await stream.send(encode(stored(sends[answered])))
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR])
+async def test_a_batch_that_fails_is_repeated_on_another_broker_and_the_first_left_alone(code: int) -> None:
+    async with scripted_broker() as one, scripted_broker() as two:
+        one.answers |= {RequestCode.GET_ROUTEINFO_BY_TOPIC: route_of_both(one, two), BATCH: stored}
+        two.answers[BATCH] = stored
+        async with Producer("p", namesrv=one.address, linger=0.0) as producer:
+            for _ in range(4):  # opens the connections
+                await producer.send(Message("T", b"x"))
+            before = one.counts[BATCH]
+            one.answers[BATCH] = refused(code)
+            for _ in range(6):
+                messages = [Message("T", b"%d" % number) for number in range(3)]
+                async with anyio.create_task_group() as group:
+                    for message in messages:
+                        group.start_soon(producer.send, message)
+                assert {message.outcome for message in messages} == {SendOutcome.STORED}
+        assert before
+        assert one.counts[BATCH] == before + 1
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("end", ["refused", "silence", "closed", "cancelled"])
+async def test_every_sender_of_a_batch_learns_what_became_of_it(end: str, warm: bool) -> None:
+    patience = 0.3 if end == "silence" else 20.0
+    async with scripted_broker() as broker:
+        async with Producer("p", namesrv=broker.address, linger=0.0, retries=0, send_timeout=patience) as producer:
+            if warm:
+                broker.answers[BATCH] = stored
+                await producer.send(Message("T", b"opens the connection"))
+            seen = len(broker.seen)
+            broker.answers[BATCH] = refused(ResponseCode.SYSTEM_BUSY) if end == "refused" else lambda _: None
+            messages = [Message("T", b"%d" % number) for number in range(5)]
+            errors: list[BaseException] = []
+
+            async def send(message: Message) -> None:
+                try:
+                    await producer.send(message)
+                except (NotStoredError, PerhapsStoredError) as error:
+                    errors.append(error)
+
+            async with anyio.create_task_group() as group:
+                for message in messages:
+                    group.start_soon(send, message)
+                while sum(messages_of(command) for _, command in broker.seen[seen:]) < len(messages):
+                    await broker.arrived.wait()
+                if end == "cancelled":
+                    group.cancel_scope.cancel()
+                elif end == "closed":
+                    await broker.seen[-1][0].aclose()
+            if end == "cancelled":
+                await broker.seen[-1][0].aclose()  # the producer would wait for what is under way when it is closed
+        outcome = SendOutcome.NOT_STORED if end == "refused" else SendOutcome.PERHAPS_STORED
+        assert {message.outcome for message in messages} == {outcome}
+        kinds = {"refused": [NotStoredError] * 5, "cancelled": []}
+        assert [type(error) for error in errors] == kinds.get(end, [PerhapsStoredError] * 5)
+        assert len({id(error) for error in errors}) == len(errors)
 
 
 @pytest.mark.parametrize("offered", [False, True])
