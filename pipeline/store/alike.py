@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.gather import matrix_as_text
+from pipeline.store.gather import ASCII_END, matrix_as_text
 from pipeline.store.heads import Array, Heads, values_at
 from protocol.message import NAME_END, VALUE_END
 
@@ -20,6 +20,8 @@ _LEAST: Final = 16
 _LONGEST: Final = 4096
 _NAME_END: Final = NAME_END.encode()
 _VALUE_END: Final = VALUE_END.encode()
+_SEPARATORS: Final = 2
+"""They are bytes up to this one."""
 _SPACE: Final = 32
 WORDS: Final = pa.list_(pa.field("element", pa.string()))
 
@@ -34,18 +36,23 @@ class AlikeTexts:
     texts: Array
     topic: slice
     values: dict[str, slice]
+    is_ascii: bool
 
     def topics(self) -> pa.StringArray:
         """Topic of each record."""
         topics = self.texts[:, self.topic]
         if (topics == topics[0]).all():
             return pa.repeat(pa.scalar(topics[0].tobytes().decode("utf-8", "replace"), pa.string()), len(topics))
-        return matrix_as_text(topics)
+        return matrix_as_text(topics, is_ascii=self.is_ascii)
 
     def column(self, name: str) -> pa.StringArray:
         """The value of one property for each record, null where it has none."""
         place = self.values.get(name)
-        return pa.nulls(len(self.texts), pa.string()) if place is None else matrix_as_text(self.texts[:, place])
+        return (
+            pa.nulls(len(self.texts), pa.string())
+            if place is None
+            else matrix_as_text(self.texts[:, place], is_ascii=self.is_ascii)
+        )
 
     def has_words(self, name: str) -> bool:
         """True where a property of some record may have several words, or none, in its value."""
@@ -59,7 +66,10 @@ class AlikeTexts:
         if place is None:
             words, offsets = pa.array([], pa.string()), np.zeros(count + 1, dtype=np.int32)
         else:
-            words, offsets = matrix_as_text(self.texts[:, place]), np.arange(count + 1, dtype=np.int32)
+            words, offsets = (
+                matrix_as_text(self.texts[:, place], is_ascii=self.is_ascii),
+                np.arange(count + 1, dtype=np.int32),
+            )
         return pa.ListArray.from_arrays(pa.array(offsets), words, type=WORDS)
 
     def maps(self) -> pa.MapArray:
@@ -76,7 +86,7 @@ class AlikeTexts:
         return pa.MapArray.from_arrays(
             pa.array(np.arange(0, len(places) * count + 1, len(places), dtype=np.int32)),
             matrix_as_text(all_names, np.array([len(name) for name in names])),
-            matrix_as_text(values, widths),
+            matrix_as_text(values, widths, is_ascii=self.is_ascii),
         )
 
 
@@ -92,19 +102,19 @@ def alike_texts(view: memoryview, heads: Heads) -> AlikeTexts | None:
     if length > _LONGEST or any((values != values[0]).any() for values in (topic_at, topic_end, end)):
         return None
     texts = values_at(view, heads.body_end, np.dtype(f"V{length}")).view(np.uint8).reshape(len(heads), length)
-    begin = int(properties_at[0])
-    pairs = _pairs(texts[0, begin:].tobytes())
-    separates = (texts[0] - np.uint8(1)) < 2  # 0 is 255 by this
-    same = separates.copy()
+    topic, begin = slice(int(topic_at[0]), int(topic_end[0])), int(properties_at[0])
+    lowest, highest = texts.min(axis=0), texts.max(axis=0)
+    varies = lowest != highest
+    if varies.any() and int(lowest[varies].min()) <= _SEPARATORS:
+        return None
     values: dict[str, slice] = {}
-    for name, first, equals, stop in pairs:
-        same[begin + first : begin + equals] = True
+    for name, first, equals, stop in _pairs(texts[0, begin:].tobytes()):
+        if varies[begin + first : begin + equals].any():
+            return None
         values.pop(name, None)
         values[name] = slice(begin + equals + 1, begin + stop)
-    differs = (texts ^ texts[0]) & np.where(same, np.uint8(255), np.uint8(0))
-    if differs.any() or (((texts - np.uint8(1)) < 2) != separates).any():
-        return None
-    return AlikeTexts(texts, slice(int(topic_at[0]), int(topic_end[0])), values)
+    is_ascii = int(max(highest[topic].max(initial=0), highest[begin:].max(initial=0))) < ASCII_END
+    return AlikeTexts(texts, topic, values, is_ascii)
 
 
 def _pairs(text: bytes) -> list[tuple[str, int, int, int]]:

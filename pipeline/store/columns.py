@@ -11,7 +11,7 @@ import pyarrow.compute
 from pipeline.schema import ARROW_SCHEMA
 from pipeline.store.alike import AlikeTexts, alike_texts
 from pipeline.store.gather import HEX_DIGITS, as_text, gather, matrix_as_text
-from pipeline.store.heads import Array, Heads, values_at
+from pipeline.store.heads import Array, Heads
 from pipeline.store.properties import Properties, split_properties
 from protocol import sysflag
 from protocol.message_id import encode_offset_id
@@ -19,8 +19,6 @@ from protocol.record import unpack_host
 
 _V4: Final = 8
 """Bytes of an IPv4 address with its port."""
-_HOST: Final = np.dtype(np.uint64)
-"""Those bytes as one value."""
 _TIMESTAMP: Final = ARROW_SCHEMA.field("storeTimestamp").type
 _FAR: Final = 9_200_000_000_000_000
 """No time in ms beyond this fits a timestamp in microseconds; a producer may have written any number."""
@@ -71,24 +69,22 @@ class Rows:
         """All properties of each record."""
         return self._alike.maps() if self._alike is not None else self.properties.maps()
 
-    def hosts(self, begins: Array, ends: Array) -> pa.StringArray:
-        """``address:port`` of each record, an IPv6 address in brackets."""
-        if (ends - begins == _V4).all():
-            words = values_at(np.frombuffer(self.view, dtype=np.uint8), begins, _HOST)
-            if len(words) and (words == words[0]).all():  # one broker, one producer: most often
-                return pa.repeat(pa.scalar(host_text(words[0].tobytes()), pa.string()), len(words))
+    def hosts(self, words: Array, begins: Array, ends: Array) -> pa.StringArray:
+        """``address:port`` of each record, an IPv6 address in brackets; ``words`` are the bytes of those of IPv4."""
+        if (ends - begins == _V4).all() and len(words) and (words == words[0]).all():
+            # one broker, one producer: most often
+            return pa.repeat(pa.scalar(host_text(words[0].tobytes()), pa.string()), len(words))
         packed = self.range(begins, ends).dictionary_encode()
         return pa.array([host_text(host) for host in packed.dictionary.to_pylist()], pa.string()).take(packed.indices)
 
     def message_ids(self) -> pa.StringArray:
         """The id by which a broker finds the record: its address, port and log offset in hexadecimal digits."""
         heads = self.heads
-        count = len(heads)
         if (heads.store_end - heads.store_at == _V4).all():
-            ids = np.empty((count, 2), dtype=_HOST)
-            ids[:, 0] = values_at(np.frombuffer(self.view, dtype=np.uint8), heads.store_at, _HOST)
-            ids[:, 1] = heads.phy.astype(">i8").view(_HOST)
-            return matrix_as_text(HEX_DIGITS[ids.view(np.uint8)].view(np.uint8))
+            digits = np.empty((len(heads), 4 * _V4), dtype=np.uint8)
+            for at, words in ((0, heads.store_host), (2 * _V4, heads.phy.astype(">i8"))):
+                digits[:, at : at + 2 * _V4] = HEX_DIGITS[words.view(np.uint8)].view(np.uint8).reshape(-1, 2 * _V4)
+            return matrix_as_text(digits, is_ascii=True)
         places = zip(heads.store_at.tolist(), heads.store_end.tolist(), heads.phy.tolist(), strict=True)
         return pa.array([encode_offset_id(bytes(self.view[at:end]), phy) for at, end, phy in places], pa.string())
 
@@ -175,8 +171,8 @@ _COLUMNS: Final[dict[str, Callable[[Rows, Heads], Any]]] = {
     "uniqId": lambda rows, _: rows.texts("UNIQ_KEY"),
     "bornTimestamp": lambda _, heads: _time(heads.born_timestamp),
     "storeTimestamp": lambda _, heads: _time(heads.store_timestamp),
-    "bornHost": lambda rows, heads: rows.hosts(heads.born_at, heads.store_at - 8),
-    "storeHost": lambda rows, heads: rows.hosts(heads.store_at, heads.store_end),
+    "bornHost": lambda rows, heads: rows.hosts(heads.born_host, heads.born_at, heads.store_at - 8),
+    "storeHost": lambda rows, heads: rows.hosts(heads.store_host, heads.store_at, heads.store_end),
     "commitLogOffset": lambda _, heads: _number(heads.phy, pa.int64()),
     "reconsumeTimes": lambda _, heads: _number(heads.reconsume_times, pa.int32()),
     "flag": lambda _, heads: _number(heads.flag, pa.int32()),

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipeline.store.heads import Array, values_at
 
-_ASCII: Final = 0x80
+ASCII_END: Final = 0x80
 HEX_DIGITS: Final = np.frombuffer(b"".join([b"%02X" % byte for byte in range(256)]), dtype="V2")
 """The two hexadecimal digits of each byte."""
 
@@ -47,8 +47,11 @@ def _equal(values: Array, length: int) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
 
 
-def matrix_as_text(matrix: Array, widths: Array | None = None) -> pa.StringArray:
-    """A text for each row of a matrix of bytes; with ``widths``, one for each piece of a row. No row may be empty."""
+def matrix_as_text(matrix: Array, widths: Array | None = None, *, is_ascii: bool = False) -> pa.StringArray:
+    """A text for each row of a matrix of bytes; with ``widths``, one for each piece of a row. No row may be empty.
+
+    ``is_ascii``: that the bytes are no others is known.
+    """
     matrix = np.ascontiguousarray(matrix)
     count, length = matrix.shape
     if widths is None:
@@ -59,14 +62,18 @@ def matrix_as_text(matrix: Array, widths: Array | None = None) -> pa.StringArray
         np.add(np.arange(0, count * length, max(1, length), dtype=np.int32)[:, None], np.cumsum(widths), out=stops)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(matrix)]
         texts = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-    return as_text(texts)
+    return _of_ascii(texts) if is_ascii else as_text(texts)
+
+
+def _of_ascii(array: pa.BinaryArray) -> pa.StringArray:
+    return pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
 
 
 def as_text(array: pa.BinaryArray) -> pa.StringArray:
     """Bytes as text; what is no UTF-8 gets replacement characters, as RocketMQ's reader does it."""
     data = array.buffers()[2]
-    if data is not None and not array.offset and np.frombuffer(data, dtype=np.uint8).max(initial=0) < _ASCII:
-        return pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
+    if data is not None and not array.offset and np.frombuffer(data, dtype=np.uint8).max(initial=0) < ASCII_END:
+        return _of_ascii(array)
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:

@@ -17,6 +17,8 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _V6: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _SECTOR: Final = 512
+_SHORT: Final = np.dtype(">u2")
+_BYTE: Final = np.dtype(np.uint8)
 
 
 def _head_type(born: int, store: int) -> np.dtype[Any]:
@@ -26,6 +28,9 @@ def _head_type(born: int, store: int) -> np.dtype[Any]:
     after = 48 + born
     last = after + 8 + store
     offsets = [0, 4, 8, 12, 16, 20, 28, 36, 40, after, last, last + 4, last + 12]
+    names += ["born_host", "store_host"]
+    formats += ["u8", "u8"]
+    offsets += [48, after + 8]
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": last + 16})
 
 
@@ -41,6 +46,8 @@ _HEADS: Final = {
 class Heads:
     """One value a record in each array. ``*_at`` and ``*_end`` are positions in the window.
 
+    ``born_host`` and ``store_host`` are the eight bytes of an IPv4 address and its port as they are, and mean nothing
+    for an IPv6 address.
     ``ok`` is False for what is no whole record that says it lies at its place; its other values mean nothing.
     """
 
@@ -58,6 +65,8 @@ class Heads:
     reconsume_times: Array
     prepared_offset: Array
     body_length: Array
+    born_host: Array
+    store_host: Array
     born_at: Array
     store_at: Array
     store_end: Array
@@ -147,6 +156,9 @@ def read_heads(window: Array, at: Array, phy: Array) -> Heads:
 
 def _length(window: Array, at: Array, wide: Array, ok: Array) -> tuple[Array, Array]:
     """A length of two bytes (``wide``) or one, and where what it counts begins; 0 where not ``ok``."""
+    if ok.all() and (wide.all() or not wide.any()):
+        kind = _SHORT if wide.all() else _BYTE
+        return values_at(window, at, kind).astype(np.int64), at + kind.itemsize
     last = len(window) - 1
     place = np.where(ok, at, 0)
     first = window[np.minimum(place, last)].astype(np.int64)
