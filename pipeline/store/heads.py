@@ -117,7 +117,7 @@ def read_heads(window: Array, at: Array, phy: Array) -> Heads:
             fits[which[~inside]] = False
             which = which[inside]
             wider = values_at(window, at[which], kind)
-            for name in ("store_timestamp", "reconsume_times", "prepared_offset", "body_length"):
+            for name in ("store_timestamp", "store_host", "reconsume_times", "prepared_offset", "body_length"):
                 values[name][which] = wider[name]
             born[which] = 20 if bits & sysflag.BORN_HOST_V6 else 8
             store[which] = 20 if bits & sysflag.STORE_HOST_V6 else 8
