@@ -194,6 +194,10 @@ class _DirectReader(QueueReader):
         super().finished(messages)
         self._outcome.acknowledged()
 
+    def finished_one(self, message: ReceivedMessage) -> None:
+        super().finished_one(message)
+        self._outcome.acknowledged()
+
 
 def _queue_info(reader: QueueReader) -> dict[str, Any]:
     return {

@@ -29,7 +29,7 @@ class Processing(Struct, eq=False):
     A cancelled block does neither: the messages are delivered again, to this consumer or to another.
     """
 
-    _messages: Sequence[ReceivedMessage]
+    _taken: ReceivedMessage | MessageRun[ReceivedMessage]
     _receiver: Any
     _reraise: bool
     _delay_level: int
@@ -39,7 +39,7 @@ class Processing(Struct, eq=False):
     async def __aenter__(self) -> Self:
         owner = self._receiver[0]
         if owner.before_process:
-            self._context = ProcessContext(owner.group, list(self._messages))
+            self._context = ProcessContext(owner.group, self._messages())
             call_all(owner.before_process, self._context)
         self._began = monotonic()
         return self
@@ -48,12 +48,18 @@ class Processing(Struct, eq=False):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         owner, reader = self._receiver
-        messages, counts = self._messages, reader.counts
+        counts = reader.counts
         if error is None and self._context is None:
-            reader.finished(messages)
-            counts.good += len(messages)
+            taken = self._taken
+            if type(taken) is MessageRun:
+                reader.finished(taken)
+                counts.good += len(taken)
+            else:
+                reader.finished_one(taken)
+                counts.good += 1
             counts.seconds += monotonic() - self._began
             return False
+        messages = self._messages()
         handed_back = False
         try:
             if error is None:
@@ -63,7 +69,7 @@ class Processing(Struct, eq=False):
             else:
                 handed_back = True
                 _log.warning("processing failed; again later", messages=_named(messages), exc_info=error)
-                await owner.hand_back(reader, list(messages), self._delay_level)
+                await owner.hand_back(reader, messages, self._delay_level)
         finally:
             context = self._context
             if context is not None:
@@ -76,6 +82,10 @@ class Processing(Struct, eq=False):
                 counts.bad += len(messages)
             counts.seconds += monotonic() - self._began
         return handed_back and not self._reraise
+
+    def _messages(self) -> list[ReceivedMessage]:
+        taken = self._taken
+        return list(taken) if isinstance(taken, MessageRun) else [taken]
 
 
 def _named(messages: Sequence[ReceivedMessage]) -> str:
@@ -128,7 +138,7 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         ...     async with message.process(reraise=True):
         ...         raise ValueError("not now")
         """
-        return Processing([self], self._receiver, reraise, delay_level)
+        return Processing(self, self._receiver, reraise, delay_level)
 
     async def ack(self) -> None:
         """Done with. Its offset is committed when all before it are done with too.
@@ -137,7 +147,7 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         ...     await message.ack()
         """
         reader: QueueReader = self._receiver[1]
-        reader.finished([self])
+        reader.finished_one(self)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets it.

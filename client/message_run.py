@@ -6,15 +6,47 @@ are made when a batch is iterated over or indexed.
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar, overload
+from functools import lru_cache
+from typing import Any, Final, Generic, TypeVar, overload
 
 from client.message import ReceivedMessage
 from protocol.record import MAGIC_V1, MAGIC_V2, RecordError
+
+_FEW: Final = 4
+_MANY: Final = 256
+"""Messages of a reply that are looked at with one call."""
+
+_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
 M = TypeVar("M", bound=ReceivedMessage)
 
 _START = struct.Struct(">II12xQ")
 """Size, magic and queue offset: what a consumer needs of a message to keep it."""
+
+
+@lru_cache(maxsize=256)
+def _rows(size: int, count: int) -> struct.Struct:
+    """Size and magic as one number, and the queue offset, of so many messages."""
+    return struct.Struct(">" + f"Q12xQ{size - _START.size}x" * count)
+
+
+def _alike(view: memoryview) -> tuple[Sequence[int], Sequence[int]] | None:
+    """The offsets of messages that all have the size of the first, and where each begins and the last one ends.
+
+    None where they are not, or not known to be: one call takes them all.
+    """
+    end = len(view)
+    if end < _START.size:
+        return None
+    size, magic, _ = _START.unpack_from(view)
+    if size < _START.size or not _FEW * size <= end <= _MANY * size or end % size:
+        return None
+    count = end // size
+    found = _rows(size, count).unpack(view)
+    heads = found[::2]
+    if heads.count(size << 32 | magic) != count or magic not in _MAGICS:
+        return None
+    return found[1::2], range(0, end + 1, size)
 
 
 class MessageRun(Sequence[M], Generic[M]):
@@ -50,6 +82,9 @@ class MessageRun(Sequence[M], Generic[M]):
         0
         """
         view = memoryview(data)
+        alike = _alike(view)
+        if alike is not None:
+            return cls(alike[0], len(view), [(view, alike[1])], (kind, broker_name, receiver))
         offsets: list[int] = []
         starts: list[int] = []
         unpack, add_start, add_offset = _START.unpack_from, starts.append, offsets.append

@@ -135,7 +135,6 @@ class QueueReader:
 
     def finished(self, messages: Sequence[ReceivedMessage]) -> None:
         """Messages that were taken are done with; the offsets before the first unfinished one can be committed."""
-        count = len(messages)
         window = self.window
         # type(), because an abstract base class makes isinstance() cost as much as all the rest for a single message
         if type(messages) is MessageRun and window.finished_all(messages.offsets):
@@ -144,6 +143,16 @@ class QueueReader:
             for message in messages:
                 if window.finished(message.queue_offset):
                     self._bytes -= message.size
+        self._go_on(len(messages))
+
+    def finished_one(self, message: ReceivedMessage) -> None:
+        """As ``finished``, for one of them."""
+        if self.window.finished(message.queue_offset):
+            self._bytes -= message.size
+        if self._look_in or self.busy:
+            self._go_on(1)
+
+    def _go_on(self, count: int) -> None:
         if self.busy:
             self._idle()
             if self.buffer:

@@ -21,7 +21,7 @@ from client.subscription import Subscription
 from protocol.codes import ResponseCode
 from protocol.command import RemotingCommand
 from protocol.message import encode_properties
-from protocol.record import encode_record, pack_host
+from protocol.record import RecordError, encode_record, pack_host
 from tests.client.scripted import pull_header
 
 QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
@@ -39,6 +39,31 @@ def record(offset: int, tag: str | None = None, size: int = 1) -> bytes:
 
 def run_of(offsets: list[int]) -> MessageRun[ConsumerMessage]:
     return MessageRun.split(b"".join(map(record, offsets)), "a", ConsumerMessage)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 40, 300])
+@given(CHANCES)
+def test_a_reply_is_split_alike_whether_its_messages_have_one_size_or_several(
+    count: int, chance: random.Random
+) -> None:
+    sizes = [chance.choice([1, 1, 1, 2]) for _ in range(count)] if chance.random() < 0.5 else [3] * count
+    data = b"".join(record(5 + 2 * number, size=size) for number, size in enumerate(sizes))
+    found = MessageRun.split(data, "a", ConsumerMessage)
+    assert list(found.offsets) == [5 + 2 * number for number in range(count)]
+    assert [message.queue_offset for message in found] == list(found.offsets)
+    assert [len(message.body) for message in found] == sizes
+    assert sum(message.size for message in found) == found.size == len(data)
+
+
+@given(st.integers(1, 40), CHANCES)
+def test_a_reply_with_a_damaged_message_is_refused_whichever_it_is(count: int, chance: random.Random) -> None:
+    one = record(1)
+    data = bytearray(one * count)
+    at = chance.randrange(count) * len(one)
+    word = chance.choice([0, 4])  # the size, or the magic
+    data[at + word : at + word + 4] = chance.choice([b"\0\0\0\0", b"\x12\x34\x56\x78"])
+    with pytest.raises(RecordError):
+        MessageRun.split(bytes(data), "a", ConsumerMessage)
 
 
 @dataclass
