@@ -157,7 +157,7 @@ def _number(values: Array, kind: Any) -> Any:
 
 
 def _time(values: Array) -> Any:
-    micros = np.clip(values, -_FAR, _FAR) * 1000
+    micros = np.minimum(np.maximum(values, -_FAR), _FAR) * 1000
     return pa.Array.from_buffers(_TIMESTAMP, len(micros), [None, pa.py_buffer(micros)])
 
 

@@ -179,10 +179,11 @@ def _holes(view: memoryview, heads: Heads, to_file: int) -> Array:
     window = np.frombuffer(view, dtype=np.uint8)
     holes = np.zeros(len(heads), dtype=bool)
     # a sector's part of a text is zeros only if its first or its last byte is
-    ends = [heads.topic_at, heads.topic_end - 1, heads.properties_at, heads.properties_end - 1]
+    last = len(window) - 1
+    ends = heads.topic_at, heads.topic_end - 1, np.minimum(heads.properties_at, last), heads.properties_end - 1
     suspicious = np.zeros(len(heads), dtype=bool)
     for place in ends:
-        suspicious |= window[np.clip(place, 0, len(window) - 1)] == 0
+        suspicious |= window[place] == 0
     long = (heads.properties_end - heads.properties_at > 512) | (heads.topic_end - heads.topic_at > 512)
     for number in np.flatnonzero(suspicious | long).tolist():
         topic = int(heads.topic_at[number]), int(heads.topic_end[number])
