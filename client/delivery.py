@@ -23,7 +23,7 @@ Receiver: TypeAlias = tuple[Any, QueueReader]
 """The consumer that a message came through, or what stands in for it, and the queue's reader."""
 
 
-class Processing(Struct, eq=False):
+class Processing(Struct, eq=False, gc=False):
     """What ``process()`` gives: acknowledges at the end of its block, hands back on an exception.
 
     A cancelled block does neither: the messages are delivered again, to this consumer or to another.

@@ -67,10 +67,11 @@ class OffsetWindow:
         if not self._taken:
             return False
         first = self._taken[0]
-        if first.offsets[first.at] == offset:
-            first.left -= 1
-            first.at += 1
-            if first.done or not first.left:
+        at = first.at
+        if first.offsets[at] == offset:
+            first.at = at + 1
+            first.left = left = first.left - 1
+            if not left or first.done:
                 self._forget()
             return True
         for taken in self._taken:

@@ -82,6 +82,8 @@ class QueueReader:
         self.receiver: tuple[Any, QueueReader] = (owner, self)
         self.orderly = orderly
         self.busy: bool = False
+        self.is_free: bool = not orderly
+        """Whether ``buffer.front`` may be taken from without asking: it is not paused, and nothing makes it busy."""
         self.on_idle: Callable[[], None] | None = None
         self.dropped: bool = False
         self.max_seen: int | None = None
@@ -180,10 +182,12 @@ class QueueReader:
     def pause(self) -> None:
         """Nothing is handed out or pulled until ``resume``."""
         self._paused = True
+        self.is_free = False
 
     def resume(self) -> None:
         """Goes on."""
         self._paused = False
+        self.is_free = not self.orderly
         self.pull_more()
         if self.buffer:
             self._on_ready(self)

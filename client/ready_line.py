@@ -51,12 +51,13 @@ class ReadyLine:
         line = self._line
         while line or (self._read_arrived() and line):
             reader = line[0]
-            message = reader.take_one()
+            front = reader.buffer.front
+            message = front.popleft() if front and reader.is_free else reader.take_one()
             if message is None:
                 self._inside.discard(line.popleft())
                 continue
-            self._turns -= 1
-            if self._turns <= 0:
+            self._turns = turns = self._turns - 1
+            if turns <= 0:
                 self._turns = _TURNS
                 line.rotate(-1)
             return message

@@ -191,11 +191,13 @@ REPLIES = st.builds(
 )
 
 
-def reader_of(subscription: Subscription, on_ready: Callable[[QueueReader], None] = lambda _: None) -> QueueReader:
+def reader_of(
+    subscription: Subscription, on_ready: Callable[[QueueReader], None] = lambda _: None, *, orderly: bool = False
+) -> QueueReader:
     """One that pulls nothing by itself."""
     return QueueReader(
         Client("127.0.0.1:1"), "g", QUEUE, subscription, 0, prefetch=Prefetch(), kind=ConsumerMessage,
-        with_subscription=False, on_ready=on_ready,
+        with_subscription=False, on_ready=on_ready, orderly=orderly,
     )  # fmt: skip
 
 
@@ -220,6 +222,30 @@ def test_what_has_arrived_is_read_before_anybody_waits() -> None:
     assert one is not None
     assert one.queue_offset == 3
     assert line.take_one() is None
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_reader_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> None:
+    line = ReadyLine(lambda: False)
+    reader = reader_of(Subscription("T", "*", 0), line.add, orderly=orderly)
+    reader.add(run_of([1, 2, 3]))  # type: ignore[arg-type] # the reader makes ConsumerMessages
+    one = line.take_one()
+    assert one is not None
+    assert one.queue_offset == 1
+    two = line.take_one()
+    assert (two is None) == orderly
+    reader.finished_one(one)
+    if two is None:
+        two = line.take_one()
+        assert two is not None
+    assert two.queue_offset == 2
+    reader.finished_one(two)
+    reader.pause()
+    assert line.take_one() is None
+    reader.resume()
+    three = line.take_one()
+    assert three is not None
+    assert three.queue_offset == 3
 
 
 @given(st.lists(REPLIES, max_size=12), st.sampled_from(["*", "a", "a || b"]), CHANCES)
@@ -272,7 +298,10 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
                 reader.put_back(messages)
                 expected = sorted([*expected, *(message.queue_offset for message in messages)])
                 continue
-            reader.finished(messages)
+            if len(messages) == 1 and chance.random() < 0.5:
+                reader.finished_one(messages[0])
+            else:
+                reader.finished(messages)
             for message in messages:
                 plain.finished(message.queue_offset)
         assert (reader.committable, reader.window.span, reader.window.unfinished) == plain.figures
