@@ -108,7 +108,7 @@ class ConsumerRequests:
             topic: {
                 "pullRT": 0.0,
                 "pullTPS": 0.0,
-                "consumeRT": counts.seconds * 1000 / max(counts.good + counts.bad, 1),
+                "consumeRT": counts.seconds * 1000 / max(counts.timed, 1),
                 "consumeOKTPS": counts.good / span,
                 "consumeFailedTPS": counts.bad / span,
                 "consumeFailedMsgs": counts.bad,

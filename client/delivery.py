@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, overload
 
 import structlog
 from msgspec import Struct
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from client.consumer import Consumer
 
 _log = structlog.get_logger("client")
+
+_TIMED: Final = 15
+"""Those are timed whose number in the topic has none of these bits: the clock costs as much as acknowledging."""
 
 Receiver: TypeAlias = tuple[Any, QueueReader]
 """The consumer that a message came through, or what stands in for it, and the queue's reader."""
@@ -37,11 +40,12 @@ class Processing(Struct, eq=False, gc=False):
     _began: float = 0.0
 
     async def __aenter__(self) -> Self:
-        owner = self._receiver[0]
+        owner, reader = self._receiver
         if owner.before_process:
             self._context = ProcessContext(owner.group, self._messages())
             call_all(owner.before_process, self._context)
-        self._began = monotonic()
+        if not reader.counts.good & _TIMED:
+            self._began = monotonic()
         return self
 
     async def __aexit__(
@@ -53,11 +57,14 @@ class Processing(Struct, eq=False, gc=False):
             taken = self._taken
             if type(taken) is MessageRun:
                 reader.finished(taken)
-                counts.good += len(taken)
+                number = len(taken)
             else:
                 reader.finished_one(taken)
-                counts.good += 1
-            counts.seconds += monotonic() - self._began
+                number = 1
+            counts.good += number
+            if self._began:
+                counts.seconds += monotonic() - self._began
+                counts.timed += number
             return False
         messages = self._messages()
         handed_back = False
@@ -80,7 +87,9 @@ class Processing(Struct, eq=False, gc=False):
                 counts.good += len(messages)
             else:
                 counts.bad += len(messages)
-            counts.seconds += monotonic() - self._began
+            if self._began:
+                counts.seconds += monotonic() - self._began
+                counts.timed += len(messages)
         return handed_back and not self._reraise
 
     def _messages(self) -> list[ReceivedMessage]:

@@ -136,6 +136,14 @@ class MessageRun(Sequence[M], Generic[M]):
     def _made(self) -> list[M]:
         assert self._make is not None
         kind, broker_name, receiver = self._make
+        if len(self._pieces) == 1:
+            ((data, starts),) = self._pieces
+            if type(starts) is range:
+                size = starts.step
+                return [
+                    kind(data, at, size, offset, broker_name, receiver)
+                    for at, offset in zip(starts, self.offsets, strict=False)
+                ]
         offsets = iter(self.offsets)
         return [
             kind(data, at, end - at, offset, broker_name, receiver)
