@@ -171,7 +171,7 @@ class Attempts:
         return True
 
     def _frame(self, prepared: Prepared, queue: MessageQueue, opaque: int, encoding: Encoding) -> bytes:
-        if encoding is Encoding.JSON and prepared.is_usual:
+        if encoding is Encoding.JSON and prepared.is_usual and prepared.topic == queue.topic:
             return self._form(prepared.code, queue).frame(prepared, opaque)
         command = send_command(self._group, prepared, queue)
         command.opaque, command.encoding = opaque, encoding

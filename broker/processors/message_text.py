@@ -12,8 +12,11 @@ from protocol.hashing import string_hash, tags_code
 from protocol.message import key_words
 from protocol.topic_rules import SCHEDULE_TOPIC
 
-pairs: Final = re.compile("([^\x01\x02]+)\x01([^\x02]+)").findall
-"""All (name, value) of a property text; pieces without a name or a value are passed over."""
+pairs: Final = re.compile("(?<![^\x01\x02])([^\x01\x02]++)\x01([^\x02]+)").findall
+"""All (name, value) of a property text; pieces without a name or a value are passed over.
+
+A name is only looked for where one can begin: a text without any would take the square of its length otherwise.
+"""
 
 UNUSUAL_NAMES: Final = frozenset(
     {

@@ -49,7 +49,7 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None]) -> BatchParts:
     Raises BatchError where the body is no batch, and what ``check`` raises.
     """
     flags, bodies, raw = split_batch(body)
-    texts = b"\x03".join([b"", *raw]).decode("utf-8", "replace")
+    texts = _marked(raw)
     found = _usual(texts)
     if found and len(found) == len(raw) == texts.count(_END):
         unique, tags, words = zip(*found, strict=True)
@@ -63,6 +63,17 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None]) -> BatchParts:
         tags_codes.append(tag_hash(properties))
         keys.append(index_keys(properties))
     return BatchParts(bodies, raw, flags, tags_codes, keys)
+
+
+def _marked(raw: Sequence[bytes]) -> str:
+    """All texts, a mark in front of each, a separator at the end of each: some clients leave the last one out.
+
+    With it no value goes on behind the next mark; a search would come to the end for each of the marks otherwise.
+    """
+    texts = b"\x03".join([b"", *raw])
+    if texts.count(b"\x02\x03") < len(raw) - 1 or not texts.endswith(b"\x02"):
+        texts = b"\x03".join([b"", *[text if not text or text.endswith(b"\x02") else text + b"\x02" for text in raw]])
+    return texts.decode("utf-8", "replace")
 
 
 def _tags_codes(tags: Sequence[str]) -> list[int]:

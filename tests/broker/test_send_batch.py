@@ -1,6 +1,7 @@
 """What is taken out of the messages of a batch, whichever way it is looked at."""
 
 import json
+import re
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +44,26 @@ def test_parts_of_messages_of_one_shape(values: list[str], name: str) -> None:
     assert list(parts.flags) == list(range(len(values)))
     assert parts.tags_codes == list(map(tag_hash, properties))
     assert parts.keys == list(map(index_keys, properties))
+
+
+@given(st.text("ab\x01\x02\x03", max_size=14))
+def test_pairs_are_names_in_front_of_values(text: str) -> None:
+    assert pairs(text) == re.findall("([^\x01\x02]+)\x01([^\x02]+)", text)
+
+
+def test_a_text_without_pairs_is_not_searched_from_each_of_its_letters() -> None:
+    """That would be a thousand million steps."""
+    assert pairs("a" * 32_767) == []
+    assert parts_of(encode_batch([(0, b"b", b"a" * 32_767)] * 20), lambda _: None).keys == [()] * 20
+
+
+def test_texts_without_their_last_separator() -> None:
+    """Java's client leaves it out since 4.9.1. With thousands of them the broker must not stand still."""
+    texts = [f"TAGS\x01t\x02UNIQ_KEY\x01{at:032X}" for at in range(20_000)]
+    parts = parts_of(encode_batch([(0, b"b", text.encode()) for text in texts]), lambda _: None)
+    assert parts.properties[0] == texts[0].encode()
+    assert parts.keys == [(f"{at:032X}",) for at in range(20_000)]
+    assert set(parts.tags_codes) == {ord("t")}
 
 
 def test_long_bodies_are_not_copied() -> None:

@@ -95,6 +95,18 @@ async def test_a_chosen_queue(servers: Servers, name: str) -> None:
     assert receipt.queue == queue
 
 
+async def test_a_queue_of_another_topic_says_where_and_the_message_what(servers: Servers, name: str) -> None:
+    """As where something is passed on: whatever came over the connection before, the message's own topic gets it."""
+    other = f"{name}_other"
+    for topic in (name, other):
+        servers.create_topic(topic, 4)
+    async with Producer(name, namesrv=servers.namesrv) as producer:
+        queue = (await producer.queues(name))[2]
+        for topic in (name, other, other):
+            await producer.send(Message(topic, topic.encode()), queue=queue)
+    assert [message.body for message in await read(servers.namesrv, other, 2)] == [other.encode()] * 2
+
+
 @pytest.mark.parametrize("compression", ["zlib", "lz4", "zstd", None])
 async def test_compression_is_undone_by_the_reader(namesrv: str, name: str, compression: str | None) -> None:
     body = b"to be compressed " * 1000
