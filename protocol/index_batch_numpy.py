@@ -11,7 +11,7 @@ from protocol.index_batch import INT_MAX, Message, Row, key_hash_of
 from protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
 
 _LONGEST: Final = 1024
-"""Longer keys are hashed one by one."""
+"""Longer keys are hashed one by one where they are too many letters together."""
 _AT_ONCE: Final = 4096
 """Texts that are hashed together, where somebody has many of them."""
 _LETTERS: Final = 1 << 16
@@ -125,7 +125,7 @@ class NumpyBatch:
 def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dtype[np.int32]]", list[int]]:
     """The index's hash of each text behind one whose String.hashCode is ``front``, and the places of odd texts.
 
-    Odd ones (empty, very long, not ASCII) have no hash yet.
+    Odd ones (empty, not ASCII, very long ones among many letters) have no hash yet.
     """
     odd: list[int] = []
     joined = "".join(texts)
