@@ -195,6 +195,7 @@ class _Delivery:
         """By the lane as long as there is one; what it leaves goes the usual way, as everything does from then on."""
         if self._wants_lane:
             self._wants_lane = False
+            await self._wait_for_all()
             self._lane = await self._open_lane(request.topic)
         if self._lane is None:
             await self._start(request, group)
@@ -244,12 +245,30 @@ class _Delivery:
         return queues[abs(string_hash(sharding_key)) % len(queues)]
 
     async def _start(self, chunk: Chunk | Request, group: TaskGroup) -> None:
-        """Sends it in the background as soon as there is room. Raises the error of one that went out before."""
+        """Sends it in the background as soon as there is room. Raises the error of one that went out before.
+
+        Where there is a lane, nothing is left in the background: the lane does not let the loop run, so that a reply
+        would be read too late, and what has one be sent again.
+        """
         await self._room.acquire()
-        if self._error is not None:
-            raise self._error
+        self._check()
         group.start_soon(self._send_in_order, chunk)
         await anyio.lowlevel.checkpoint()
+        if self._lane is not None:
+            await self._wait_for_all()
+
+    async def _wait_for_all(self) -> None:
+        """Until nothing is under way in the background. Raises the error of what was."""
+        places = 1 if self._settings.idempotent else _IN_FLIGHT
+        for _ in range(places):
+            await self._room.acquire()
+        for _ in range(places):
+            self._room.release()
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     async def _send_in_order(self, chunk: Chunk | Request) -> None:
         try:

@@ -99,7 +99,10 @@ def _tags(batch: pa.RecordBatch) -> tuple[list[bytes], Array]:
 def _encoded(
     bodies: pa.BinaryArray, lengths: Array, sizes: Array, texts: list[bytes], which: Array, ids: UniqueIdGenerator
 ) -> memoryview:
-    """A batch's body; the layout is protocol.batch's. Each part of all messages is an array, Arrow joins them."""
+    """The bodies of several requests behind one another; the layout of each is protocol.batch's.
+
+    Each part of all messages is an array, Arrow joins them.
+    """
     count = len(sizes)
     heads = np.zeros((count, 5), dtype=">i4")
     heads[:, 0] = sizes

@@ -1,13 +1,15 @@
 """Sending a task's requests over connections of its own, as long as everything goes well.
 
 Several requests are under way on each connection, so that a broker always has one to store while a worker encodes the
-next: neither waits for the other. As with reading (see lane), a socket that blocks is all that this needs.
+next: neither waits for the other. As with reading (see lane), waiting for one socket at a time is all that this needs;
+replies are also taken while a request does not get out, as a broker may read on only when it is rid of them.
 
 Anything but the expected reply ends the lane. What has no reply then may be stored or not: ``take_back`` gives it to
 whoever sends it again (delivery), with patience and as often as it takes.
 """
 
 import random
+import select
 import socket
 from collections.abc import Sequence
 from typing import Final
@@ -20,6 +22,8 @@ from protocol.frame import FrameDecoder, encode_head
 
 _UNDER_WAY: Final = 4 << 20
 """Bytes that may be under way on a connection."""
+_REQUESTS: Final = 32
+"""Requests that may be under way on a connection: replies are long where bodies are short."""
 _RECEIVE: Final = 64 * 1024
 
 
@@ -34,27 +38,57 @@ class _Way:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setblocking(False)
+        self._timeout = timeout
+        self._poll = select.poll()
+        self._poll.register(self._socket)
         self._decoder = FrameDecoder()
         self._works = True
         self.waiting: dict[int, Request] = {}
         self.refused: dict[int, Request] = {}
         self.stored = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a reply has to come before another request is sent."""
+        return len(self.waiting) >= _REQUESTS or (
+            bool(self.waiting) and sum(len(request.body) for request in self.waiting.values()) >= _UNDER_WAY
+        )
+
     def send(self, head: bytes, request: Request, opaque: int) -> None:
-        """Raises OSError; the request counts as under way then too."""
+        """Takes replies while the request does not get out.
+
+        Raises LaneEndedError, OSError and FrameError; ``end`` gives the request back then too.
+        """
         self.waiting[opaque] = request
+        sent, size = 0, len(head) + len(request.body)
         try:
-            sent = self._socket.sendmsg((head, request.body))
-            if sent < len(head):
-                self._socket.sendall(head[sent:])
-            self._socket.sendall(request.body[max(0, sent - len(head)) :])
+            while sent < size:
+                if self._wait(select.POLLIN | select.POLLOUT) & select.POLLOUT:
+                    sent += self._socket.sendmsg((head[sent:], request.body[max(0, sent - len(head)) :]))
+                else:
+                    self.take_replies()
+        except LaneEndedError:
+            # No broker stores a part of a request, or answers it: nobody is to wait for that.
+            self.waiting.pop(opaque, None)
+            self.refused[opaque] = request
+            raise
         except OSError:
             self._works = False
             raise
 
+    def _wait(self, events: int) -> int:
+        """What the socket is ready for. Raises TimeoutError where it takes too long."""
+        self._poll.modify(self._socket, events)
+        ready = self._poll.poll(self._timeout * 1000)
+        if not ready:
+            raise TimeoutError
+        return ready[0][1]
+
     def take_replies(self) -> None:
         """Takes the replies that are there, waits for one where there is none. Raises LaneEndedError and OSError."""
         try:
+            self._wait(select.POLLIN)
             data = self._socket.recv(_RECEIVE)
             replies = self._decoder.feed(data)
         except (OSError, FrameError):
@@ -75,7 +109,7 @@ class _Way:
     def end(self) -> dict[int, Request]:
         """Hangs up; what was not stored, as far as is known."""
         if not self._works:
-            self._socket.setblocking(False)  # what a broker said before it went away counts
+            self._timeout = 0  # what a broker said before it went away counts
         while self.waiting:
             try:
                 self.take_replies()
@@ -122,7 +156,7 @@ class SendLane:
             way = self._ways.get(address)
             if way is None:
                 way = self._ways[address] = _Way(address, self._timeout)
-            while way.waiting and sum(len(other.body) for other in way.waiting.values()) >= _UNDER_WAY:
+            while way.is_full:
                 way.take_replies()
             command = send_command(self._group, request.prepared(), queue)
             command.opaque = self._opaque = self._opaque + 1

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
+import pyarrow as pa
 import pytest
 
 from client.message import MessageQueue
+from pipeline.options import Options
 from pipeline.topics import delivery, send_lane
+from pipeline.topics.delivery import Chunk, Identity, WriteSettings, deliver
 from pipeline.topics.plain_rows import Request
 from pipeline.topics.send_lane import LaneEndedError, SendLane
 from protocol.codes import ResponseCode
@@ -18,7 +21,7 @@ from protocol.command import RemotingCommand
 from protocol.frame import FrameDecoder, encode
 from protocol.headers.send import SendMessageResponseHeader
 from tests.interop.harness.servers import Cluster
-from tests.spark.tables import bodies, read, write
+from tests.spark.tables import bodies, options_of, read, write
 
 pytestmark = pytest.mark.one_pyspark
 
@@ -32,14 +35,42 @@ def stored(request: RemotingCommand, number: int) -> RemotingCommand:
     return request.reply(ResponseCode.SUCCESS, header=header)
 
 
+def stored_at_length(request: RemotingCommand, number: int) -> RemotingCommand:
+    """As for many short rows, so long that no buffer takes it."""
+    reply = stored(request, number)
+    reply.body = bytes(1 << 20)
+    return reply
+
+
+def shrink(connection: socket.socket, size: int) -> None:
+    for which in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, which, size)
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The size of the buffers that a lane's connections have."""
+    real, size = socket.create_connection, 16_384
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        connection = real(address, timeout)
+        shrink(connection, size)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    return size
+
+
 class FakeBroker:
     """Serves one connection after the other; ``kept`` are the numbers of the requests that it said it has stored."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, buffers: int | None = None) -> None:
         self.kept: list[int] = []
         self._answer = answer
-        self._asked = 0
+        self.asked = 0
         self._server = socket.create_server(("127.0.0.1", 0))
+        if buffers is not None:
+            shrink(self._server, buffers)
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve)
 
@@ -49,8 +80,8 @@ class FakeBroker:
             decoder = FrameDecoder()
             while data := connection.recv(65536):
                 for request in decoder.feed(data):
-                    reply = self._answer(request, self._asked)
-                    self._asked += 1
+                    reply = self._answer(request, self.asked)
+                    self.asked += 1
                     if reply is not None:
                         connection.sendall(encode(reply))
                         if reply.code == ResponseCode.SUCCESS and reply.opaque == request.opaque:
@@ -135,6 +166,49 @@ def test_a_broker_that_says_nothing() -> None:
     assert lane.stored == 10 * (REQUESTS - len(left))
 
 
+def test_a_broker_that_reads_on_when_its_reply_is_taken(small_buffers: int) -> None:
+    with FakeBroker(stored_at_length, small_buffers).running() as broker:
+        lane = SendLane("g", [(queue(0), broker.address)], 20)
+        assert given(lane) == []
+    assert broker.kept == list(range(REQUESTS))
+    assert lane.stored == 10 * REQUESTS
+
+
+def test_a_request_that_is_refused_while_another_gets_out(small_buffers: int) -> None:
+    def answer(one: RemotingCommand, number: int) -> RemotingCommand:
+        reply = stored_at_length(one, number)
+        reply.code = ResponseCode.SYSTEM_BUSY if number == 3 else reply.code
+        return reply
+
+    with FakeBroker(answer, small_buffers).running() as broker:
+        lane = SendLane("g", [(queue(0), broker.address)], 20)
+        left = given(lane)
+    assert 3 in left
+    assert broker.kept[:3] == [0, 1, 2]
+    assert sorted([*left, *broker.kept]) == list(range(REQUESTS)), "each once"
+    assert lane.stored == 10 * len(broker.kept)
+    assert lane._ways[broker.address]._works, "no reply was waited for that cannot come"
+
+
+def test_no_more_than_so_many_requests_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_lane, "_REQUESTS", 5)
+    with FakeBroker(lambda one, number: None).running() as broker:
+        lane = SendLane("g", [(queue(0), broker.address)], 0.1)
+        for number in range(5):
+            lane.send(request(number, size=10))
+        with pytest.raises(LaneEndedError):
+            lane.send(request(5, size=10))
+        assert [int(bytes(one.body)[:4]) for one in lane.take_back()] == list(range(6))
+    assert broker.asked == 5
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_a_broker_that_does_not_read() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert given(SendLane("g", [(queue(0), address)], 0.5)) == list(range(REQUESTS))
+
+
 def test_nobody_listens() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -169,4 +243,38 @@ def test_rows_are_all_there_once_with_the_lane_and_where_it_ends(
     monkeypatch.setattr(SendLane, "send", breaks)
     assert write(cluster, rows, topic=topic, batchBytes=2000) == (3000, 0)
     assert sent == 20
+    assert bodies(read(cluster, topics=topic)) == everything
+
+
+def test_nothing_is_under_way_in_the_background_while_the_lane_works(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop does not run then: a reply would be read too late, and its rows sent twice."""
+    under_way = started = sent = 0
+    real_start, real_send = delivery._Delivery._send, SendLane.send
+
+    async def start(self: delivery._Delivery, chunk: Chunk) -> None:
+        nonlocal under_way, started
+        started += 1
+        under_way += 1
+        await real_start(self, chunk)
+        under_way -= 1
+
+    def send(self: SendLane, request: Request) -> None:
+        nonlocal sent
+        sent += 1
+        assert not under_way
+        real_send(self, request)
+
+    monkeypatch.setattr(delivery._Delivery, "_send", start)
+    monkeypatch.setattr(SendLane, "send", send)
+    topic = cluster.create_topic("SparkSendLaneAlone", 2)
+    everything = [b"%05d" % number for number in range(780)]
+    # Fewer than a hundred rows are no matter for the lane.
+    parts = [everything[:90], everything[90:390], everything[390:480], everything[480:]]
+    batches = [pa.RecordBatch.from_pylist([{"body": body} for body in part]) for part in parts]
+    settings = WriteSettings.of(Options(options_of(cluster, topic=topic, batchBytes=2000)))
+    assert deliver(batches, settings, Identity("query/0/0")) == (780, 0)
+    assert started > 2
+    assert sent > 2
     assert bodies(read(cluster, topics=topic)) == everything
