@@ -131,7 +131,8 @@ def read_heads(window: Array, at: Array, phy: Array) -> Heads:
     magic = values["magic"]
     version2 = magic == record.MAGIC_V2
     ok = fits & (version2 | (magic == record.MAGIC_V1)) & (size >= record.OVERHEAD_V1) & (end <= len(window))
-    ok &= (said == phy) & (values["body_length"] >= 0) & (body_end < end)
+    # the length of the topic has to lie inside as well: it is read unchecked from here on
+    ok &= (said == phy) & (values["body_length"] >= 0) & (body_end + np.where(version2, 2, 1) <= end)
     topic_length, topic_at = _length(window, body_end, version2, ok)
     topic_end = topic_at + topic_length
     ok &= topic_end + 2 <= end

@@ -5,6 +5,8 @@ events and deadlines for each request cost several times what the request itself
 a message, so that several requests are under way; replies may come in another order than requests.
 
 Replies stay where they were received, in one buffer that is used again and again: what becomes columns is copied once.
+What one part of the range brings has to wait for the parts in front of it. How much waits is bounded, whatever messages
+are like: without room for more only the first part is asked for, and that is given out as it comes.
 
 Anything but the expected reply ends the lane: ``at`` tells where, and whoever reads on from there (pulling.RangeReader)
 waits for brokers and tells losses.
@@ -29,12 +31,16 @@ from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseH
 WORTH_IT: Final = 64
 """A range of fewer messages is not worth a connection."""
 _ASK_FOR: Final = 1024
-"""Messages that the first pull asks for; how many the broker gives tells what to ask for from then on."""
+"""Messages that a pull asks for at most, as the first one does; what replies bring tells how many parts are to have."""
 _DEPTH: Final = 32
 """Requests that are under way at most; when half of them are answered, as many go out by one call."""
 LOAD: Final = 4 << 20
 """Bytes of replies that are given out together."""
 _MORE: Final = 1 << 20
+_HELD: Final = 4 * LOAD
+"""Bytes in the buffer, and expected, over which nothing is asked for but what can be given out next."""
+_ROUND: Final = 4 * _DEPTH
+"""Replies after which it is told anew how many messages one brings: sizes of messages change along a queue."""
 _WORD: Final = struct.Struct(">I")
 
 
@@ -58,7 +64,7 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """Offsets [at, end) that one of the requests is to bring; ``pieces`` are what has come."""
+    """Offsets [at, end) that one of the requests is to bring; ``pieces`` are what has come and has to wait."""
 
     at: int
     end: int
@@ -80,7 +86,16 @@ class Lane:
         self._opaque = 0
         self._asked: dict[int, _Part] = {}
         self._parts: deque[_Part] = deque()
+        self._short: list[_Part] = []
+        """Parts that were not brought whole and are not asked for at present."""
         self._ready: list[_Piece] = []
+        self._waiting = 0
+        """Bytes of the pieces of parts that are not the first."""
+        self._largest = 0
+        """Bytes that a reply has to be expected to bring, from those of late."""
+        self._most = 0
+        """The most messages that a reply of this round brought."""
+        self._replies = 0
         self._buffer = memoryview(bytearray(LOAD + _MORE))
         self._received = 0
         self._looked_at = 0
@@ -115,26 +130,53 @@ class Lane:
         end = self._span.end
         first = _Part(self.at, end)
         self._parts.append(first)
-        connection.sendall(self._request(first, _ASK_FOR))
+        connection.sendall(self._request(first))
         self._take_one(connection)
-        step = first.at - self.at
+        # the rest of the range is another part's
+        self._short.clear()
         planned = first.end = first.at
+        step = longer = self._most
         while True:
             while self._parts and self._parts[0].at == self._parts[0].end:
-                self._ready += self._parts.popleft().pieces
+                self._pop_part()
+            requests = self._rests() if self._short else []
+            if self._replies >= _ROUND:
+                # One part is longer, to find out whether replies can bring more by now.
+                step, longer = self._most, 2 * self._most
+                self._replies = self._most = 0
+                self._largest //= 2
             if planned < end and len(self._parts) <= _DEPTH // 2:
-                requests = []
-                while planned < end and len(self._parts) < _DEPTH:
-                    part = _Part(planned, min(end, planned + step))
-                    planned = part.end
+                while planned < end and len(self._parts) < _DEPTH and (not self._parts or self._has_room()):
+                    part = _Part(planned, min(end, planned + longer))
+                    planned, longer = part.end, step
                     self._parts.append(part)
-                    requests.append(self._request(part, step))
+                    requests.append(self._request(part))
+            if requests:
                 connection.sendall(b"".join(requests))
             if not self._parts:
                 return
-            if self._looked_at >= LOAD:
+            if self._looked_at - self._waiting >= LOAD:
                 yield from self._give()
             self._take_one(connection)
+
+    def _pop_part(self) -> None:
+        """The first part is whole: what has come of the next one is ready."""
+        self._parts.popleft()
+        if self._parts and (pieces := self._parts[0].pieces):
+            self._ready += pieces
+            self._waiting -= sum(piece.end - piece.begin for piece in pieces)
+            pieces.clear()
+
+    def _rests(self) -> list[bytes]:
+        """Requests for the rest of parts: of the first one always, of later ones as far as there is room."""
+        requests = []
+        self._short.sort(key=lambda part: -part.at)
+        while self._short and (self._short[-1] is self._parts[0] or self._has_room()):
+            requests.append(self._request(self._short.pop()))
+        return requests
+
+    def _has_room(self) -> bool:
+        return self._looked_at + (len(self._asked) + 1) * self._largest <= _HELD
 
     def _give(self) -> Iterator[Load]:
         """What is ready. What is not moves to the front of the buffer afterwards."""
@@ -144,27 +186,30 @@ class Lane:
         yield Load(self._buffer, [(piece.begin, piece.end) for piece in ready])
         self.at = ready[-1].following
         waiting = [(piece, part, number) for part in self._parts for number, piece in enumerate(part.pieces)]
-        buffer, at = self._buffer, 0
+        # Of a buffer that grew no more stays than four times of what is needed.
+        room = max(LOAD + _MORE, 2 * self._received)
+        old, at = self._buffer, 0
+        buffer = self._buffer = memoryview(bytearray(room)) if 2 * room <= len(old) else old
         for piece, part, number in sorted(waiting, key=lambda item: item[0].begin):
             end = at + piece.end - piece.begin
-            buffer[at:end] = buffer[piece.begin : piece.end]
+            buffer[at:end] = old[piece.begin : piece.end]
             part.pieces[number] = _Piece(at, end, piece.following)
             at = end
         begun = self._received - self._looked_at
-        buffer[at : at + begun] = buffer[self._looked_at : self._received]
+        buffer[at : at + begun] = old[self._looked_at : self._received]
         self._looked_at, self._received = at, at + begun
 
-    def _request(self, part: _Part, most: int) -> bytes:
-        """Asks for what is missing of a part, as far as that is not more messages than one request should bring."""
+    def _request(self, part: _Part) -> bytes:
+        """Asks for what is missing of a part."""
         self._opaque += 1
         self._asked[self._opaque] = part
-        self._fields["queueOffset"], self._fields["maxMsgNums"] = str(part.at), str(min(most, part.end - part.at))
+        self._fields["queueOffset"], self._fields["maxMsgNums"] = str(part.at), str(min(_ASK_FOR, part.end - part.at))
         command = RemotingCommand.request(RequestCode.PULL_MESSAGE, self._fields)
         command.opaque = self._opaque
         return encode(command)
 
     def _take_one(self, connection: socket.socket) -> None:
-        """One reply; where it brings less than it was asked for, the rest is asked for."""
+        """One reply."""
         frame = self._frame(connection)
         reply = decode(self._buffer[slice(*frame)])
         part = self._asked.pop(reply.opaque, None)
@@ -173,10 +218,20 @@ class Lane:
         answer = reply.header(PullMessageResponseHeader)
         if answer.min_offset > part.at or not part.at < answer.next_begin_offset <= part.end:
             raise _EndOfLaneError
-        part.at = answer.next_begin_offset
-        part.pieces.append(_Piece(frame[1] - len(reply.body), frame[1], part.at))
-        if part.at < part.end and self._opaque > 1:
-            connection.sendall(self._request(part, _ASK_FOR))
+        begin, end = frame
+        size, count = len(reply.body), answer.next_begin_offset - part.at
+        part.at += count
+        piece = _Piece(end - size, end, part.at)
+        if part is self._parts[0]:
+            self._ready.append(piece)
+        else:
+            part.pieces.append(piece)
+            self._waiting += size
+        self._replies += 1
+        self._most = max(self._most, count)
+        self._largest = max(self._largest, end - begin)
+        if part.at < part.end:
+            self._short.append(part)
 
     def _frame(self, connection: socket.socket) -> tuple[int, int]:
         """Where in the buffer the next frame is, without its length."""
@@ -192,7 +247,8 @@ class Lane:
     def _receive(self, connection: socket.socket, end: int) -> None:
         """Waits until the buffer is filled up to ``end``."""
         if end > len(self._buffer):
-            buffer = memoryview(bytearray(end + _MORE))
+            # at least doubled, so that what is moved stays in proportion to what comes
+            buffer = memoryview(bytearray(max(end, 2 * len(self._buffer))))
             buffer[: self._received] = self._buffer[: self._received]
             self._buffer = buffer
         while self._received < end:

@@ -236,6 +236,22 @@ def test_bytes_of_an_earlier_life_behind_the_end_are_no_rows(tmp_path: Path) -> 
         assert bodies(rows(root, splitSize=split)) == [one.body for one in again.sent]
 
 
+def test_a_body_that_reaches_to_the_end_of_its_file_is_damage(tmp_path: Path) -> None:
+    """One byte is left behind it where the length of a long topic takes two."""
+    writer = LogWriter(tmp_path / "store")
+    writer.put_all([Sent(topic="x" * 200, body=b"%d" % number) for number in range(3)])
+    writer.file_size = writer.at
+    writer.files[writer.at] = bytearray()
+    damaged_one = writer.sent[-1]
+    writer.put(Sent(body=b"next file"))
+    length = damaged_one.phy + 84
+    writer.files[0][length : length + 4] = (damaged_one.size - 89).to_bytes(4, "big")
+    root = writer.write()
+    assert bodies(rows(root)) == [b"0", b"1", b"next file"]
+    (told,) = damaged(root)
+    assert (told.phy, told.length) == (damaged_one.phy, damaged_one.size)
+
+
 def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     times = [*range(10), *range(3, 40)]

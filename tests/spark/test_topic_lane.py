@@ -62,11 +62,14 @@ def broker(answer: Answer, *, reorder: random.Random | None = None) -> Iterator[
         assert not thread.is_alive()
 
 
-def taken(address: str) -> tuple[list[int], int]:
-    way = Lane(address, "g", SPAN, 20)
+def taken(address: str, span: Range = SPAN, buffers: list[int] | None = None) -> tuple[list[int], int]:
+    """``buffers`` takes the size of each load's buffer."""
+    way = Lane(address, "g", span, 20)
     given: list[int] = []
     for view, pieces in way.loads():
-        assert way.at == (given[-1] + 1 if given else SPAN.begin), "what is before it has been given out"
+        assert way.at == (given[-1] + 1 if given else span.begin), "what is before it has been given out"
+        if buffers is not None:
+            buffers.append(len(view))
         given += [int(number) for begin, end in pieces for number in bytes(view[begin:end]).split(b",")]
     return given, way.at
 
@@ -84,6 +87,76 @@ def test_replies_in_any_order_and_of_any_length(
         lambda request, at, most: found(request, at, chance.randint(1, min(most, 32))), reorder=chance
     ) as place:
         assert taken(place) == (list(range(20, END)), END)
+
+
+@pytest.fixture
+def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "LOAD", 64 << 10)
+    monkeypatch.setattr(lane, "_MORE", 16 << 10)
+    monkeypatch.setattr(lane, "_HELD", 256 << 10)
+
+
+def padded(request: RemotingCommand, at: int, sizes: list[int]) -> RemotingCommand:
+    """``found`` with a message of each size; a number may have spaces behind it."""
+    reply = found(request, at, len(sizes))
+    reply.body = b",".join((b"%d" % number).ljust(size) for number, size in enumerate(sizes, at))
+    return reply
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("stops_at", [None, 1500])
+@pytest.mark.usefixtures("small_buffer")
+def test_messages_that_become_larger_do_not_pile_up(stops_at: int | None, seed: int | None) -> None:
+    """The first reply tells that 64 messages fit one, and then each brings one: every part has to be asked for again
+    and again, and only the first of them can be given out.
+    """
+    size, count = 2 << 10, 64
+    span = SPAN._replace(begin=0, end=count * 40)
+    asked: list[int] = []
+
+    def answer(request: RemotingCommand, at: int, most: int) -> RemotingCommand:
+        asked.append(most)
+        if not at:
+            return padded(request, at, [6] * count)
+        return refused(request, at, most) if at == stops_at else padded(request, at, [size])
+
+    buffers: list[int] = []
+    with broker(answer, reorder=None if seed is None else random.Random(seed)) as place:
+        given, at = taken(place, span, buffers)
+    assert given == list(range(at))
+    # what was under way when messages became larger comes on top; a buffer is at most twice of what it has to hold
+    assert max(buffers) <= 2 * (lane._HELD + lane.LOAD + (lane._DEPTH + 1) * (size + 500))
+    if stops_at is None:
+        assert at == span.end
+        assert max(asked[-100:]) <= 2, "replies tell how much a request is to ask for"
+    else:
+        assert count < at <= stops_at
+        with broker(lambda request, at, most: padded(request, at, [size] * min(most, 8))) as place:
+            assert taken(place, span._replace(begin=at)) == (list(range(at, span.end)), span.end)
+
+
+@pytest.mark.usefixtures("small_buffer")
+def test_messages_that_become_smaller_are_asked_for_many_at_a_time() -> None:
+    span = SPAN._replace(begin=0, end=8000)
+    asked = 0
+
+    def answer(request: RemotingCommand, at: int, most: int) -> RemotingCommand:
+        nonlocal asked
+        asked += 1
+        return padded(request, at, [40_000] if not at else [6] * min(most, 32))
+
+    with broker(answer) as place:
+        assert taken(place, span) == (list(range(span.end)), span.end)
+    assert asked < 1500
+
+
+@pytest.mark.usefixtures("small_buffer")
+def test_a_large_message_does_not_leave_a_large_buffer() -> None:
+    buffers: list[int] = []
+    with broker(lambda request, at, most: padded(request, at, [2 << 20 if at == 300 else 2 << 10])) as place:
+        assert taken(place, SPAN, buffers) == (list(range(20, END)), END)
+    assert max(buffers) > 2 << 20
+    assert buffers[-1] <= 4 * (lane.LOAD + lane._MORE)
 
 
 def refused(request: RemotingCommand, at: int, count: int) -> RemotingCommand:

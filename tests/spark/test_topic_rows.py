@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from client.message import MessageQueue
 from pipeline.options import Options
+from pipeline.store.heads import read_heads
 from pipeline.topics.planning import Range
 from pipeline.topics.rows import batch_of
 from pipeline.topics.settings import ReadSettings
@@ -21,9 +23,9 @@ SETTINGS = ReadSettings.of(Options({"namesrv": "127.0.0.1:1", "topics": "T"}), {
 HOST = pack_host("127.0.0.1", 10911)
 
 
-def record(offset: int, size: int) -> bytes:
+def record(offset: int, size: int, topic: bytes = b"T") -> bytes:
     return encode_record(
-        topic=b"T",
+        topic=topic,
         body=b"%d" % offset + b"." * size,
         properties=b"",
         queue_id=0,
@@ -73,3 +75,16 @@ def test_a_piece_that_is_cut_short_is_told(missing: int) -> None:
         cut[number] = begin, end - missing
         with pytest.raises(RecordError):
             batch_of(memoryview(buffer), SPAN, SETTINGS, cut)
+
+
+@pytest.mark.parametrize("topic", [b"T", b"T" * 200])
+@pytest.mark.parametrize("short", range(4))
+def test_a_body_that_reaches_to_the_end_is_told(topic: bytes, short: int) -> None:
+    """Whatever a damaged length leaves behind the body, nothing is read behind the last record."""
+    first, last = record(0, 300, topic), bytearray(record(1, 300, topic))
+    last[84:88] = (len(last) - 88 - short).to_bytes(4, "big")
+    buffer = bytes(first + last)
+    heads = read_heads(np.frombuffer(buffer, np.uint8), np.array([0, len(first)]), np.array([0, 5000]))
+    assert heads.ok.tolist() == [True, False]
+    with pytest.raises(RecordError):
+        batch_of(memoryview(buffer), SPAN, SETTINGS)
