@@ -170,8 +170,23 @@ class Batcher:
                     batch.error = ClosedError("the producer was closed before the batch was sent")
                     self._finish(batch)
 
-    def put(self, message: Message, text: bytes, queue: MessageQueue | None) -> Batch:
-        """Puts a message, its properties being ``text``, into a batch, as its last so far."""
+    async def send(self, message: Message, text: bytes, queue: MessageQueue | None) -> SendReceipt:
+        """Puts a message, its properties being ``text``, into a batch, and waits for its receipt.
+
+        Raises the batch's error. Who is cancelled before the batch is sent takes the message back.
+        """
+        batch = self._put(message, text, queue)
+        number = batch.count - 1
+        try:
+            if not batch.is_over:
+                await batch.crowd.wait()
+        except BaseException:
+            batch.take_back(number)
+            raise
+        return batch.receipt(number)
+
+    def _put(self, message: Message, text: bytes, queue: MessageQueue | None) -> Batch:
+        """Its batch, whose last message it is so far."""
         key = (message.topic, queue, message.wait_stored)
         size = BATCH_OVERHEAD + len(message.body) + len(text)
         batch = self._open.get(key)

@@ -156,15 +156,7 @@ class Producer(GroupMember):
                     queue = await self._ordered_queue(message)
                 if self._batcher is not None and not message.is_delayed and not message.system_properties:
                     text = entry_text(message, properties, self._ids, self._limits.max_message_size)
-                    batch = self._batcher.put(message, text, queue)
-                    number = batch.count - 1
-                    try:
-                        if not batch.is_over:
-                            await batch.crowd.wait()
-                    except BaseException:
-                        batch.take_back(number)
-                        raise
-                    receipt = batch.receipt(number)
+                    receipt = await self._batcher.send(message, text, queue)
                 else:
                     prepared = prepare(message, properties, self._ids, self._limits)
                     receipt = (await self.deliver(prepared, queue, (message,), context))[0]
