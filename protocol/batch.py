@@ -15,7 +15,10 @@ _HEAD = struct.Struct(">iiiii")
 _SIZE_FLAG_BODY = struct.Struct(">i8xii").unpack_from
 _SHORT = struct.Struct(">h")
 _LENGTH = _SHORT.unpack_from
-_AROUND: Final = 22
+FLAG_AT: Final = 12
+BODY_LENGTH_AT: Final = 16
+BODY_AT: Final = 20
+AROUND: Final = 22
 """Bytes of a message besides its body and its properties."""
 _SHORT_BODY: Final = 512
 """Bodies up to here are copied: that costs less than a view, to make and to use."""
@@ -52,6 +55,15 @@ def split_batch(data: Any) -> BatchColumns:
     return _split_equal(view) or _split_any(view)
 
 
+def first_lengths(data: Any) -> tuple[int, int, int] | None:
+    """Length of the first message, of its body and of its properties; None where they do not add up."""
+    if len(data) < AROUND:
+        return None
+    size, _, body_length = _SIZE_FLAG_BODY(data)
+    properties_length = size - AROUND - body_length
+    return (size, body_length, properties_length) if body_length >= 0 and properties_length >= 0 else None
+
+
 @lru_cache(maxsize=1024)
 def _around_bodies(body_length: int, properties_length: int) -> struct.Struct:
     return struct.Struct(f">i8xii{body_length}xh{properties_length}s")
@@ -59,19 +71,17 @@ def _around_bodies(body_length: int, properties_length: int) -> struct.Struct:
 
 def _split_equal(view: memoryview) -> BatchColumns | None:
     """Takes messages apart that have the same lengths, as those of one producer often do; None for others."""
+    lengths = first_lengths(view)
+    if lengths is None or len(view) % lengths[0]:
+        return None
     end = len(view)
-    if end < _AROUND:
-        return None
-    size, _, body_length = _SIZE_FLAG_BODY(view)
-    properties_length = size - _AROUND - body_length
-    if body_length < 0 or properties_length < 0 or end % size:
-        return None
+    size, body_length, properties_length = lengths
     count = end // size
     parts = _around_bodies(body_length, properties_length).iter_unpack(view)
     sizes, flags, body_lengths, lengths, properties = zip(*parts, strict=True)
     if sizes.count(size) < count or body_lengths.count(body_length) < count or lengths.count(properties_length) < count:
         return None
-    bodies: list[bytes | memoryview] = [view[at : at + body_length] for at in range(20, end, size)]
+    bodies: list[bytes | memoryview] = [view[at : at + body_length] for at in range(BODY_AT, end, size)]
     return BatchColumns(flags, list(map(bytes, bodies)) if body_length <= _SHORT_BODY else bodies, properties)
 
 
@@ -83,7 +93,7 @@ def _split_any(view: memoryview) -> BatchColumns:
     try:
         while at < end:
             size, flag, body_length = _SIZE_FLAG_BODY(view, at)
-            body_at = at + 20
+            body_at = at + BODY_AT
             body_end = body_at + body_length
             if body_length < 0:
                 raise BatchError(f"message {len(flags)} of the batch has a body length of {body_length}")
@@ -108,7 +118,7 @@ def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     for flag, body, properties in messages:
         if len(properties) > 32_767:
             raise ValueError(f"properties of {len(properties)} bytes, the limit is 32767")
-        size = _AROUND + len(body) + len(properties)
+        size = AROUND + len(body) + len(properties)
         parts += [
             _HEAD.pack(size, 0, 0, flag, len(body)),
             body,

@@ -5,7 +5,7 @@ installed. Both write entries, then slots; the caller writes the header last, so
 Source: RocketMQ's IndexFile.putKey.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from protocol.hashing import key_hash, string_hash
@@ -19,6 +19,69 @@ Row = Any
 """Numbers, one for each entry: a sequence of int, or a numpy array."""
 
 
+class KeyRun(Protocol):
+    """Keys of messages of one topic, as many keys for each message."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Runs of the same kind can be joined."""
+        ...
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are in all."""
+        ...
+
+    def __len__(self) -> int:
+        """How many messages."""
+        ...
+
+    def messages(self) -> list[Message]:
+        """The messages one by one."""
+        ...
+
+    def split(self, keys: int) -> "tuple[KeyRun, KeyRun]":
+        """The messages with about the first ``keys`` keys, at least one message, and the others."""
+        ...
+
+    def joined(self, others: "Sequence[KeyRun]") -> "KeyRun":
+        """This one and others of the same ``kind`` behind it."""
+        ...
+
+    def flat(self) -> tuple[Row, Row, Row]:
+        """As Batch.flat, as numpy arrays."""
+        ...
+
+
+Pending = Message | KeyRun
+"""A message whose keys are not in a file yet, or a run of them."""
+
+
+def each_of(entries: Iterable[Pending]) -> Iterator[Message]:
+    """The messages one by one."""
+    for entry in entries:
+        if isinstance(entry, tuple):
+            yield entry
+        else:
+            yield from entry.messages()
+
+
+class KeyColumns(Protocol):
+    """The keys of a batch's messages before it is known where those lie."""
+
+    def __len__(self) -> int:
+        """How many messages."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        """The keys of each message."""
+        ...
+
+    def run(self, topic: str, offsets: Sequence[int], store_timestamp: int) -> KeyRun:
+        """The same with log offsets and store time."""
+        ...
+
+
 class Batch(Protocol):
     """What both forms offer: put entries into a file's buffer, and count or rebuild its slots."""
 
@@ -28,6 +91,10 @@ class Batch(Protocol):
 
     def flat(self, messages: Sequence[Message]) -> tuple[Row, Row, Row]:
         """Hash, log offset and store time of each key of at least one message with a key, in their order."""
+        ...
+
+    def flat_mixed(self, entries: "Sequence[Pending]") -> tuple[Row, Row, Row]:
+        """The same where runs are among the messages."""
         ...
 
     def seconds(self, timestamps: Row, begin: int) -> Row:
@@ -67,6 +134,10 @@ class PlainBatch:
         """See Batch."""
         rows = [(key_hash(topic, key), phy, timestamp) for topic, keys, phy, timestamp in messages for key in keys]
         return tuple(zip(*rows, strict=True))  # type: ignore[return-value]
+
+    def flat_mixed(self, entries: Sequence[Pending]) -> tuple[Row, Row, Row]:
+        """See Batch."""
+        return self.flat(list(each_of(entries)))
 
     def seconds(self, timestamps: Row, begin: int) -> Row:
         """See Batch."""

@@ -1,13 +1,14 @@
 """The numpy form of index_batch: the same bytes as its plain form, at about a tenth of the cost."""
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Final
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain, groupby, repeat
+from typing import Final, cast
 
 import numpy as np
 
+from protocol.alike_texts import Matrix, texts_of
 from protocol.hashing import hash_in_front, key_hash
-from protocol.index_batch import INT_MAX, Message, Row, key_hash_of
+from protocol.index_batch import INT_MAX, KeyRun, Message, Pending, Row, key_hash_of
 from protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
 
 _LONGEST: Final = 1024
@@ -64,6 +65,21 @@ class NumpyBatch:
             np.array(phys, dtype=np.int64).repeat(counts),
             np.array(timestamps, dtype=np.int64).repeat(counts),
         )
+
+    def flat_mixed(self, entries: Sequence[Pending]) -> tuple[Row, Row, Row]:
+        """See Batch."""
+        rows = []
+        for kind, alike in groupby(entries, key=_kind_of):
+            if kind is None:
+                messages = [message for message in cast("Iterator[Message]", alike) if message[1]]
+                rows += [self.flat(messages)] if messages else []
+            else:
+                first, *others = cast("Iterator[AlikeRun]", alike)
+                rows.append((first.joined(others) if others else first).flat())
+        if len(rows) == 1:
+            return rows[0]
+        hashes, phys, timestamps = map(np.concatenate, zip(*rows, strict=True))
+        return hashes, phys, timestamps
 
     def seconds(self, timestamps: Row, begin: int) -> Row:
         """See Batch."""
@@ -122,6 +138,99 @@ class NumpyBatch:
         return table.astype(">i4").tobytes(), int((table > 0).sum()), changed
 
 
+def _kind_of(entry: Pending) -> Hashable:
+    """None for a message; runs of one kind can be joined."""
+    return None if isinstance(entry, tuple) else entry.kind
+
+
+class AlikeKeys:
+    """KeyColumns whose keys have the same lengths for each message: a matrix of ASCII bytes for each of its keys."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, columns: Sequence[Matrix]) -> None:
+        """``columns``: at least one; none is empty or a view of what will be overwritten."""
+        self._columns = columns
+
+    def __len__(self) -> int:
+        """See KeyColumns."""
+        return len(self._columns[0])
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        """See KeyColumns."""
+        return zip(*map(texts_of, self._columns), strict=True)
+
+    def run(self, topic: str, offsets: Sequence[int], store_timestamp: int) -> "AlikeRun":
+        """See KeyColumns."""
+        if isinstance(offsets, range):
+            phys = np.arange(offsets.start, offsets.stop, offsets.step)
+        else:
+            phys = np.array(offsets, dtype=np.int64)
+        return AlikeRun(topic, self._columns, phys, np.full(len(phys), store_timestamp))
+
+
+class AlikeRun:
+    """The KeyRun of AlikeKeys."""
+
+    __slots__ = ("_columns", "_phys", "_timestamps", "_topic")
+
+    def __init__(self, topic: str, columns: Sequence[Matrix], phys: Row, timestamps: Row) -> None:
+        """``phys``, ``timestamps``: each message's log offset and store time, arrays."""
+        self._topic = topic
+        self._columns = columns
+        self._phys = phys
+        self._timestamps = timestamps
+
+    def __len__(self) -> int:
+        """See KeyRun."""
+        return len(self._phys)
+
+    @property
+    def keys(self) -> int:
+        """See KeyRun."""
+        return len(self._phys) * len(self._columns)
+
+    @property
+    def kind(self) -> tuple[str, *tuple[int, ...]]:
+        """See KeyRun."""
+        return (self._topic, *[column.shape[1] for column in self._columns])
+
+    def messages(self) -> list[Message]:
+        """See KeyRun."""
+        keys = zip(*map(texts_of, self._columns), strict=True)
+        return list(zip(repeat(self._topic), keys, self._phys.tolist(), self._timestamps.tolist(), strict=False))
+
+    def split(self, keys: int) -> "tuple[AlikeRun, AlikeRun]":
+        """See KeyRun."""
+        at = max(1, keys // len(self._columns))
+        return self._part(slice(at)), self._part(slice(at, None))
+
+    def _parts(self) -> tuple[Row, ...]:
+        return (self._phys, self._timestamps, *self._columns)
+
+    def _part(self, part: slice) -> "AlikeRun":
+        columns = [column[part] for column in self._columns]
+        return AlikeRun(self._topic, columns, self._phys[part], self._timestamps[part])
+
+    def joined(self, others: Sequence[KeyRun]) -> "AlikeRun":
+        """See KeyRun."""
+        parts = [self._parts(), *(run._parts() for run in cast("Sequence[AlikeRun]", others))]  # noqa: SLF001
+        phys, timestamps, *columns = map(np.concatenate, zip(*parts, strict=True))
+        return AlikeRun(self._topic, columns, phys, timestamps)
+
+    def flat(self) -> tuple[Row, Row, Row]:
+        """See KeyRun."""
+        front = hash_in_front(self._topic)
+        columns = len(self._columns)
+        sums = np.empty((len(self), columns), dtype=np.uint32)
+        for at, column in enumerate(self._columns):
+            width = column.shape[1]
+            sums[:, at] = (column * _POWERS[:width][::-1]).sum(axis=1, dtype=np.uint32)
+            sums[:, at] += np.uint32(front * int(_POWERS[width]) & 0xFFFFFFFF)
+        hashes = _index_hash(sums.reshape(-1))
+        return hashes, self._phys.repeat(columns), self._timestamps.repeat(columns)
+
+
 def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dtype[np.int32]]", list[int]]:
     """The index's hash of each text behind one whose String.hashCode is ``front``, and the places of odd texts.
 
@@ -139,8 +248,12 @@ def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dt
         lengths[odd] = 1
     sums = _sums(np.frombuffer(joined.encode("ascii"), dtype=np.uint8), lengths)
     sums += front * _POWERS[lengths]
+    return _index_hash(sums), odd
+
+
+def _index_hash(sums: "np.ndarray[tuple[int], np.dtype[np.uint32]]") -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
     hashes = np.abs(sums.astype(np.int32))  # the smallest number stays negative
-    return np.maximum(hashes, 0), odd
+    return np.maximum(hashes, 0)
 
 
 def _sums(

@@ -31,6 +31,7 @@ OVERHEAD_V1: Final = 91
 AT_MAGIC: Final = 4
 AT_BODY_CRC: Final = 8
 AT_QUEUE_ID: Final = 12
+AT_FLAG: Final = 16
 AT_QUEUE_OFFSET: Final = 20
 AT_PHYSICAL_OFFSET: Final = 28
 AT_SYS_FLAG: Final = 36

@@ -170,11 +170,17 @@ class Connection:
         """The end of a DEFERRED request: ``reply`` is queued, unless it is None (one-way, or already written)."""
         if self.closed:
             return
+        reactor = self._reactor
         self.inflight -= 1
-        self._reactor.stats.inflight -= 1
-        self._reactor.request_ended()
-        if reply is not None:
-            self._reactor.intake.answer(self, reply)
+        reactor.stats.inflight -= 1
+        reactor.request_ended()
+        if type(reply) is bytes:  # answer's usual case, without the calls
+            self.out.chunks.append(reply)
+            self.out.queued += len(reply)
+            if not self.dirty:
+                reactor.mark(self)
+        elif reply is not None:
+            reactor.intake.answer(self, reply)
 
     def settle(self, command: RemotingCommand, outcome: Outcome) -> None:
         """The end of a HELD request: ``outcome`` is what its handler would have returned; HELD again is possible.

@@ -59,6 +59,7 @@ class Reactor:
 
     ``at_round_end`` holds functions that are called at the end of every round, before replies are sent: work put off
     until the handlers of a round are done. They must be quick where there is nothing to do; what one raises is logged.
+    Those in ``at_leisure`` are called when a single client has been answered and its next request is not there yet.
     ``stats`` counts. ``now`` is the clock's monotonic time, at most a second old.
     """
 
@@ -66,6 +67,7 @@ class Reactor:
         self.limits = limits or ReactorLimits()
         self.stats = ReactorStats()
         self.at_round_end: list[Callable[[], None]] = []
+        self.at_leisure: list[Callable[[], None]] = []
         self.connections: dict[int, Connection] = {}
         self._clock = clock or SystemClock()
         self.now = self._clock.monotonic()
@@ -220,6 +222,13 @@ class Reactor:
         if self._log_budget.allows():
             _log.error("request_failed", peer=conn.peer_text, code=command.code, exc_info=error)
 
+    def _call(self, hooks: list[Callable[[], None]]) -> None:
+        for hook in hooks:
+            try:
+                hook()
+            except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
+                self._log_hook_failure(hook, error)
+
     def _log_hook_failure(self, hook: Callable[[], None], error: Exception) -> None:
         self.stats.failures += 1
         if self._log_budget.allows():
@@ -231,6 +240,7 @@ class Reactor:
         poll = self._epoll.poll
         stats = self.stats
         spin_end = 0.0
+        has_leisure = False
         while True:
             events = poll(0)
             if events or self._ready:
@@ -239,9 +249,13 @@ class Reactor:
                 now = perf_counter()
                 # A single client that has just been answered asks again before trio's wait has even begun. With more
                 # of them, or work under way elsewhere, waiting is better: rounds get larger, and that work gets on.
-                spin_end = now + self.limits.spin if len(events) == 1 and stats.bytes_out != sent else 0.0
+                has_leisure = len(events) == 1 and stats.bytes_out != sent
+                spin_end = now + self.limits.spin if has_leisure else 0.0
                 if now >= self.intake.turn_end:
                     await self._give_way()
+            elif has_leisure:
+                has_leisure = False
+                self._call(self.at_leisure)
             elif perf_counter() >= spin_end:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
                 self.intake.turn_end = perf_counter() + self.limits.turn
@@ -297,11 +311,7 @@ class Reactor:
 
     def _end_round(self) -> None:
         self._in_round = True
-        for hook in self.at_round_end:
-            try:
-                hook()
-            except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
-                self._log_hook_failure(hook, error)
+        self._call(self.at_round_end)
         flush = self._flush
         while self._dirty:
             dirty, self._dirty = self._dirty, []

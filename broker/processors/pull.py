@@ -70,6 +70,7 @@ class PullMessageProcessor:
         self._store = parts.store
         self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
         self._direct = DirectPulls(parts, self._filter)
+        self.prepare = self._direct.prepare
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family (the main port only: the VIP port serves no pulls)."""

@@ -59,8 +59,16 @@ class _Reader:
         self.template = found_template(topic.topic_sys_flag, group.group_sys_flag)
 
 
+_Place = tuple[ConsumeQueue, int, int, int]
+"""What a pull without a filter asks for: queue, offset, messages and bytes at most."""
+
+
 class DirectPulls:
-    """Serves pulls that find something in memory; ``register`` puts it in front of the handlers that know all."""
+    """Serves pulls that find something in memory; ``register`` puts it in front of the handlers that know all.
+
+    A consumer that works through a backlog asks for the next messages when it has these. Where the loop has nothing to
+    do until then, ``prepare`` gets them together.
+    """
 
     def __init__(self, parts: "BrokerParts", filter_of: Callable[[PullMessageRequestHeader], TagFilter | None]) -> None:
         """``filter_of`` gives the filter of a pull, or raises RemotingError."""
@@ -72,6 +80,11 @@ class DirectPulls:
         self._stats = parts.stats
         self._queues = parts.store.queues
         self._hot = parts.store.get_hot
+        self._ahead = parts.store.get_ahead
+        self._count_found = parts.store.count_found
+        self._expected: _Place | None = None
+        self._prepared: tuple[_Place, bytes, int, int] | None = None
+        """What ``prepare`` has made: for which pull, the records, their number and the offset that follows."""
         self._readers: dict[tuple[str, str], _Reader] = {}
         self._usable = self._lite = False
         self._configure()
@@ -87,15 +100,17 @@ class DirectPulls:
         table.register_direct(RequestCode.PULL_MESSAGE, self._handler(RequestCode.PULL_MESSAGE))
         table.register_direct(RequestCode.LITE_PULL_MESSAGE, self._handler(RequestCode.LITE_PULL_MESSAGE))
 
-    def _handler(self, code: int) -> DirectHandler:
+    def _handler(self, code: int) -> DirectHandler:  # noqa: PLR0915 - as below
         decode: Callable[[memoryview], Any] = msgspec.json.Decoder(_Frame, strict=False).decode
         lite = code == RequestCode.LITE_PULL_MESSAGE
         readers, groups, topics = self._readers, self._groups, self._topics
         offsets, filter_of, hot = self._offsets, self._filter_of, self._hot
-        commit_pull = offsets.commit_pull
+        commit_pull, count_found, ahead = offsets.commit_pull, self._count_found, self._ahead
         broker_get = self._stats.broker_get
 
-        def serve(connection: Connection, head: memoryview, _body: memoryview) -> bytes | None:
+        def serve(  # noqa: PLR0912, PLR0915 - every pull passes here: a call more is a cost for all
+            connection: Connection, head: memoryview, _body: memoryview
+        ) -> bytes | None:
             try:
                 frame = decode(head)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -131,14 +146,27 @@ class DirectPulls:
                 except RemotingError:
                     return None
             limit = header.max_msg_bytes
-            found = hot(
-                queue, offset, header.max_msg_nums, limit if limit and 0 < limit < _MAX_BYTES else _MAX_BYTES, accept
-            )
-            if found is None:
-                return None
-            _, (buffers, count, size), following = found
-            if not count or size > COPIED:
-                return None
+            if not limit or not 0 < limit < _MAX_BYTES:
+                limit = _MAX_BYTES
+            nums = header.max_msg_nums
+            prepared = self._prepared
+            if prepared is not None and accept is None and prepared[0] == (queue, offset, nums, limit):
+                self._prepared = None
+                _, body, count, following = prepared
+                buffers: list[bytes] | list[memoryview] = [body]
+                size = len(body)
+                count_found(count)
+            else:
+                found = ahead(queue, offset, nums, limit) if accept is None else hot(queue, offset, nums, limit, accept)
+                if found is None:
+                    return None
+                _, (buffers, count, size), following = found
+                if not count or size > COPIED:
+                    return None
+                if accept is None:
+                    count_found(count)
+            if accept is None and following < queue.next_offset:
+                self._expected = (queue, following, nums, limit)
             if sys_flag & PULL_COMMIT_OFFSET:
                 offsets.commit(connection.peer_text, group, topic, queue_id, header.commit_offset)
             commit_pull(group, topic, queue_id, following)
@@ -154,6 +182,20 @@ class DirectPulls:
             return b"".join([_pack_words(length + 4 + size, length), text, *buffers])
 
         return serve
+
+    def prepare(self) -> None:
+        """Get together what the last pull's consumer will ask for next: there is a moment's time."""
+        place, self._expected = self._expected, None
+        if self._prepared is not None and self._prepared[0][0].deleted:
+            self._prepared = None
+        if place is None or place[0].deleted or not place[0].min_offset <= place[1] < place[0].next_offset:
+            return
+        found = self._ahead(*place)
+        if found is not None:
+            _, (buffers, count, size), following = found
+            # a pull that gets less than it may is answered with what there is when it comes
+            if size <= COPIED and (count == place[2] or following < place[0].next_offset):
+                self._prepared = place, b"".join(buffers), count, following
 
     def _find(self, group: str, topic: str) -> _Reader | None:
         """What is to be known of a group in a topic when it pulls for the first time, or again after a change."""

@@ -57,7 +57,7 @@ class QueryMessageProcessor:
     def _direct(self) -> DirectHandler:
         """The short way: from the header's bytes to the reply's, where few records are found in memory."""
         decode: Callable[[memoryview], _Frame] = msgspec.json.Decoder(_Frame, strict=False).decode
-        query = self._store.query_message
+        query = self._store.query_hot
 
         def serve(_connection: Connection, head: memoryview, _body: memoryview) -> bytes | None:
             try:
@@ -67,14 +67,15 @@ class QueryMessageProcessor:
             header = frame.header
             if frame.flag or frame.code != _QUERY or header.unique_key_query:
                 return None
-            result = query(header.topic, header.key, header.max_num, header.begin_timestamp, header.end_timestamp)
-            if result is None:
+            times = header.begin_timestamp, header.end_timestamp
+            found = query(header.topic, header.key, header.max_num, *times, _COPIED)
+            if found is None:
                 return None
-            if not 0 < result.size <= _COPIED:
-                result.buffers.clear()
-                result.release()
-                return None
-            return _joined(result, frame.opaque)
+            records, timestamp, last_phy = found
+            size = sum(map(len, records))
+            text = _TEMPLATE % (last_phy, timestamp, frame.opaque)
+            length = len(text)
+            return b"".join([_pack_words(length + 4 + size, length), text, *records])
 
         return serve
 

@@ -353,7 +353,7 @@ class SendMessageProcessor:
             parts = parts_of(command.body, self._checks.batch_item)
         except BatchError as error:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
-        if not parts.bodies:
+        if not parts.keys:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the batch has no message")
         batch = MessageBatch(
             header.topic,

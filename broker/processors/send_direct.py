@@ -75,7 +75,7 @@ class DirectSends:
     def __init__(self, parts: "BrokerParts", answer: Callable[..., bytes | RemotingCommand]) -> None:
         """``answer`` makes the reply of (command, topic, queue id, unique key, result), whatever came of the put."""
         self._answer = answer
-        self._count = parts.stats.topic_put
+        self._broker_put = parts.stats.broker_put
         self._waits = parts.store.syncs_each_put
         self._configuration = parts.configuration
         self._table = parts.topics.table
@@ -118,7 +118,7 @@ class DirectSends:
         table = self._table
         put = self._put
         waits = self._waits
-        broker_put = self._stats.broker_put
+        broker_put = self._broker_put
         tag_hash = tag_hash_of
 
         def serve(connection: Connection, head: memoryview, body: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
@@ -198,7 +198,9 @@ class DirectSends:
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
             connection.complete(self._answer(command, topic.config.topic_name, queue_id, unique, result))
             return
-        self._count(topic.config.topic_name, 1, result.size)
+        for item, value in ((topic.nums, 1), (topic.sizes, result.size), (self._broker_put, 1)):
+            item.value += value
+            item.times += 1
         reply = self._template % (result.physical_offset, queue_id, result.queue_offset, unique.encode(), opaque)
         connection.complete(_WORDS[len(reply)] + reply)
 

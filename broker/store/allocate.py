@@ -7,6 +7,7 @@ A page is only stored into once it has its block; posix_fallocate and the first 
 import errno
 from collections.abc import Callable
 from functools import partial
+from time import thread_time
 from typing import Final, NamedTuple
 
 import structlog
@@ -15,6 +16,7 @@ import trio
 from broker.store.commit_log import CommitLog
 from broker.store.disk import Disk, DiskSpace
 from broker.store.mapped_file import MappedFile
+from broker.store.page_reuse import PageReuse
 from broker.store.running_flags import Flag, RunningFlags
 from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool
 
@@ -42,7 +44,8 @@ class AllocateMappedFileService:
 
     Steps begin at 4 MiB, double up to ``step`` while the log grows by more than one in a quarter of a second, and halve
     when that takes longer than a second. An idle broker takes megabytes, and little lies ready that a sync of the log
-    finds empty: it would write that for nothing, and a first store into each of its pages would be a fault again.
+    finds empty: it would write that for nothing, and a first store into each of its pages would be a fault again. Steps
+    longer than the first are made of large pages: then the log grows by more in a second than a sync writes in excess.
     ``on_room`` is called whenever more room has become ready, or has been refused.
     """
 
@@ -75,6 +78,7 @@ class AllocateMappedFileService:
         self._pool = pool
         self._fail_fast = fail_fast
         self._making = False
+        self._reuse = PageReuse(log.files)
         if pool is not None:
             pool.on_returned = lambda: self._wake.set()  # noqa: PLW0108 - another event each time
         self._wake = trio.Event()
@@ -128,6 +132,7 @@ class AllocateMappedFileService:
             except OSError as error:
                 await self._refused(error)
             self.on_room()
+            await self._reuse.settle()
 
     async def _no_space_text(self, error: OSError) -> str:
         directory = self._files.directory
@@ -203,23 +208,25 @@ class AllocateMappedFileService:
     async def _do(self, task: _Task) -> None:
         if self._margin:
             await self._check_margin()
-        file = task.file
+        file, begin = task.file, task.begin
         if file is None:
             path = self._files.path_of(task.begin)
-            made = await self._create(path, task)
+            made, cost = await self._create(path, task)
             if self._stopping:
                 await self._disk.run(self._remove, made)
                 return
             self.next_file = made
             self._wants_next = False
+            begin, file = 0, made
         else:
             file.hold()
             try:
-                await self._disk.run(self._ready, file, task.begin, task.end)
+                cost = await self._disk.run(self._ready, file, begin, task.end)
             finally:
                 file.release()
             file.mark_reserved(task.end)
         now = trio.current_time()
+        self._reuse.made(file, begin, min(task.end, file.size), cost=cost, seconds=now - self._last_step_at)
         if now - self._last_step_at < _QUICK:
             self._step = min(2 * self._step, self._max_step)
         elif now - self._last_step_at > _SLOW:
@@ -230,16 +237,14 @@ class AllocateMappedFileService:
             self._flags.clear(Flag.NO_SPACE)
             _log.info("space_is_back", directory=self._files.directory)
 
-    async def _create(self, path: str, task: _Task) -> MappedFile:
+    async def _create(self, path: str, task: _Task) -> tuple[MappedFile, float]:
         buffer = self._pool.borrow() if self._pool is not None else None
         make = partial(PooledMappedFile, buffer) if buffer is not None else None
         if self._pool is not None and buffer is None:
             _log.warning("no_write_buffer", file=path, buffers=self._pool.size)
         self._making = True
         try:
-            return await self._disk.run(
-                MappedFile.create, self._disk, path, task.begin, self._files.size, task.end, make
-            )
+            return await self._disk.run(self._new, path, task, make)
         except BaseException:
             if self._pool is not None and buffer is not None:
                 self._pool.give_back(buffer)
@@ -247,8 +252,18 @@ class AllocateMappedFileService:
         finally:
             self._making = False
 
-    def _ready(self, file: MappedFile, begin: int, end: int) -> None:
-        file.reserve_range(begin, end, durable=self._durable)
+    # These two run in a thread. They tell what it took of a processor: waiting for the device does not count.
+
+    def _new(self, path: str, task: _Task, make: partial[PooledMappedFile] | None) -> tuple[MappedFile, float]:
+        begin = thread_time()
+        size, large = self._files.size, self._step > _FIRST_STEP
+        file = MappedFile.create(self._disk, path, task.begin, size, task.end, make, durable=self._durable, large=large)
+        return file, thread_time() - begin
+
+    def _ready(self, file: MappedFile, begin: int, end: int) -> float:
+        began = thread_time()
+        file.reserve_range(begin, end, durable=self._durable, large=self._step > _FIRST_STEP)
+        return thread_time() - began
 
     async def _check_margin(self) -> None:
         """Where a reservation promises nothing, keep two steps free instead."""

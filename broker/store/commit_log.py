@@ -7,15 +7,15 @@ Source: RocketMQ's CommitLog and DefaultAppendMessageCallback.
 
 import struct
 from collections.abc import Callable
-from itertools import accumulate, repeat
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from broker.store.mapped_file import BLANK_ROOM, MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.topic_queue import V4_HOSTS, TopicIllegalError, TopicQueue, checked_topic
 from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import record, sysflag
-from protocol.hashing import crc32, crc32_of_each
+from protocol.hashing import crc32
+from protocol.record_batch import BatchHead
 
 MAX_RECORD_EXTRA: Final = 65_536
 """What a record may have beyond maxMessageSize for everything but its body."""
@@ -230,26 +230,21 @@ class CommitLog:
         """Put all records of a batch into one file, at consecutive queue offsets; None as in ``append``."""
         if batch.sys_flag & sysflag.TRANSACTION_MASK:
             return PutMessageResult(_ILLEGAL, remark="a batch cannot be part of a transaction")
-        if not batch.bodies:
+        messages = batch.messages
+        count = len(messages)
+        if not count:
             return PutMessageResult(_ILLEGAL, remark="the batch holds no message")
         try:
             queue = self.queue(batch.topic, batch.queue_id)
         except TopicIllegalError as error:
             return PutMessageResult(_ILLEGAL, remark=str(error))
         fixed = queue.overhead + len(batch.born_host) + len(batch.store_host)
-        bodies = list(map(len, batch.bodies))
-        properties = list(map(len, batch.properties))
-        if max(bodies) + max(properties) + fixed > self.small or batch.queue_id < 0:
-            for body_length, properties_length in zip(bodies, properties, strict=True):
+        if sum(messages.longest) + fixed > self.small or batch.queue_id < 0:
+            for body_length, properties_length in messages.lengths():
                 size = fixed + body_length + properties_length
-                if (
-                    body_length > self.max_message_size
-                    or size > self._max_record
-                    or properties_length > record.MAX_PROPERTIES
-                    or batch.queue_id < 0
-                ):
+                if batch.queue_id < 0 or not self.allows(body_length, properties_length, size):
                     return self._refusal(body_length, properties_length, size, batch.queue_id)
-        total = fixed * len(bodies) + sum(bodies) + sum(properties)
+        total = fixed * count + messages.size
         if total > self.max_message_size or total > self.files.size - BLANK_ROOM:
             limit = min(self.max_message_size, self.files.size - BLANK_ROOM)
             remark = f"the batch would have {total} bytes in the log, the limit is {limit}"
@@ -259,51 +254,25 @@ class CommitLog:
             file = self._make_room(total)
             if file is None:
                 return None
-        return self._write_batch(file, queue, batch, fixed, bodies, properties)
+        return self._write_batch(file, queue, batch)
 
-    def _write_batch(
-        self,
-        file: MappedFile,
-        queue: TopicQueue,
-        batch: MessageBatch,
-        fixed: int,
-        bodies: list[int],
-        properties: list[int],
-    ) -> PutMessageResult:
+    def _write_batch(self, file: MappedFile, queue: TopicQueue, batch: MessageBatch) -> PutMessageResult:
         now = max(self._wall_ms(), self.last_store_timestamp)
         sys_flag = batch.sys_flag & ~_V6_FLAGS | record.host_flags(batch.born_host, batch.store_host)
         first = queue.next_offset
-        count = len(bodies)
         at = file.wrote
-        sizes = [fixed + body + text for body, text in zip(bodies, properties, strict=True)]
-        *offsets, end = accumulate(sizes, initial=file.start + at)
-        tails = {length: queue.topic_part + length.to_bytes(2, "big") for length in set(properties)}
-        parts: list[Any] = [None] * (4 * count)
         try:
             shared = record.pack_shared(
                 sys_flag, batch.born_timestamp, batch.born_host, now, batch.store_host, batch.reconsume_times
             )
-            parts[::4] = map(
-                record.around_shared(len(shared)).pack,
-                sizes,
-                repeat(queue.magic),
-                [crc & 0x7FFFFFFF for crc in crc32_of_each(batch.bodies)],
-                repeat(batch.queue_id),
-                batch.flags,
-                range(first, first + count),
-                offsets,
-                repeat(shared),
-                bodies,
-            )
+            head = BatchHead(queue.magic, batch.queue_id, first, file.start + at, shared, queue.topic_part)
+            records, offsets = batch.messages.records(head)
         except struct.error as error:
             return PutMessageResult(_ILLEGAL, remark=f"a number of the batch does not fit its field: {error}")
-        parts[1::4] = batch.bodies
-        parts[2::4] = map(tails.__getitem__, properties)
-        parts[3::4] = batch.properties
-        wrote = end - file.start
-        file.buffer[at:wrote] = b"".join(parts)
+        wrote = at + len(records)
+        file.buffer[at:wrote] = records
         file.wrote = wrote
-        queue.next_offset = first + count
+        queue.next_offset = first + len(offsets)
         self.last_store_timestamp = now
         if wrote >= self.poke_at:
             self.room.poke()

@@ -111,7 +111,7 @@ class ConsumeQueue:
             self.on_dirty(self)
         return True
 
-    def put_all(self, places: list[int], sizes: list[int], tags: Sequence[int], queue_offset: int) -> None:
+    def put_all(self, places: Sequence[int], sizes: Sequence[int], tags: Sequence[int], queue_offset: int) -> None:
         """Add the units of messages that lie side by side and have offsets from ``queue_offset`` on; as ``put``."""
         if queue_offset != self.next_offset or places[0] < self.max_phy or not self.dirty:
             for phy, size, tags_code in zip(places, sizes, tags, strict=True):

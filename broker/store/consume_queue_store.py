@@ -12,6 +12,12 @@ from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 DIRECTORY: Final = "consumequeue"
 _SCAN: Final = 512
+_AHEAD: Final = 1024
+"""Units that are read at once for a consumer behind the tail: it comes back for the next ones."""
+_AHEAD_FROM: Final = 8
+"""Fewer units than this are a look at a single place."""
+_MOST_AHEAD: Final = 256
+"""Queues of which the last units read are kept (20 KiB each where they were read ahead)."""
 
 
 class QueueState(NamedTuple):
@@ -47,6 +53,7 @@ class ConsumeQueueStore:
         self.units = 0
         self._asleep: dict[str, dict[int, QueueState]] = {}
         self._moved: list[ConsumeQueue] = []
+        self._ahead: dict[ConsumeQueue, tuple[int, bytes]] = {}
         self.queues_with_units = 0
 
     # -- finding
@@ -160,12 +167,28 @@ class ConsumeQueueStore:
         """
         if offset >= queue.tail_offset:
             return queue.tail_units(offset, count)
+        known = self._ahead.get(queue)
+        goes_on = False
+        if known is not None:
+            first, units = known
+            at = (offset - first) * UNIT_SIZE
+            if 0 <= at <= len(units) - count * UNIT_SIZE:
+                return units[at : at + count * UNIT_SIZE]
+            goes_on = 0 < at <= len(units)
         file_offset = queue.file_of(offset)
         fd = self.descriptors.get(queue.path_of(file_offset))
         if fd is None:
             return None
-        count = min(count, file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
-        return self.disk.pread_cached(fd, count * UNIT_SIZE, (offset - file_offset) * UNIT_SIZE)
+        most = min(file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
+        count = min(count, most)
+        wanted = min(most, _AHEAD) if goes_on and count >= _AHEAD_FROM else count
+        found = self.disk.pread_cached(fd, wanted * UNIT_SIZE, (offset - file_offset) * UNIT_SIZE)
+        if found is None or count < _AHEAD_FROM:
+            return found
+        if self._ahead.pop(queue, None) is None and len(self._ahead) >= _MOST_AHEAD:
+            del self._ahead[next(iter(self._ahead))]
+        self._ahead[queue] = (offset, found)
+        return found[: count * UNIT_SIZE]
 
     async def read_cold(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
         """The same, waiting for the device where needed; no bytes if the file is gone."""
@@ -255,6 +278,7 @@ class ConsumeQueueStore:
         """Forget every queue; the files stay. For recovery, to load them again."""
         self.queues.clear()
         self._asleep.clear()
+        self._ahead.clear()
         self.dirty.clear()
         self.recount()
 
@@ -270,6 +294,7 @@ class ConsumeQueueStore:
     def drop_queue(self, queue: ConsumeQueue) -> None:
         """Forget a queue; its files are the caller's."""
         queue.deleted = True
+        self._ahead.pop(queue, None)
         self._count(queue, 0)
         queues = self.queues.get(queue.topic)
         if queues is not None and queues.get(queue.queue_id) is queue:

@@ -98,13 +98,19 @@ class Disk(Protocol):
         """The first ``size`` bytes of a file as shared, writable memory."""
         ...
 
-    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False) -> None:
+    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False, large: bool = False) -> None:
         """Make ``view`` (the mapped bytes from ``offset`` on) safe and quick to store into: blocks, then pages.
 
         What was there is zero afterwards; ``durable``: on the device too, so that later data syncs find written blocks.
+        ``large``: in pages of 2 MiB where kernel and file system have them. A sync then protects one page instead of
+        512, which on a busy machine is most of what it costs, but writes all of a page that was stored into.
         OSError ENOSPC where the file system is full; the mapping is untouched then. An error is reported to the next
         data sync of ``fd`` too: this call never takes one away from it.
         """
+        ...
+
+    def let_go(self, fd: int, part: MappedPart) -> None:
+        """Give the memory of bytes that are on the device back to the system; the next read comes from there."""
         ...
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
@@ -121,6 +127,13 @@ class Disk(Protocol):
 
     def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
         """The same if all of it is in memory, else None: never waits for the device."""
+        ...
+
+    def in_memory(self, fd: int, part: MappedPart) -> int:
+        """Up to where a part of the map of ``fd`` is in memory from its beginning on; never waits for the device.
+
+        ``part.begin`` where its first page is not, ``part.end`` where all of it is.
+        """
         ...
 
     def next_data(self, fd: int, offset: int) -> int:

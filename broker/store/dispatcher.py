@@ -141,13 +141,14 @@ class StoreDispatcher:
         self.last_store_timestamp = store_timestamp
         index = self.index
         if index is not None:
-            pending = index.pending
-            waiting = len(pending)
-            messages = zip(repeat(topic), batch.keys, offsets, repeat(store_timestamp), strict=False)
-            pending.extend([message for message in messages if message[1]] if () in batch.keys else messages)
-            if waiting < WAKE_AT <= len(pending):
-                index.wake()
-        sizes = list(map(sub, [*offsets[1:], end], offsets))
+            if isinstance(batch.keys, list):
+                index.put_all(zip(repeat(topic), batch.keys, offsets, repeat(store_timestamp), strict=False))
+            else:
+                index.put_run(batch.keys.run(topic, offsets, store_timestamp))
+        if isinstance(offsets, range):
+            sizes = [offsets.step] * len(offsets)
+        else:
+            sizes = list(map(sub, [*offsets[1:], end], offsets))
         tags = batch.tags_codes
         if position < self._dropped.end and self._dropped.has(topic, position, store_timestamp):
             return

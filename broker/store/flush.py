@@ -8,7 +8,7 @@ Source: RocketMQ's CommitLog.GroupCommitService, FlushRealTimeService and FlushD
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -301,7 +301,7 @@ class GroupCommitService:
             await trio.sleep_until(following)
 
 
-def _place(result: PutMessageResult) -> tuple[int, int, int, int, list[int] | None]:
+def _place(result: PutMessageResult) -> tuple[int, int, int, int, Sequence[int] | None]:
     return (result.physical_offset, result.queue_offset, result.size, result.store_timestamp, result.offsets)
 
 

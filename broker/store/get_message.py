@@ -13,7 +13,7 @@ from broker.config import MessageStoreConfig
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.hot_records import Found, hot_records, tagged, unpacker, views_of
+from broker.store.hot_records import Found, hot_records, place_unpacker, tagged, views_of
 from broker.store.mapped_file import Hold, MappedFile
 from broker.store.record_look import begins_record, is_record, is_run
 from broker.store.stats import StoreStats
@@ -112,12 +112,21 @@ class MessageGetter:
         None of them where the filter wants none of those that it may look at. The views are good until the next await,
         or for as long as the caller holds the file.
         """
-        limit_bytes, limit_count = self._memory_limits
-        if max_bytes < limit_bytes:
-            limit_bytes = max(max_bytes, _MIN_BYTES)
-        limit_count = min(max_count, limit_count)
         if filter is not None:
-            return self._hot_tagged(queue, offset, limit_bytes, limit_count, filter)
+            return self._hot_tagged(queue, offset, max_count, max_bytes, filter)
+        found = self.ahead(queue, offset, max_count, max_bytes)
+        if found is not None:
+            self.count(found[1][1])
+        return found
+
+    def count(self, messages: int) -> None:
+        """Messages are given out that ``ahead`` has found."""
+        self._stats.transferred_messages_total += messages
+        self._stats.found_times_total += 1
+
+    def ahead(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> Hot | None:
+        """As ``hot`` without a filter, for somebody who has not asked yet: it is not counted."""
+        limit_bytes, limit_count = self._hot_limits(max_bytes, max_count)
         if limit_count < 1:
             return None
         if offset >= queue.tail_offset:
@@ -127,25 +136,27 @@ class MessageGetter:
             units = self._queues.read(queue, offset, limit_count)
         if not units:
             return None
-        fields = unpacker(len(units) // UNIT_SIZE)(units)
+        fields = place_unpacker(len(units) // UNIT_SIZE)(units)
         file = self._hot_file(fields[0])
         if file is None:
             return None
         if offset >= queue.known_from:
-            found = views_of(file, self._warm, fields[::3], fields[1::3], limit_bytes)
+            found = views_of(file, self._warm, fields[::2], fields[1::2], limit_bytes)
         else:
             found = hot_records(file, self._warm, units, limit_bytes, limit_count)
-        if found is None:
-            return None
-        stats = self._stats
-        stats.transferred_messages_total += found[1]
-        stats.found_times_total += 1
-        return file, found, offset + found[1]
+        return None if found is None else (file, found, offset + found[1])
+
+    def _hot_limits(self, max_bytes: int, max_count: int) -> tuple[int, int]:
+        limit_bytes, limit_count = self._memory_limits
+        if max_bytes < limit_bytes:
+            limit_bytes = max(max_bytes, _MIN_BYTES)
+        return limit_bytes, min(max_count, limit_count)
 
     def _hot_tagged(
-        self, queue: ConsumeQueue, offset: int, limit_bytes: int, limit_count: int, filter: MessageFilter
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter
     ) -> Hot | None:
         """The same for a filter by tags alone, among units that this process has put itself."""
+        limit_bytes, limit_count = self._hot_limits(max_bytes, max_count)
         codes: frozenset[int] | None = getattr(filter, "codes", None)
         if codes is None or offset < queue.known_from:
             return None
@@ -165,9 +176,7 @@ class MessageGetter:
         found = views_of(file, self._warm, places, sizes, limit_bytes)
         if found is None:
             return None
-        stats = self._stats
-        stats.transferred_messages_total += found[1]
-        stats.found_times_total += 1
+        self.count(found[1])
         return file, found, offset + scanned
 
     def _hot_file(self, first: int) -> MappedFile | None:

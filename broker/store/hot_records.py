@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
-from operator import add, eq
 from typing import Any, Final
 
 from broker.store.mapped_file import MappedFile
@@ -39,6 +38,12 @@ def unpacker(count: int) -> Callable[[bytes | bytearray], tuple[Any, ...]]:
     return struct.Struct(">" + "qiq" * count).unpack
 
 
+@lru_cache(maxsize=256)
+def place_unpacker(count: int) -> Callable[[bytes | bytearray], tuple[Any, ...]]:
+    """The same without the tag codes."""
+    return struct.Struct(">" + "qi8x" * count).unpack
+
+
 def views_of(
     file: MappedFile, warm: WarmRanges, places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int
 ) -> Found | None:
@@ -63,11 +68,26 @@ def views_of(
     view = file.view
     if end - begin == total:
         return [view[begin:end]], len(sizes), total
-    if True in map(eq, map(add, places, sizes), places[1:]):
+    if _are_joined(places, sizes):
         return _merged(view, start, places, sizes), len(sizes), total
     if start:
-        places = tuple([place - start for place in places])
-    return [view[at : at + size] for at, size in zip(places, sizes, strict=True)], len(sizes), total
+        views = [view[(at := place - start) : at + size] for place, size in zip(places, sizes, strict=True)]
+    else:
+        views = [view[at : at + size] for at, size in zip(places, sizes, strict=True)]
+    return views, len(sizes), total
+
+
+def _are_joined(places: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether it is worth to look for records that lie side by side: a few of them tell.
+
+    Where batches were sent, most do, and each pair costs a view; where not, to look at all costs more than it brings.
+    """
+    middle = len(places) // 2
+    return (
+        places[0] + sizes[0] == places[1]
+        or places[-2] + sizes[-2] == places[-1]
+        or places[middle - 1] + sizes[middle - 1] == places[middle]
+    )
 
 
 def tagged(

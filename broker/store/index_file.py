@@ -223,7 +223,9 @@ class IndexFile:
             number = int.from_bytes(read(table_at, SLOT_SIZE), "big", signed=True)
         found: list[int] = []
         bound = self.count
-        begin_time = self.begin_timestamp
+        # an entry's time is cut to whole seconds: the record's own time decides at the edge
+        earliest = -((self.begin_timestamp + 999 - begin) // 1000)
+        latest = (end - self.begin_timestamp) // 1000
         entries_at = entry_at(self.shape.slots, 0)
         warm_from, view = self.warm_from, self.view
         last = -1
@@ -235,11 +237,11 @@ class IndexFile:
                 stored_hash, phy, seconds, previous = ENTRY.unpack(read(at, ENTRY_SIZE))
             if seconds < 0:
                 break
-            time = begin_time if number == 1 else begin_time + seconds * 1000
-            # an entry's time is cut to whole seconds: the record's own time decides at the edge
-            if time + 999 < begin:
+            if number == 1:
+                seconds = 0
+            if seconds < earliest:
                 break
-            if stored_hash == key_hash and time <= end and phy != last:
+            if stored_hash == key_hash and seconds <= latest and phy != last:
                 found.append(phy)
                 last = phy
             bound, number = number, previous
@@ -310,3 +312,20 @@ class IndexFile:
         """Close and delete. Blocks."""
         self.close()
         self._disk.delete(self.path)
+
+
+def search(files: list[IndexFile], key_hash: int, begin: int, end: int, limit: int, wait: bool) -> list[int]:
+    """Walk the chains of a hash, newest file first, up to ``limit`` places. Raises Cold unless ``wait``."""
+    if len(files) == 1:
+        (only,) = files
+        if not only.matches_time(begin, end):
+            return []
+        return list(dict.fromkeys(only.select(key_hash, begin, end, limit, wait=wait)))
+    found: dict[int, None] = {}
+    for file in reversed(files):
+        if file.matches_time(begin, end):
+            for phy in file.select(key_hash, begin, end, limit, wait=wait):
+                found[phy] = None
+        if len(found) >= limit or (file.count > 1 and file.begin_timestamp < begin):
+            break
+    return list(found)[:limit]

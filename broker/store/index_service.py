@@ -7,22 +7,22 @@ file back to what is known to be durable, and the keys behind it are put again f
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import structlog
 import trio
 
 from broker.store.disk import Disk
 from broker.store.durable_files import make_durable_directory
-from broker.store.index_file import Cold, IndexFile, IndexShape
+from broker.store.index_file import Cold, IndexFile, IndexShape, search
 from broker.store.running_flags import Flag, RunningFlags
 from protocol.file_names import index_name, is_index_name
 from protocol.hashing import key_hash
-from protocol.index_batch import Batch, Message, Row, make_batch
+from protocol.index_batch import Batch, KeyRun, Message, Pending, Row, each_of, make_batch
 from protocol.index_layout import entry_at
 
 _log = structlog.get_logger(__name__)
@@ -34,9 +34,6 @@ _TICK: Final = 0.1
 _RETRY: Final = 1.0
 _ENTRY_STEP: Final = 1 << 20
 _NEXT_FILE_AT: Final = 0.8
-
-Pending = Message
-"""A message whose keys are not in a file yet."""
 
 _keys_of: Final = itemgetter(1)
 
@@ -70,6 +67,10 @@ class IndexService:
         self._flags = flags
         self._wall_ms = wall_ms
         self.batch = batch or make_batch()
+        self._runs = 0
+        """How many runs are among ``pending``."""
+        self._keys_in_runs = 0
+        """Keys of those that have come since the service was woken for them."""
         self._next: IndexFile | None = None
         self._wake = trio.Event()
         self._space = trio.Lock()
@@ -85,6 +86,22 @@ class IndexService:
         if len(self.pending) == WAKE_AT:
             self.wake()
 
+    def put_all(self, messages: Iterable[Message]) -> None:
+        """Queue the keys of many messages."""
+        waiting = len(self.pending)
+        self.pending.extend([message for message in messages if message[1]])
+        if waiting < WAKE_AT <= len(self.pending):
+            self.wake()
+
+    def put_run(self, run: KeyRun) -> None:
+        """Queue a run of messages."""
+        self.pending.append(run)
+        self._runs += 1
+        self._keys_in_runs += run.keys
+        if self._keys_in_runs >= WAKE_AT or len(self.pending) >= WAKE_AT:
+            self._keys_in_runs = 0
+            self.wake()
+
     def wake(self) -> None:
         """Let the service put what waits as soon as the loop has a turn for it."""
         self._wake.set()
@@ -94,18 +111,24 @@ class IndexService:
 
         A message's keys stay together, so that they may be a few more.
         """
-        taken = self._take(max_keys)
-        if not taken:
-            return True
-        hashes, phys, timestamps = self.batch.flat(taken)
+        if self._runs:
+            taken = self._take_with_runs(max_keys)
+            hashes, phys, timestamps = self.batch.flat_mixed(taken)
+        else:
+            messages = self._take(max_keys)
+            if not messages:
+                return True
+            hashes, phys, timestamps = self.batch.flat(messages)
+            taken = messages
         done = self._put(hashes, phys, timestamps)
         if done == len(hashes):
             return True
-        self._give_back(taken, done)
+        self._give_back(each_of(taken), done)
         return False
 
-    def _take(self, max_keys: int) -> list[Pending]:
-        pending = self.pending
+    def _take(self, max_keys: int) -> list[Message]:
+        """What waits, in its order, where no run is among it; empty where nothing has a key."""
+        pending = cast("deque[Message]", self.pending)
         if len(pending) <= max_keys:
             taken = list(pending)
             pending.clear()
@@ -118,6 +141,24 @@ class IndexService:
             del taken[last + 1 :]
         elif not any(counts):
             return []
+        return taken
+
+    def _take_with_runs(self, most: int) -> Sequence[Pending]:
+        """Runs and single messages together: a slice of few keys costs nearly what one of many does."""
+        pending = self.pending
+        taken: list[Pending] = []
+        while pending and most > 0:
+            entry = pending.popleft()
+            if isinstance(entry, tuple):
+                most -= len(entry[1])
+            else:
+                if entry.keys > most:
+                    entry, rest = entry.split(most)
+                    pending.appendleft(rest)
+                else:
+                    self._runs -= 1
+                most -= entry.keys
+            taken.append(entry)
         return taken
 
     def _put(self, hashes: Row, phys: Row, timestamps: Row) -> int:
@@ -134,8 +175,8 @@ class IndexService:
             done = end
         return done
 
-    def _give_back(self, taken: list[Pending], done: int) -> None:
-        rest: list[Pending] = []
+    def _give_back(self, taken: Iterable[Message], done: int) -> None:
+        rest: list[Message] = []
         for topic, keys, phy, timestamp in taken:
             if done < len(keys):
                 rest.append((topic, keys[done:], phy, timestamp))
@@ -229,17 +270,18 @@ class IndexService:
         while self.pending:
             if not self.apply():
                 raise Cold
-        return _search(self.files, key_hash(topic, key), begin, end, limit, False)
+        return search(self.files, key_hash(topic, key), begin, end, limit, False)
 
     async def select_cold(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[int]:
         """The same, waiting for the device. Keys that no file has room for are looked at where they wait."""
         waiting: list[int] = []
         if not await self.flush_pending():
-            waiting = [phy for name, keys, phy, _ in reversed(self.pending) if name == topic and key in keys]
+            waiting = [phy for name, keys, phy, _ in each_of(self.pending) if name == topic and key in keys]
+            waiting.reverse()
         files = list(self.files)
         self._readers += 1
         try:
-            found = await self._disk.run(_search, files, key_hash(topic, key), begin, end, limit, True)
+            found = await self._disk.run(search, files, key_hash(topic, key), begin, end, limit, True)
         finally:
             self._readers -= 1
             self._close_retired()
@@ -352,15 +394,3 @@ class IndexService:
             file.close()
         self.files.clear()
         self._retired.clear()
-
-
-def _search(files: list[IndexFile], key_hash: int, begin: int, end: int, limit: int, wait: bool) -> list[int]:
-    """Walk the chains of a hash, newest file first, up to ``limit`` places. Raises Cold unless ``wait``."""
-    found: dict[int, None] = {}
-    for file in reversed(files):
-        if file.matches_time(begin, end):
-            for phy in file.select(key_hash, begin, end, limit, wait=wait):
-                found[phy] = None
-        if len(found) >= limit or (file.count > 1 and file.begin_timestamp < begin):
-            break
-    return list(found)[:limit]

@@ -73,11 +73,14 @@ class MappedFile:
         size: int,
         reserve: int,
         make: "Callable[[Disk, str, int, int, int], MappedFile] | None" = None,
+        *,
+        durable: bool = False,
+        large: bool = False,
     ) -> "MappedFile":
         """A new file with its first ``reserve`` bytes ready; its name and length are durable when this returns.
 
-        ``make`` makes another kind of file. Blocks: call it through ``disk.run``. OSError (ENOSPC above all) leaves
-        nothing behind.
+        ``make`` makes another kind of file, ``durable`` and ``large`` are as for ``reserve_range``. Blocks: call it
+        through ``disk.run``. OSError (ENOSPC above all) leaves nothing behind.
         """
         fd = disk.create(path, size)
         try:
@@ -86,8 +89,8 @@ class MappedFile:
                 file.hot_from = 0
                 file.found = False
                 reserve = min(reserve, size)
-                file.reserve_range(0, reserve)
-                disk.data_sync(fd)
+                disk.data_sync(fd)  # of its length: what lies ready is still empty, nobody needs it on the device
+                file.reserve_range(0, reserve, durable=durable, large=large)
                 disk.sync_directory(path.rpartition("/")[0])
             except BaseException:
                 file.unmap()
@@ -142,9 +145,12 @@ class MappedFile:
         self.reserved = position
         self.append_limit = position - BLANK_ROOM
 
-    def reserve_range(self, begin: int, end: int, *, durable: bool = False) -> None:
-        """Make [begin, end) ready and zero; blocks: call it through ``disk.run``, then ``mark_reserved``."""
-        self._disk.reserve(self.fd, begin, self.view[begin:end], durable=durable)
+    def reserve_range(self, begin: int, end: int, *, durable: bool = False, large: bool = False) -> None:
+        """Make [begin, end) ready and zero; blocks: call it through ``disk.run``, then ``mark_reserved``.
+
+        ``durable`` and ``large``: see ``Disk.reserve``.
+        """
+        self._disk.reserve(self.fd, begin, self.view[begin:end], durable=durable, large=large)
 
     def sync(self) -> None:
         """Data sync of what is in the file and not ``flushed`` yet; blocks. The caller moves ``flushed``.
@@ -158,6 +164,11 @@ class MappedFile:
         else:
             self._disk.data_sync(self.fd, MappedPart(self._mapping, self.flushed, self.committed))
 
+    def let_go(self, begin: int, end: int) -> None:
+        """Give the memory of [begin, end) back, which is on the device; blocks: call it through ``disk.run``."""
+        if self._mapping is not None:
+            self._disk.let_go(self.fd, MappedPart(self._mapping, begin, end))
+
     def read(self, position: int, length: int) -> memoryview | bytes | None:
         """Bytes that lie below ``wrote``, or None if they would have to come from the device: then ``read_cold``.
 
@@ -170,6 +181,10 @@ class MappedFile:
     def read_cold(self, position: int, length: int) -> bytes:
         """The same by a read that may wait: call it through ``disk.run`` with the file held."""
         return self._disk.pread(self.fd, length, position)
+
+    def in_memory(self, begin: int, end: int) -> int:
+        """Up to where [begin, end), which it has written, is in memory from ``begin`` on (see Disk)."""
+        return self._disk.in_memory(self.fd, MappedPart(self._mapping, begin, end)) if self._mapping else begin
 
     def hold(self) -> None:
         """Count a reader."""

@@ -61,7 +61,7 @@ class MappedFileQueue:
         self.directory = directory
         self.size = size
         self.files: list[MappedFile] = []
-        self.warm = WarmRanges(disk)
+        self.warm = WarmRanges()
 
     def load(self) -> None:
         """Map what is there. Raises StoreLoadError or OSError, with nothing left open."""

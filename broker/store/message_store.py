@@ -3,7 +3,7 @@
 Source: RocketMQ's DefaultMessageStore.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from broker.config import MessageStoreConfig
 from broker.store.checkpoint import CheckpointService, StoreCheckpoint
 from broker.store.clean import CleanService
 from broker.store.commit_log import CommitLog
-from broker.store.consume_queue import ConsumeQueue, QueueShape
+from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.disk import Disk
@@ -22,7 +22,8 @@ from broker.store.dispatcher import MessageArriving, StoreDispatcher
 from broker.store.durable_files import make_durable_directory
 from broker.store.fault_note import FaultNote
 from broker.store.flush import SyncPlace
-from broker.store.get_message import Hot, MessageGetter
+from broker.store.get_message import MessageGetter
+from broker.store.hot_calls import HotCalls
 from broker.store.index_file import IndexShape
 from broker.store.index_service import IndexService
 from broker.store.mapped_file import MappedFile
@@ -37,15 +38,6 @@ from broker.store.reput import ReputMessageService
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
 from broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
-from broker.store.types import (
-    GetMessageResult,
-    MessageBatch,
-    MessageFilter,
-    MessageInner,
-    PutCallback,
-    PutMessageResult,
-    QueryMessageResult,
-)
 from broker.store.write_path import WritePath
 from protocol.queue_unit import UNIT_SIZE
 from protocol.topic_rules import is_system_topic
@@ -59,29 +51,11 @@ SHUTDOWN_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
-class MessageStore:
+class MessageStore(HotCalls):
     """One store. ``async with store.opened():`` is its life; ``stats`` and ``flags`` may be read at any time.
 
-    The calls that the hot path uses (``put_message``, ``get_message`` ...) are the parts' own methods: what their
-    docstrings say there holds here.
+    Puts, gets and queries are those of HotCalls.
     """
-
-    put_message: Callable[[MessageInner, PutCallback], PutMessageResult | None]
-    """Store one message: the result if it is ready at once, else None and the callback gets it later."""
-    put_plain: Callable[..., int]
-    """Store an ordinary message the short way, see PlainPut.put: its physical offset, or -1 for the other way."""
-    put_messages: Callable[[MessageBatch, PutCallback], PutMessageResult | None]
-    """Store a traditional batch; answers as ``put_message`` does."""
-    get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
-    """(topic, queue id, offset, max count, max bytes, filter): None where the answer has to come from the device."""
-    get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
-    """The same, waiting for the device."""
-    get_hot: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], Hot | None]
-    """What a queue has in memory from a readable offset on, see MessageGetter.hot."""
-    query_message: Callable[[str, str, int, int, int], QueryMessageResult | None]
-    """(topic, key, max number, begin ms, end ms): None where the answer has to come from the device."""
-    query_message_cold: Callable[[str, str, int, int, int], Awaitable[QueryMessageResult]]
-    """The same, waiting for the device."""
 
     def __init__(
         self,
@@ -130,7 +104,10 @@ class MessageStore:
         self.get_message = self._getter.get
         self.get_message_cold = self._getter.get_cold
         self.get_hot = self._getter.hot
+        self.get_ahead = self._getter.ahead
+        self.count_found = self._getter.count
         self.query_message = self._finder.query
+        self.query_hot = self._finder.query_hot
         self.query_message_cold = self._finder.query_cold
 
     # -- life

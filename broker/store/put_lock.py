@@ -66,7 +66,7 @@ class PutMessageLock:
         if isinstance(put, MessageInner):
             put.body = bytes(put.body)
         else:
-            put.bodies = list(map(bytes, put.bodies))
+            put.messages = put.messages.copied()
         self._queue.append(_Waiting(put, on_done, now))
         self.is_held = True
         self._changed.set()

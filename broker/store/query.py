@@ -5,6 +5,7 @@ Source: RocketMQ's DefaultMessageStore (queryMessage, lookMessageByOffset, getOf
 """
 
 import struct
+import sys
 from collections.abc import Generator
 from enum import Enum
 from operator import itemgetter
@@ -16,7 +17,7 @@ from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.dispatcher import has_key
 from broker.store.index_file import Cold
 from broker.store.index_service import IndexService
-from broker.store.key_match import UNUSUAL, KeyMatcher, is_usual
+from broker.store.key_match import matches
 from broker.store.mapped_file import Hold, MappedFile
 from broker.store.types import QueryMessageResult
 from protocol import record
@@ -32,6 +33,10 @@ _place: Final = itemgetter(0)
 
 Reads = Generator[tuple[int, int], bytes, Any]
 """Steps of a read that yield (offset, length) of what has to be waited for."""
+
+_ANY_SIZE: Final = sys.maxsize
+HotQuery = tuple[list[memoryview], int, int]
+"""Records, oldest first, and store time and log offset of the index's newest entry."""
 
 
 class BoundaryType(Enum):
@@ -119,57 +124,31 @@ class MessageFinder:
             offsets = self._index.select(topic, key, begin, end, _candidates(limit))
         except Cold:
             return None
-        found = self._match_hot(offsets, topic, key, limit, (begin, end))
-        if found is not None:
-            return found
-        result: QueryMessageResult | None = _at_once(self._match(offsets, topic, key, limit, begin, end))
-        return result
-
-    def _match_hot(
-        self, offsets: list[int], topic: str, key: str, limit: int, times: tuple[int, int]
-    ) -> QueryMessageResult | None:
-        """The answer where all candidates are usual records in memory; None leaves it to ``_match``."""
-        find = self._log.files.find
-        file = find(offsets[0]) if offsets else None
-        if file is None or not is_usual(topic, key):
-            return None
-        match = KeyMatcher(topic, key, times).match
-        found: list[tuple[int, memoryview]] = []
-        files = [file]
-        start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
-        for phy in offsets:  # newest first
-            at = phy - start
-            if at < 0:
-                file = find(phy)
-                if file is None:
-                    return None
-                files.append(file)
-                start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
-                at = phy - start
-            if at + record.OVERHEAD_V1 > stop or (at < hot_from and not self._is_warm(file, at)):
-                return None
-            size = match(view, phy, at, stop)
-            if size:
-                if size == UNUSUAL:
-                    return None
-                found.append((phy, view[at : at + size]))
-                if len(found) >= limit:
-                    break
-        found.sort(key=_place)
-        buffers = [data for _, data in found]
+        hot = matches(self._log.files, offsets, topic, key, limit, (begin, end), _ANY_SIZE)
+        if hot is None:
+            result: QueryMessageResult | None = _at_once(self._match(offsets, topic, key, limit, begin, end))
+            return result
+        buffers, files = hot
         for file in files:
             file.hold()
-        timestamp, last_phy = self._index.last_update if self._index is not None else (0, 0)
+        timestamp, last_phy = self._index.last_update
         release = files[0].release if len(files) == 1 else Hold(files)
         return QueryMessageResult(buffers, len(buffers), sum(map(len, buffers)), timestamp, last_phy, release)
 
-    def _is_warm(self, file: MappedFile, at: int) -> bool:
-        """Whether the whole record at a position behind the hot part of its file is in memory."""
-        covers = self._warm.covers
-        if not covers(file, at, min(at + _FIRST_READ, file.wrote)):
-            return False
-        size = int.from_bytes(file.view[at : at + 4], "big")
-        return size <= _FIRST_READ or (at + size <= file.wrote and covers(file, at, at + size))
+    def query_hot(self, topic: str, key: str, max_num: int, begin: int, end: int, most: int) -> HotQuery | None:
+        """The same where some are found, of ``most`` bytes, and all candidates are usual records in memory, else None.
+
+        The views are good until the next await.
+        """
+        index, limit = self._index, min(max_num, self.max_query)
+        if index is None or limit <= 0:
+            return None
+        try:
+            offsets = index.select(topic, key, begin, end, _candidates(limit))
+        except Cold:
+            return None
+        found = matches(self._log.files, offsets, topic, key, limit, (begin, end), most)
+        return (found[0], *index.last_update) if found and found[0] else None
 
     async def query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
         """The same, waiting for the device."""

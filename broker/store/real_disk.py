@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import trio
 
@@ -18,7 +18,7 @@ from broker.store.disk import DiskSpace, FileInfo, FileSystem, MappedPart, Mappi
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-_TOUCH_STEP: Final = 1 << 20
+_TOUCH_STEP: Final = 1 << 21
 _ZEROS: Final = memoryview(bytes(1 << 18))
 
 _MS_SYNC: Final = 4
@@ -27,6 +27,8 @@ _libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14 and later: take the pages of a map as stores would, without storing anything."""
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_READ_AT_ONCE: Final = 32 * 1024
 
 
 class _RealMapping:
@@ -54,6 +56,8 @@ class RealDisk:
         self._limiter: trio.CapacityLimiter | None = None
         self._zero = -1
         self._populates = True
+        self._sees_pages: bool | None = None
+        """Whether mincore can be believed; None before the first look."""
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         if self._limiter is None:
@@ -78,29 +82,40 @@ class RealDisk:
     def map(self, fd: int, size: int) -> Mapping:
         return _RealMapping(fd, size)
 
-    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False) -> None:
+    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False, large: bool = False) -> None:
         length = len(view)
         if not length:
             return
+        blank = self.next_data(fd, offset) >= offset + length
         os.posix_fallocate(fd, offset, length)
         if durable:
-            self._write_zeros(fd, offset, offset + length)
+            self._write_zeros(fd, offset, offset + length, large=large)
             return
-        # Zeros written bring pages into memory many at a time; a fault would take and clear each of them alone.
-        at = 0
-        while at < length:
-            at += os.pwrite(fd, _ZEROS[: length - at], offset + at)
+        if not blank or not self._populates:
+            # Zeros written bring pages into memory many at a time; a fault would take and clear each of them alone.
+            self._clear(fd, offset, offset + length)
+        self._advise(view, mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE)
         for at in range(0, length, _TOUCH_STEP):
-            self._touch(view[at : at + _TOUCH_STEP])
+            part = view[at : at + _TOUCH_STEP]
+            try:
+                self._touch(part)
+            except OSError as error:
+                if error.errno != errno.EFAULT:
+                    raise
+                self._clear(fd, offset + at, offset + at + len(part))  # a write says what a fault does not: no space
+                self._touch(part)
+
+    @staticmethod
+    def _clear(fd: int, offset: int, end: int) -> None:
+        while offset < end:
+            offset += os.pwrite(fd, _ZEROS[: end - offset], offset)
 
     def _touch(self, view: memoryview) -> None:
         """Take pages into the map that hold zeros, so that no store waits for it; without the interpreter's lock."""
         if self._populates:
-            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-            ahead = address % mmap.PAGESIZE
-            if not _libc.madvise(address - ahead, ahead + len(view), _MADV_POPULATE_WRITE):
+            number = self._advise(view, _MADV_POPULATE_WRITE)
+            if not number:
                 return
-            number = ctypes.get_errno()
             if number != errno.EINVAL:
                 raise OSError(number, os.strerror(number))
             self._populates = False
@@ -110,20 +125,39 @@ class RealDisk:
         while at < len(view):
             at += os.readv(self._zero, [view[at:]])
 
+    @staticmethod
+    def _advise(view: memoryview, advice: int) -> int:
+        """Tell the kernel about the pages that ``view`` lies in, without the interpreter's lock; its errno, or 0."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        ahead = address % mmap.PAGESIZE
+        return ctypes.get_errno() if _libc.madvise(address - ahead, ahead + len(view), advice) else 0
+
+    def let_go(self, fd: int, part: MappedPart) -> None:
+        with part.mapping.view[part.begin : part.end] as view:
+            self._advise(view, mmap.MADV_DONTNEED)  # the kernel keeps what is still mapped
+        os.posix_fadvise(fd, part.begin, part.end - part.begin, os.POSIX_FADV_DONTNEED)
+
     def allocate(self, fd: int, offset: int, length: int) -> None:
         if length:
             os.posix_fallocate(fd, offset, length)
 
     @staticmethod
-    def _write_zeros(fd: int, offset: int, end: int) -> None:
+    def _write_zeros(fd: int, offset: int, end: int, *, large: bool) -> None:
         """Zeros onto the device, a little at a time: a data sync that comes in between has little of it to wait for.
 
         Through an open file of its own: the kernel tells each open file once of an error in writing pages back, and
         this one must not hear what is meant for the next data sync of ``fd``.
+
+        A file system may keep what one call writes as one page, all of which goes to the device again for each record
+        that is synced. What was read without readahead lies in small ones.
         """
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
+            os.posix_fadvise(own, 0, 0, os.POSIX_FADV_RANDOM)
+            scratch = None if large else bytearray(min(len(_ZEROS), end - offset))
             while offset < end:
+                if scratch is not None:
+                    os.preadv(own, [scratch], offset)
                 offset += os.pwritev(own, [_ZEROS[: end - offset]], offset, os.RWF_DSYNC)
         finally:
             os.close(own)
@@ -153,6 +187,23 @@ class RealDisk:
                 return None
             raise
         return bytes(data) if got == length else None
+
+    def in_memory(self, fd: int, part: MappedPart) -> int:
+        """See Disk. A look at the kernel's tables costs less than a read of the bytes, which are not wanted here."""
+        if self._sees_pages is None:
+            self._sees_pages = _mincore_is_true()
+        begin = part.begin - part.begin % mmap.PAGESIZE
+        pages = _pages_of(part.mapping.buffer, begin, part.end) if self._sees_pages else None
+        if pages is not None:
+            missing = pages.find(0)
+            return part.end if missing < 0 else max(part.begin, begin + missing * mmap.PAGESIZE)
+        at = part.begin
+        while at < part.end:
+            count = min(_READ_AT_ONCE, part.end - at)
+            if self.pread_cached(fd, count, at) is None:
+                break
+            at += count
+        return at
 
     def next_data(self, fd: int, offset: int) -> int:
         """See Disk."""
@@ -234,6 +285,32 @@ class RealDisk:
                 return False
             raise
         return True
+
+
+def _pages_of(buffer: Any, begin: int, end: int) -> bytes | None:
+    """A byte for each page of [begin, end) of a map, which begins at a page: 0 where it is not in memory.
+
+    None where the kernel does not say.
+    """
+    found = ctypes.create_string_buffer(-(-(end - begin) // mmap.PAGESIZE))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return None if _libc.mincore(address + begin, end - begin, found) else found.raw
+
+
+def _mincore_is_true() -> bool:
+    """False where mincore calls a page present that nobody has touched yet, as a sandbox's kernel does."""
+    try:
+        fd = os.memfd_create("pages")
+    except OSError:
+        return False
+    try:
+        os.ftruncate(fd, mmap.PAGESIZE)
+        with mmap.mmap(fd, mmap.PAGESIZE) as probe:
+            untouched = _pages_of(probe, 0, mmap.PAGESIZE)
+            probe[0] = 1
+            return untouched == b"\0" and _pages_of(probe, 0, mmap.PAGESIZE) == b"\1"
+    finally:
+        os.close(fd)
 
 
 def _find_mount(path: str) -> FileSystem:

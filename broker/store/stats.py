@@ -3,6 +3,7 @@
 Keys and forms of ``runtime_info`` are those of RocketMQ's StoreStatsService, as ``mqadmin brokerStatus`` shows them.
 """
 
+from bisect import bisect_left
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -84,12 +85,10 @@ class StoreStats:
 
     def put_took(self, elapsed_ms: int) -> None:
         """Count a put by the time until its reply was ready. Puts that were ready in the same turn need not call it."""
-        self.put_message_entire_time_max = max(self.put_message_entire_time_max, elapsed_ms)
-        bucket = 0
-        while bucket < len(_BUCKET_ENDS) and elapsed_ms > _BUCKET_ENDS[bucket]:
-            bucket += 1
-        self.put_distribution[bucket] += 1
-        self.latency_counts[min(elapsed_ms, _LATENCY_BUCKETS)] += 1
+        if elapsed_ms > self.put_message_entire_time_max:  # noqa: PLR1730 - max() takes three times as long
+            self.put_message_entire_time_max = elapsed_ms
+        self.put_distribution[bisect_left(_BUCKET_ENDS, elapsed_ms)] += 1
+        self.latency_counts[elapsed_ms if elapsed_ms < _LATENCY_BUCKETS else _LATENCY_BUCKETS] += 1  # noqa: FURB136
 
     def sample(self, now: float) -> None:
         """Remember the totals at ``now`` (monotonic seconds); called once a second."""

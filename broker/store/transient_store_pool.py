@@ -137,7 +137,7 @@ class PooledMappedFile(MappedFile):
         """The errno with which the system refused to lock the last piece of the buffer; 0 if it did not."""
         return self._write_buffer.locked if self._write_buffer is not None else 0
 
-    def reserve_range(self, begin: int, end: int, *, durable: bool = False) -> None:  # noqa: ARG002 - nothing is ahead of the device here
+    def reserve_range(self, begin: int, end: int, *, durable: bool = False, large: bool = False) -> None:  # noqa: ARG002 - nothing is ahead of the device, and the buffer is no file
         """Blocks for the file, pages for the buffer; see MappedFile."""
         self._disk.allocate(self.fd, begin, end - begin)
         if self._write_buffer is not None:

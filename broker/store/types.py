@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from protocol.index_batch import KeyColumns
+from protocol.record_batch import BatchMessages
+
 
 class PutMessageStatus(IntEnum):
     """Outcome of a put. The first four mean that the record is in the log."""
@@ -70,17 +73,15 @@ class MessageInner(Struct, gc=False):
 class MessageBatch(Struct, gc=False):
     """A traditional batch: messages of one topic and queue that get consecutive offsets and lie in one file.
 
-    ``bodies`` to ``keys`` are of the same length: what belongs to each message, as in MessageInner. They are kept by
-    column because what is done to them is done to all at once.
+    ``messages``, ``tags_codes`` and ``keys`` are of the same length: what belongs to each message, as in MessageInner.
+    They are kept by column because what is done to them is done to all at once.
     """
 
     topic: str
     queue_id: int
-    bodies: Sequence[Any]
-    properties: Sequence[bytes]
-    flags: Sequence[int]
+    messages: BatchMessages
     tags_codes: Sequence[int]
-    keys: Sequence[tuple[str, ...]]
+    keys: list[tuple[str, ...]] | KeyColumns
     born_timestamp: int
     born_host: bytes
     store_host: bytes
@@ -101,7 +102,7 @@ class PutMessageResult(Struct, gc=False):
     queue_offset: int = -1
     size: int = 0
     store_timestamp: int = 0
-    offsets: list[int] | None = None
+    offsets: Sequence[int] | None = None
     remark: str = ""
 
     @property

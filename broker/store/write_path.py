@@ -7,6 +7,7 @@ dispatched when it has been committed to its file (commit.py). Whoever finds no 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 
@@ -27,6 +28,7 @@ from broker.store.types import (
     PutMessageResult,
     PutMessageStatus,
 )
+from protocol.record_batch import NO_MESSAGES
 from protocol.topic_rules import SCHEDULE_TOPIC
 
 
@@ -77,7 +79,7 @@ class WritePath:
         self._real_time: FlushRealTimeService | None = None
         if sync_flush:
             group = GroupCommitService(self.sync, self._dispatch, dispatcher.rolled, config.sync_flush_timeout / 1000)
-            group.took = lambda seconds: _waited_for_device(stats, seconds)
+            group.took = partial(_waited_for_device, stats)
             log.on_roll = group.submit_roll
             self.group = group
         else:
@@ -176,7 +178,7 @@ class WritePath:
         """After the append: count, then dispatch or wait for the device."""
         if result.status:
             return self._failed(result)
-        self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.bodies)
+        self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.keys)
         self._stats.put_message_size_total += result.size
         group = self.group
         if self._real_time is not None:
@@ -187,7 +189,7 @@ class WritePath:
         if isinstance(put, MessageInner):
             put.body = b""  # it may be a view of the receive buffer
         else:
-            put.bodies = ()
+            put.messages = NO_MESSAGES
         if self.commit is not None:
             self.commit.submit(put, result)
         if group is None:

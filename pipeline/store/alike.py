@@ -11,17 +11,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.gather import ASCII_END, matrix_as_text
+from pipeline.store.gather import matrix_as_text
 from pipeline.store.heads import Array, Heads, values_at
-from protocol.message import NAME_END, VALUE_END
+from protocol.alike_texts import layout_of
 
 _LEAST: Final = 16
 """Fewer records are not worth the look."""
 _LONGEST: Final = 4096
-_NAME_END: Final = NAME_END.encode()
-_VALUE_END: Final = VALUE_END.encode()
-_SEPARATORS: Final = 2
-"""They are bytes up to this one."""
 _SPACE: Final = 32
 WORDS: Final = pa.list_(pa.field("element", pa.string()))
 
@@ -103,27 +99,7 @@ def alike_texts(view: memoryview, heads: Heads) -> AlikeTexts | None:
         return None
     texts = values_at(view, heads.body_end, np.dtype(f"V{length}")).view(np.uint8).reshape(len(heads), length)
     topic, begin = slice(int(topic_at[0]), int(topic_end[0])), int(properties_at[0])
-    lowest, highest = texts.min(axis=0), texts.max(axis=0)
-    varies = lowest != highest
-    if varies.any() and int(lowest[varies].min()) <= _SEPARATORS:
+    common = layout_of(texts, begin)
+    if common is None:
         return None
-    values: dict[str, slice] = {}
-    for name, first, equals, stop in _pairs(texts[0, begin:].tobytes()):
-        if varies[begin + first : begin + equals].any():
-            return None
-        values.pop(name, None)
-        values[name] = slice(begin + equals + 1, begin + stop)
-    is_ascii = int(max(highest[topic].max(initial=0), highest[begin:].max(initial=0))) < ASCII_END
-    return AlikeTexts(texts, topic, values, is_ascii)
-
-
-def _pairs(text: bytes) -> list[tuple[str, int, int, int]]:
-    """Name, begin, name's end and value's end of each pair that has a name and a value."""
-    found = []
-    at = 0
-    for piece in text.split(_VALUE_END):
-        name, _, value = piece.partition(_NAME_END)
-        if name and value:
-            found.append((name.decode("utf-8", "replace"), at, at + len(name), at + len(piece)))
-        at += len(piece) + 1
-    return found
+    return AlikeTexts(texts, topic, common.values, common.highest[topic].isascii() and common.highest[begin:].isascii())

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipeline.store.heads import Array, values_at
 
-ASCII_END: Final = 0x80
+_ASCII_END: Final = 0x80
 HEX_DIGITS: Final = np.frombuffer(b"".join([b"%02X" % byte for byte in range(256)]), dtype="V2")
 """The two hexadecimal digits of each byte."""
 
@@ -72,7 +72,7 @@ def _of_ascii(array: pa.BinaryArray) -> pa.StringArray:
 def as_text(array: pa.BinaryArray) -> pa.StringArray:
     """Bytes as text; what is no UTF-8 gets replacement characters, as RocketMQ's reader does it."""
     data = array.buffers()[2]
-    if data is not None and not array.offset and np.frombuffer(data, dtype=np.uint8).max(initial=0) < ASCII_END:
+    if data is not None and not array.offset and np.frombuffer(data, dtype=np.uint8).max(initial=0) < _ASCII_END:
         return _of_ascii(array)
     try:
         return array.cast(pa.string())

@@ -203,6 +203,47 @@ async def test_a_reset_that_waits_slows_down_nobody_else(broker: BrokerControlle
 async def test_large_answers_are_not_copied(broker: BrokerController, client: WireClient) -> None:
     for _ in range(5):
         await client.send("Orders", b"l" * (COPIED // 4))
+    before = _traces(broker)
     found = await client.pull("Orders")
     assert len(found.body) > COPIED
+    assert _growth(before, _traces(broker))["found"] == (1, 5)
     assert len(decode_messages(bytes(found.body))) == 5
+
+
+async def test_what_a_consumer_will_ask_for_next_is_made_ahead(broker: BrokerController, client: WireClient) -> None:
+    for number in range(40):
+        await client.send("Orders", b"%d" % number)
+    await client.pull("Orders", group="group")
+    (connection,) = broker.reactor.connections.values()
+    pulls = DirectPulls(broker.parts, lambda _: None)
+    serve = pulls._handler(RequestCode.PULL_MESSAGE)
+    stats = broker.parts.store.stats
+
+    def ask(**fields: str) -> bytes:
+        head = memoryview(json_frame(11, FIELDS | {"maxMsgNums": "8"} | fields, direct=True))[8:]
+        return bytes(serve(connection, head, memoryview(b"")) or b"")  # type: ignore[arg-type]
+
+    expected = [ask(queueOffset=str(offset)) for offset in range(0, 40, 8)]
+    pulls._expected = None
+    pulls.prepare()
+    assert pulls._prepared is None, "nobody has pulled"
+    for number, reply in enumerate(expected):
+        found = stats.found_times_total, stats.transferred_messages_total
+        assert ask(queueOffset=str(8 * number)) == reply
+        assert (stats.found_times_total, stats.transferred_messages_total) == (found[0] + 1, found[1] + 8)
+        assert pulls._prepared is None, "taken"
+        pulls.prepare()
+        assert (pulls._prepared is not None) is (number < 4)
+    ask(queueOffset="0")
+    pulls.prepare()
+    assert ask(queueOffset="16") == expected[2], "another one than was expected"
+    ask(queueOffset="30")
+    pulls._prepared = None
+    pulls.prepare()
+    assert pulls._prepared is None, "fewer than a pull may get: more can come until it does"
+    ask(queueOffset="0")
+    (queue,) = [queue for queue in broker.parts.store.queues.loaded_queues() if queue.next_offset]
+    queue.deleted = True
+    pulls.prepare()
+    assert pulls._prepared is None
+    queue.deleted = False

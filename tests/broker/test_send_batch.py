@@ -23,9 +23,9 @@ def test_parts_are_what_the_properties_say(messages: list[tuple[str, str, int]])
     checked: list[dict[str, str]] = []
     body = encode_batch([(7, b"b" * size, (text + more).encode()) for text, more, size in messages])
     parts = parts_of(memoryview(bytearray(body)), checked.append)
-    of_each = list(zip(*parts, strict=True))
+    of_each = list(zip(parts.messages.items(), parts.tags_codes, parts.keys, strict=True))
     assert len(of_each) == len(messages)
-    for (data, raw, flag, tags_code, keys), (text, more, size) in zip(of_each, messages, strict=True):
+    for ((flag, data, raw), tags_code, keys), (text, more, size) in zip(of_each, messages, strict=True):
         properties = dict(pairs(text + more))
         assert bytes(data) == b"b" * size
         assert raw == (text + more).encode()
@@ -41,9 +41,34 @@ def test_parts_of_messages_of_one_shape(values: list[str], name: str) -> None:
     texts = [f"UNIQ_KEY\x01{at}\x02{name}\x01{value}\x02" for at, value in enumerate(values)]
     parts = parts_of(encode_batch([(at, b"b", text.encode()) for at, text in enumerate(texts)]), lambda _: None)
     properties = [dict(pairs(text)) for text in texts]
-    assert list(parts.flags) == list(range(len(values)))
+    assert [item.flag for item in parts.messages.items()] == list(range(len(values)))
     assert parts.tags_codes == list(map(tag_hash, properties))
     assert parts.keys == list(map(index_keys, properties))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["UNIQ_KEY", "TAGS", "KEYS", "WAIT", "DELAY", "ä", ""]),
+            st.sampled_from(
+                ["{0:03d}", "same", "{0:0200d}", "a {0:03d}", "ä{0:03d}", "", "x\x01{0:03d}", "x\x03{0:03d}"]
+            ),
+        ),
+        max_size=4,
+    ),
+    st.booleans(),
+)
+def test_parts_of_many_messages_that_are_laid_out_alike(properties: list[tuple[str, str]], is_open: bool) -> None:
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties)
+    texts = [(text[:-1] if is_open else text).format(at) for at in range(100)]
+    checked: list[dict[str, str]] = []
+    encoded = encode_batch([(at, b"b%03d" % at, text.encode()) for at, text in enumerate(texts)])
+    parts = parts_of(memoryview(encoded), checked.append)
+    found = [dict(pairs(text)) for text in texts]
+    assert parts.messages.items() == decode_batch(encoded)
+    assert list(parts.tags_codes) == list(map(tag_hash, found))
+    assert list(parts.keys) == list(map(index_keys, found))
+    assert checked == [properties for properties in found if "DELAY" in properties]
 
 
 @given(st.text("ab\x01\x02\x03", max_size=14))
@@ -61,8 +86,8 @@ def test_texts_without_their_last_separator() -> None:
     """Java's client leaves it out since 4.9.1. With thousands of them the broker must not stand still."""
     texts = [f"TAGS\x01t\x02UNIQ_KEY\x01{at:032X}" for at in range(20_000)]
     parts = parts_of(encode_batch([(0, b"b", text.encode()) for text in texts]), lambda _: None)
-    assert parts.properties[0] == texts[0].encode()
-    assert parts.keys == [(f"{at:032X}",) for at in range(20_000)]
+    assert parts.messages.items()[0].properties == texts[0].encode()
+    assert list(parts.keys) == [(f"{at:032X}",) for at in range(20_000)]
     assert set(parts.tags_codes) == {ord("t")}
 
 
@@ -70,9 +95,9 @@ def test_long_bodies_are_not_copied() -> None:
     """The commit log copies them, and who waits for room in it does."""
     body = encode_batch([(0, b"short", b""), (0, b"l" * 9000, b"")])
     parts = parts_of(memoryview(body), lambda _: None)
-    assert [type(data) for data in parts.bodies] == [bytes, memoryview]
+    assert [type(data) for _, data, _ in parts.messages.items()] == [bytes, memoryview]
     same = parts_of(memoryview(encode_batch([(0, b"l" * 9000, b"")] * 3)), lambda _: None)
-    assert [type(data) for data in same.bodies] == [memoryview] * 3
+    assert [type(data) for _, data, _ in same.messages.items()] == [memoryview] * 3
     assert [item.flag for item in decode_batch(encode_batch([(3, b"x", b"")]))] == [3]
 
 

@@ -280,6 +280,21 @@ async def test_a_hook_that_fails_is_logged_and_keeps_nobody_from_being_served() 
         assert logs[0]["event"] == "round_end_failed"
 
 
+async def test_a_client_that_was_answered_alone_leaves_a_moment_for_other_work() -> None:
+    called: list[int] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async with serving() as server, server.peer() as peer:
+        server.reactor.at_leisure += [fail, lambda: called.append(1)]
+        with structlog.testing.capture_logs() as logs:
+            assert (await peer.ask(request())).code == 0
+            await trio.testing.wait_all_tasks_blocked()
+        assert called == [1]
+        assert logs[0]["event"] == "round_end_failed"
+
+
 async def test_a_write_from_outside_a_round_is_sent_at_once_and_runs_the_hooks() -> None:
     hooks: list[int] = []
     async with serving() as server, server.peer() as peer:

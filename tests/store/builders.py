@@ -17,8 +17,10 @@ from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
 from broker.store.types import MessageBatch, MessageInner, PutMessageResult
 from broker.store.write_path import WritePath
+from protocol.batch import BatchColumns
 from protocol.message import StoredMessage, decode_message
 from protocol.record import MAGIC_BLANK, SIZE_MAGIC, pack_host
+from protocol.record_batch import ListedMessages
 from tests.store.simdisk import SimDisk
 
 LOG = "/store/commitlog"
@@ -92,13 +94,17 @@ def message(body: bytes = b"body", topic: str = "TopicTest", queue_id: int = 0, 
     return MessageInner(**(fields | more))
 
 
-def batch(bodies: Sequence[Any], topic: str = "TopicTest", queue_id: int = 0, **more: Any) -> MessageBatch:
+def batch(
+    bodies: Sequence[Any],
+    topic: str = "TopicTest",
+    queue_id: int = 0,
+    properties: Sequence[bytes] = (),
+    **more: Any,
+) -> MessageBatch:
     fields: dict[str, Any] = {
         "topic": topic,
         "queue_id": queue_id,
-        "bodies": bodies,
-        "properties": [b""] * len(bodies),
-        "flags": [0] * len(bodies),
+        "messages": ListedMessages(BatchColumns([0] * len(bodies), bodies, properties or [b""] * len(bodies))),
         "tags_codes": [0] * len(bodies),
         "keys": [()] * len(bodies),
         "born_timestamp": 1_700_000_000_000,

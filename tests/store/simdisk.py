@@ -374,7 +374,10 @@ class SimDisk:
         self._call("allocate", f"{offset}+{length}")
         self._allocate(self._open[fd], offset, offset + length)
 
-    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False) -> None:
+    def let_go(self, fd: int, part: MappedPart) -> None:
+        self._call("let_go", f"{part.begin}+{part.end - part.begin}")
+
+    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False, large: bool = False) -> None:
         inode = self._open[fd]
         pages = range(offset // PAGE, (offset + len(view) + PAGE - 1) // PAGE)
         self._call("reserve", f"{offset}+{len(view)}")
@@ -421,6 +424,11 @@ class SimDisk:
         self._call("pread_cached", f"{offset}+{length}")
         data = bytes(self._open[fd].cache[offset : offset + length])
         return None if self.cold or len(data) < length else data
+
+    def in_memory(self, fd: int, part: MappedPart) -> int:
+        self._call("in_memory", f"{part.begin}+{part.end - part.begin}")
+        assert part.mapping.buffer is self._open[fd].cache
+        return part.begin if self.cold else part.end
 
     def next_data(self, fd: int, offset: int) -> int:
         inode = self._open[fd]

@@ -7,6 +7,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.store import consume_queue_store
 from broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
 from broker.store.consume_queue_flush import FlushConsumeQueueService
 from broker.store.consume_queue_store import ConsumeQueueStore
@@ -14,7 +15,7 @@ from broker.store.queue_clean import QueueCleaner
 from broker.store.queue_files import QueueFileError, erase_units, load_queue
 from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag, RunningFlags
-from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT
+from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT, UNIT_SIZE
 from tests.store.simdisk import SimDisk
 
 PER_FILE = 10
@@ -444,3 +445,38 @@ def test_units_of_a_batch_are_put_as_one_by_one(dirty: bool, start: int) -> None
     many.put_all(places, sizes, tags, start)
     for name in ("tail", "next_offset", "max_phy", "min_offset", "tail_offset", "dirty"):
         assert getattr(one, name) == getattr(many, name), name
+
+
+async def test_units_behind_the_tail_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_queue_store, "_AHEAD_FROM", 3)
+    monkeypatch.setattr(consume_queue_store, "_MOST_AHEAD", 1)
+    rig = Rig()
+    queue = rig.put(25)
+    other = rig.put(25, queue_id=1)
+    assert await rig.flush.write()
+    for one in (queue, other):
+        one.forget_written(0)
+        assert await rig.store.read_cold(one, 0, 1)
+    assert rig.store.read(queue, 0, 3) == b"".join(UNIT.pack(1000 * number, 100, number) for number in range(3))
+    rig.disk.cold = True
+    assert rig.store.read(queue, 3, 3) is None, "one read tells nothing of the next"
+    rig.disk.cold = False
+    assert await rig.store.read_cold(queue, 10, 1)
+    assert rig.store.read(queue, 10, 3)
+    rig.disk.cold = True
+    assert rig.store.read(queue, 13, 3) is None, "nor does a jump"
+    rig.disk.cold = False
+    assert rig.store.read(queue, 0, 3)
+    units = b"".join(UNIT.pack(1000 * number, 100, number) for number in range(2, 10))
+    assert rig.store.read(queue, 2, 3) == units[: 3 * UNIT_SIZE]
+    rig.disk.cold = True
+    assert rig.store.read(queue, 5, 4) == units[3 * UNIT_SIZE : 7 * UNIT_SIZE]
+    assert rig.store.read(queue, 8, 3) is None, "the file ends before"
+    assert rig.store.read(other, 0, 3) is None
+    rig.disk.cold = False
+    first = rig.store.read(other, 0, 3)
+    rig.disk.cold = True
+    assert rig.store.read(queue, 5, 4) is None, "not more queues than agreed are kept"
+    assert rig.store.read(other, 0, 3) == first
+    rig.store.drop_queue(other)
+    assert rig.store.read(other, 0, 3) is None

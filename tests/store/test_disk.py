@@ -143,6 +143,54 @@ def test_reserved_space_has_blocks_and_pages(advice: int, tmp_path: Path, monkey
     disk.close(fd)
 
 
+def test_space_that_only_a_store_finds_missing_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may promise what it does not keep: populating says EFAULT then, a write says why."""
+    disk = RealDisk()
+    fd = disk.create(str(tmp_path / "file"), 1 << 20)
+    mapping = disk.map(fd, 1 << 20)
+    refused = [errno.EFAULT]
+    advise = RealDisk._advise
+
+    def refuse(view: memoryview, advice: int) -> int:
+        return refused.pop() if advice == real_disk._MADV_POPULATE_WRITE and refused else advise(view, advice)
+
+    monkeypatch.setattr(disk, "_advise", refuse)
+    disk.reserve(fd, 0, mapping.view)
+    assert not refused
+    assert not any(mapping.view)
+
+    def full(_fd: int, _data: memoryview, _offset: int) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    refused.append(errno.EFAULT)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="full"):
+        disk.reserve(fd, 0, mapping.view[:4096])
+    mapping.close()
+    disk.close(fd)
+
+
+def test_large_pages_are_zero_too_and_what_was_let_go_comes_back(tmp_path: Path) -> None:
+    disk = RealDisk()
+    fd = disk.create(str(tmp_path / "file"), 8 << 20)
+    mapping = disk.map(fd, 8 << 20)
+    disk.pwrite(fd, b"stale", 5 << 20)
+    disk.reserve(fd, 0, mapping.view[: 3 << 20], large=True)
+    disk.reserve(fd, 3 << 20, mapping.view[3 << 20 :], large=True)
+    assert os.fstat(fd).st_blocks * 512 >= 8 << 20
+    assert not any(mapping.view)
+    mapping.buffer[4096:4100] = b"kept"
+    disk.data_sync(fd, MappedPart(mapping, 0, 8192))
+    mapping.buffer[6 << 20 : (6 << 20) + 4] = b"late"
+    disk.let_go(fd, MappedPart(mapping, 100, 7 << 20))
+    assert bytes(mapping.view[4096:4100]) == disk.pread(fd, 4, 4096) == b"kept"
+    assert bytes(mapping.view[6 << 20 : (6 << 20) + 4]) == b"late", "not on the device yet: it stays"
+    mapping.close()
+    disk.close(fd)
+
+
 @pytest.mark.parametrize("loss", list(Loss))
 def test_a_replaced_file_is_the_old_or_the_new_one_after_a_cut_at_any_call(loss: Loss) -> None:
     cut_at = 0
@@ -229,5 +277,46 @@ def test_a_part_of_a_map_is_synced(disk: Disk, root: str) -> None:
     else:
         with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):  # there is no map so far behind it
             disk.data_sync(fd, MappedPart(mapping, 0, 1 << 46))
+    mapping.close()
+    disk.close(fd)
+
+
+def test_a_look_tells_what_is_in_memory(disk: Disk, root: str) -> None:
+    size = 64 * 1024
+    fd = disk.create(f"{root}/map", size)
+    disk.pwrite(fd, bytes(size), 0)
+    mapping = disk.map(fd, size)
+    assert disk.in_memory(fd, MappedPart(mapping, 100, size)) == size
+    mapping.close()
+    disk.close(fd)
+
+
+def test_pages_that_nobody_has_touched_are_not_in_memory(tmp_path: Path) -> None:
+    disk = RealDisk()
+    fd = disk.create(f"{tmp_path}/map", 65536 * PAGE)
+    mapping = disk.map(fd, 65536 * PAGE)
+    mapping.view[:10] = b"0123456789"
+    part = MappedPart(mapping, 5, 65536 * PAGE)
+    seen = disk.in_memory(fd, part)  # a kernel may bring more than one page at once, but not all of them
+    assert seen % PAGE == 0
+    assert PAGE <= seen < part.end
+    assert disk.in_memory(fd, MappedPart(mapping, 65535 * PAGE + 7, 65536 * PAGE)) == 65535 * PAGE + 7
+    mapping.close()
+    disk.close(fd)
+
+
+@pytest.mark.parametrize("pages", [b"\1", b"\0", None])
+def test_a_kernel_that_does_not_tell_is_asked_by_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: bytes | None
+) -> None:
+    monkeypatch.setattr(real_disk, "_pages_of", lambda *_: pages)
+    disk = RealDisk()
+    size = 80 * 1024
+    fd = disk.create(f"{tmp_path}/map", size)
+    disk.pwrite(fd, bytes(size), 0)
+    mapping = disk.map(fd, size)
+    assert disk.in_memory(fd, MappedPart(mapping, 100, size)) == size
+    monkeypatch.setattr(disk, "pread_cached", lambda *_: None)
+    assert disk.in_memory(fd, MappedPart(mapping, 100, size)) == 100
     mapping.close()
     disk.close(fd)

@@ -57,10 +57,13 @@ async def test_all_that_wait_share_the_next_sync() -> None:
         # these came after the sync in flight began: it does not count for them
         for _ in range(50):
             rig.put(message(b"more"))
-        rig.put(batch([b"a", b"b"]))
+        several = batch([b"a", b"b"])
+        rig.put(several)
+        kept = len(several.messages)
         disk.held = False
         disk.gate.set()
         await rig.answered(52)
+        assert not kept, "a receive buffer is not kept while the sync is waited for"
         assert disk.syncs == before + 1
         ends = [result.physical_offset for result in rig.answers.results]
         assert ends == sorted(ends)

@@ -1,3 +1,4 @@
+import pytest
 import trio
 from hypothesis import given
 from hypothesis import settings as examples
@@ -331,3 +332,19 @@ def test_pulling_gives_every_wanted_message_once(
             assert offset == at
 
     trio.run(run)
+
+
+@pytest.mark.parametrize("pattern", ["0011", "01010101", "0100110001", "00000111110000", "010001"])
+async def test_records_that_lie_side_by_side_may_be_one_view(pattern: str) -> None:
+    async with opened(SimDisk(), settings(mapped_file_size_commit_log=1 << 20)) as store:
+        queues = [int(letter) for letter in pattern]
+        for number, queue_id in enumerate(queues):
+            await put(store, b"%d" % number, queue_id=queue_id)
+        for queue_id in (0, 1):
+            result = store.get_message(TOPIC, queue_id, 0, 32, 1 << 20, None)
+            assert result is not None
+            bodies = [one.body for data in result.buffers for one in decode_messages(bytes(data))]
+            assert bodies == [b"%d" % number for number, wanted in enumerate(queues) if wanted == queue_id]
+            assert result.count == len(bodies)
+            assert len(result.buffers) <= result.count
+            result.release()

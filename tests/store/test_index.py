@@ -4,6 +4,7 @@ import itertools
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from hypothesis import example, given, settings
@@ -14,7 +15,7 @@ from broker.store.index_service import IndexService
 from broker.store.running_flags import RunningFlags
 from protocol.hashing import key_hash, string_hash
 from protocol.index_batch import Batch, PlainBatch, make_batch, seconds_since
-from protocol.index_batch_numpy import NumpyBatch
+from protocol.index_batch_numpy import AlikeKeys, NumpyBatch
 from protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
 from tests.store.simdisk import SimDisk
 
@@ -274,6 +275,101 @@ async def test_keys_are_put_a_slice_at_a_time() -> None:
         counts.append(rig.service.files[0].count)
     assert [after - before for before, after in zip([2, *counts], counts, strict=False)] == [6, 7, 7, 6, 7, 7]
     assert rig.find("m19k3") == [1900]
+
+
+def keys_of(count: int, *widths: int, begin: int = 0) -> AlikeKeys:
+    return AlikeKeys(
+        [
+            np.frombuffer(
+                b"".join(b"%0*d" % (width, at % 10**width) for at in range(begin, begin + count)), np.uint8
+            ).reshape(count, width)
+            for width in widths
+        ]
+    )
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("widths", [(32,), (8, 3), (1, 2, 300)])
+async def test_runs_of_messages_are_indexed_as_the_messages_are(batch: Batch, widths: tuple[int, ...]) -> None:
+    one, other = Rig(batch=batch, slots=50, entries=90), Rig(batch=batch, slots=50, entries=90)
+    for begin in range(0, 60, 20):
+        keys, offsets = keys_of(10, *widths, begin=begin), range(begin * 100, begin * 100 + 1000, 100)
+        one.service.put(TOPIC, ("between",), begin * 100 - 50, NOW)
+        one.service.put_run(keys.run(TOPIC, offsets, NOW))
+        one.service.put(TOPIC, ("behind",), begin * 100 + 1010, NOW)
+        other.service.put(TOPIC, ("between",), begin * 100 - 50, NOW)
+        other.service.put_all(zip([TOPIC] * 10, keys, offsets, [NOW] * 10, strict=True))
+        other.service.put(TOPIC, ("behind",), begin * 100 + 1010, NOW)
+    assert len(keys_of(10, *widths)) == 10
+    waiting = [entry for entry in one.service.pending if not isinstance(entry, tuple)]
+    assert sum(run.keys for run in waiting) == 30 * len(widths)
+    assert [len(run) for run in waiting] == [10] * 3
+    for rig in (one, other):
+        assert await rig.service.flush_pending()
+    for number in range(len(one.disk.list("/store/index"))):
+        assert one.image(number) == other.image(number)
+
+
+async def test_a_run_is_put_a_slice_at_a_time() -> None:
+    rig = Rig(slots=8, entries=1000)
+    await rig.put(0, "first")
+    rig.service.put_run(keys_of(10, 4, 3).run(TOPIC, range(100, 1100, 100), NOW))
+    rig.service.put(TOPIC, ("last",), 1100, NOW)
+    counts = []
+    while rig.service.pending:
+        assert rig.service.apply(8)
+        counts.append(rig.service.files[0].count)
+    assert counts == [10, 18, 23]
+    assert rig.find("0007") == rig.find("007") == [800]
+    assert rig.find("last") == [1100]
+
+
+async def test_many_small_runs_are_one_slice() -> None:
+    """A slice of few keys costs nearly what one of many does: the index would fall behind the log."""
+    rig = Rig(slots=50, entries=10_000)
+    await rig.put(0, "first")
+    for number in range(20):
+        keys = keys_of(10, 8, begin=number * 10) if number % 3 else keys_of(10, 8, 2, begin=number * 10)
+        topic = TOPIC if number % 2 else "Other"
+        rig.service.put_run(keys.run(topic, range(number * 1000, number * 1000 + 1000, 100), NOW + number))
+        rig.service.put(TOPIC, (f"single{number}",), number * 1000 + 950, NOW + number)
+    assert rig.service.apply(1000)
+    assert not rig.service.pending
+    assert rig.service.apply(), "nothing waits, and no run is thought to"
+    assert rig.service.files[0].count == 2 + 20 + 200 + 70
+    assert rig.find("single19") == [19_950]
+    assert rig.find("00000117") == [11_700]
+    assert rig.service.select("Other", "00000127", 0, FAR, 10) == [12_700]
+
+
+@pytest.mark.parametrize("singles", [0, 1023])
+async def test_runs_wake_the_service(singles: int) -> None:
+    rig = Rig()
+    woken: list[bool] = []
+    rig.service.wake = lambda: woken.append(True)  # type: ignore[method-assign]
+    rig.service.pending.extend((TOPIC, ("key",), at, NOW) for at in range(singles))
+    for number in range(16):
+        assert not woken
+        rig.service.put_run(keys_of(64, 8).run(TOPIC, range(number * 64, number * 64 + 64), NOW))
+        if singles:
+            break
+    assert woken == [True]
+
+
+async def test_a_run_whose_keys_find_no_room_waits_and_can_be_found(autojump_clock: trio.testing.MockClock) -> None:
+    rig = Rig(SimDisk(capacity=4096), slots=8, entries=300)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.service.run)
+        rig.service.put_run(keys_of(1200, 4).run(TOPIC, range(0, 120_000, 100), NOW))
+        await trio.sleep(5)
+        assert "no room for the index" in rig.flags.reason
+        assert await rig.service.select_cold(TOPIC, "0777", 0, FAR, 10) == [77_700]
+        rig.disk.capacity = 1 << 20
+        await trio.sleep(5)
+        assert not rig.service.pending
+        assert rig.find("0777") == [77_700]
+        assert rig.find("1199") == [119_900]
+        nursery.cancel_scope.cancel()
 
 
 async def test_entries_are_only_written_where_there_is_room() -> None:

@@ -1,13 +1,15 @@
+from time import monotonic
+
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.key_match import HEAD_SIZE
+from broker.store.key_match import HEAD_SIZE, Matches, matches
 from broker.store.message_store import MessageStore
 from broker.store.query import MessageFinder, _at_once, store_timestamp_of
-from broker.store.types import QueryMessageResult
+from broker.store.warm_ranges import CHUNK
 from protocol.message import decode_message
 from protocol.queue_unit import FILLER_SIZE, UNIT
 from remoting.clock import ManualClock
@@ -234,13 +236,11 @@ def test_the_short_way_finds_what_the_general_one_does(
                 clock.advance(0.001)
             finder = store._finder
             places.reverse()
-            short = finder._match_hot(places, TOPIC, key, limit, times)
+            short = matches(store.files, places, TOPIC, key, limit, times, 1 << 30)
             general = _at_once(finder._match(places, TOPIC, key, limit, *times))
             assert general is not None
             if short is not None:
-                assert [bytes(data) for data in short.buffers] == [bytes(data) for data in general.buffers]
-                assert (short.count, short.size) == (general.count, general.size)
-                short.release()
+                assert [bytes(data) for data in short[0]] == [bytes(data) for data in general.buffers]
             general.release()
             assert not any(file.is_held for file in store.files.files)
 
@@ -252,15 +252,13 @@ async def test_usual_keys_take_the_short_way() -> None:
         first = await put(store, b"x", unique="U1", keys="k1")
         second = await put(store, b"x", unique="U2", keys="k1")
         places = [second.physical_offset, first.physical_offset]
-        found = store._finder._match_hot(places, TOPIC, "k1", 5, (0, FAR))
-        assert found is not None
-        assert (found.count, found.size) == (2, first.size + second.size)
-        found.release()
-        nothing = store._finder._match_hot(places[1:], TOPIC, "U1", 5, (FAR, FAR))
-        assert nothing is not None
-        assert nothing.count == 0
-        nothing.release()
         (file,) = store.files.files
+        found = _short(store, places)
+        assert found is not None
+        assert [len(data) for data in found[0]] == [first.size, second.size]
+        assert found[1] == [file]
+        assert matches(store.files, places[1:], TOPIC, "U1", 5, (FAR, FAR), 1 << 30) == ([], [file])
+        assert _short(store, places[::-1]) is None, "not from the newest on"
         begin, end = second.physical_offset, second.physical_offset + second.size
         copy = bytes(file.view[first.physical_offset : first.physical_offset + first.size])
         kept = bytes(file.view[begin:end])
@@ -268,11 +266,40 @@ async def test_usual_keys_take_the_short_way() -> None:
         assert _short(store, places) is None
         file.buffer[begin:end] = kept
         file.buffer[begin + HEAD_SIZE] ^= 1  # a damaged body
-        damaged = _short(store, places)
-        assert damaged is not None
-        assert [decode_message(data).unique_id for data in damaged.buffers] == ["U1"]
-        damaged.release()
+        assert _short(store, places) is None
+        assert [found.unique_id for found in await by_key(store, "k1")] == ["U1"]
 
 
-def _short(store: MessageStore, places: list[int]) -> QueryMessageResult | None:
-    return store._finder._match_hot(places, TOPIC, "k1", 5, (0, FAR))
+async def test_one_of_several_words_is_found_in_the_short_way() -> None:
+    async with opened(SimDisk(), BIG) as store:
+        places = [(await put(store, b"x", unique=f"U{number}", keys="a k1 b")).physical_offset for number in range(2)]
+        found = _short(store, places[::-1])
+        assert found is not None
+        assert [decode_message(data).unique_id for data in found[0]] == ["U0", "U1"]
+        assert matches(store.files, places[1:], TOPIC, "k", 5, (0, FAR), 1 << 30) is None
+
+
+async def test_the_short_way_gives_up_where_the_answer_is_large() -> None:
+    async with opened(SimDisk(), BIG) as store:
+        sizes = [(await put(store, b"x", unique=f"U{number}", keys="k1")).size for number in range(2)]
+        places = [sizes[0], 0]
+        assert matches(store.files, places, TOPIC, "k1", 5, (0, FAR), sum(sizes)) is not None
+        assert matches(store.files, places, TOPIC, "k1", 5, (0, FAR), sum(sizes) - 1) is None
+
+
+async def test_a_head_that_ends_in_a_part_that_is_not_in_memory_is_not_looked_at() -> None:
+    disk = SimDisk()
+    async with opened(disk, settings(mapped_file_size_commit_log=4 * CHUNK, max_message_size=CHUNK)) as store:
+        filler = await put(store, b"")
+        await put(store, bytes(CHUNK - 20 - 2 * filler.size))
+        phy = (await put(store, b"x", keys="k1")).physical_offset
+        assert phy == CHUNK - 20
+        (file,) = store.files.files
+        file.hot_from = file.size
+        store.files.warm.until[0] = monotonic() + 60
+        disk.cold = True
+        assert matches(store.files, [phy], TOPIC, "k1", 5, (0, 1), 1 << 30) is None
+
+
+def _short(store: MessageStore, places: list[int]) -> Matches | None:
+    return matches(store.files, places, TOPIC, "k1", 5, (0, FAR), 1 << 30)

@@ -3,6 +3,7 @@
 import pytest
 
 from broker.store import warm_ranges
+from broker.store.disk import MappedPart
 from broker.store.message_store import MessageStore
 from broker.store.types import GetMessageResult, GetMessageStatus
 from broker.store.warm_ranges import CHUNK, WARM_SECONDS, WarmRanges
@@ -30,9 +31,9 @@ class CountingDisk(SimDisk):
         super().__init__()
         self.looks: list[tuple[int, int]] = []
 
-    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
-        self.looks.append((offset, length))
-        return super().pread_cached(fd, length, offset)
+    def in_memory(self, fd: int, part: MappedPart) -> int:
+        self.looks.append((part.begin, part.end))
+        return super().in_memory(fd, part)
 
 
 @pytest.fixture
@@ -66,16 +67,14 @@ async def test_a_chunk_is_looked_at_once_in_two_seconds(now: Now) -> None:
         assert first is not None
         assert first.status is GetMessageStatus.FOUND
         assert [len(data) for data in first.buffers] == [first.size // first.count] * first.count
-        chunks = [offset for offset, _ in disk.looks]
-        assert chunks == sorted(set(chunks))
-        assert all(offset % CHUNK == 0 for offset in chunks)
-        assert (store.max_phy_offset - 1) // CHUNK * CHUNK in chunks
+        looks = list(disk.looks)
+        assert looks == [(0, store.max_phy_offset)], "several chunks at once"
         disk.looks.clear()
         assert _get(store) is not None
         assert not disk.looks
         now.time += WARM_SECONDS + 0.1
         assert _get(store) is not None
-        assert [offset for offset, _ in disk.looks] == chunks
+        assert disk.looks == looks
 
 
 async def test_what_has_left_memory_is_waited_for(now: Now) -> None:
@@ -129,10 +128,30 @@ async def test_not_more_chunks_than_agreed_are_remembered(now: Now, monkeypatch:
         for _ in range(40):
             await put(store, bytes(4000))
         _age(store)
-        warm = WarmRanges(disk)
+        warm = WarmRanges()
         (file,) = store.files.files
         assert warm.covers(file, 0, 4 * CHUNK)
-        assert len(warm._until) <= 2
+        assert len(warm.until) <= 2
         disk.cold = True
         assert not warm.covers(file, 0, CHUNK), "forgotten"
         assert now.time == 100.0
+
+
+async def test_what_a_look_sees_ends_with_the_first_page_that_is_gone(
+    now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = CountingDisk()
+    async with opened(disk, BIG) as store:
+        for _ in range(100):
+            await put(store, bytes(4000))
+        _age(store)
+        (file,) = store.files.files
+        monkeypatch.setattr(disk, "in_memory", lambda _fd, part: min(part.end, 3 * CHUNK + 4096))
+        warm = WarmRanges()
+        assert warm.covers(file, 10, 20, ahead=8)
+        assert warm.covers(file, 0, 3 * CHUNK, ahead=8)
+        assert not warm.covers(file, 2 * CHUNK, 3 * CHUNK + 1, ahead=8)
+        disk.cold = True
+        monkeypatch.undo()
+        assert not warm.covers(file, 3 * CHUNK, 3 * CHUNK + 1)
+    assert now.time == 100.0

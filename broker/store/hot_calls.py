@@ -1,0 +1,43 @@
+"""What the processors of the hot path call of a store: methods of its parts, without a call in between."""
+
+from collections.abc import Awaitable, Callable
+
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.get_message import Hot
+from broker.store.query import HotQuery
+from broker.store.types import (
+    GetMessageResult,
+    MessageBatch,
+    MessageFilter,
+    MessageInner,
+    PutCallback,
+    PutMessageResult,
+    QueryMessageResult,
+)
+
+
+class HotCalls:
+    """What the parts' docstrings say holds here. MessageStore sets them when it has made its parts."""
+
+    put_message: Callable[[MessageInner, PutCallback], PutMessageResult | None]
+    """Store one message: the result if it is ready at once, else None and the callback gets it later."""
+    put_plain: Callable[..., int]
+    """Store an ordinary message the short way, see PlainPut.put: its physical offset, or -1 for the other way."""
+    put_messages: Callable[[MessageBatch, PutCallback], PutMessageResult | None]
+    """Store a traditional batch; answers as ``put_message`` does."""
+    get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
+    """(topic, queue id, offset, max count, max bytes, filter): None where the answer has to come from the device."""
+    get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
+    """The same, waiting for the device."""
+    get_hot: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], Hot | None]
+    """What a queue has in memory from a readable offset on, see MessageGetter.hot."""
+    get_ahead: Callable[[ConsumeQueue, int, int, int], Hot | None]
+    """The same without a filter and uncounted, see MessageGetter.ahead."""
+    count_found: Callable[[int], None]
+    """So many messages are given out that ``get_ahead`` has found."""
+    query_hot: Callable[[str, str, int, int, int, int], HotQuery | None]
+    """See MessageFinder.query_hot."""
+    query_message: Callable[[str, str, int, int, int], QueryMessageResult | None]
+    """(topic, key, max number, begin ms, end ms): None where the answer has to come from the device."""
+    query_message_cold: Callable[[str, str, int, int, int], Awaitable[QueryMessageResult]]
+    """The same, waiting for the device."""

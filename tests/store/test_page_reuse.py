@@ -1,0 +1,125 @@
+"""Memory of the log's old end for its new one: only at a great pace, where memory is dear, and what nobody reads."""
+
+import errno
+from collections.abc import Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.store import page_reuse
+from broker.store.mapped_file import MappedFile
+from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.page_reuse import PageReuse
+from broker.store.warm_ranges import CHUNK
+from tests.store.builders import LOG
+from tests.store.simdisk import SimDisk
+
+STEP = 4 * CHUNK
+SIZE = 8 * STEP
+QUICK = STEP / page_reuse._BULK
+DEAR = page_reuse._DEAR * STEP / (1 << 20)
+
+
+class Log:
+    """A row of two files that are full and durable; all but the last two steps lie behind what the map is read for."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk()
+        self.disk.make_directory(LOG)
+        self.files = MappedFileQueue(self.disk, LOG, SIZE)
+        for start in (0, SIZE):
+            file = MappedFile.create(self.disk, self.files.path_of(start), start, SIZE, SIZE)
+            file.wrote = file.flushed = SIZE
+            self.files.files.append(file)
+        self.first, self.last = self.files.files
+        self.first.hot_from = SIZE
+        self.last.hot_from = 6 * STEP
+        self.reuse = PageReuse(self.files)
+
+    async def step(self, file: MappedFile, number: int, *, cost: float = DEAR, seconds: float = QUICK) -> list[int]:
+        """A step is made; which ones were let go then."""
+        before = len(self.disk.history)
+        self.reuse.made(file, number * STEP, (number + 1) * STEP, cost=cost, seconds=seconds)
+        await self.reuse.settle()
+        gone = [entry.split()[1] for entry in self.disk.history[before:] if entry.startswith("let_go")]
+        return [int(place.split("+")[0]) // STEP for place in gone]
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    made = Log()
+    yield made
+    made.files.close()
+
+
+async def test_as_much_is_let_go_as_is_made(log: Log) -> None:
+    with capture_logs() as logs:
+        assert [await log.step(log.first, number) for number in range(3)] == [[0], [1], [2]]
+    assert [entry["event"] for entry in logs] == ["log_memory_reused"]
+    log.reuse.made(log.first, 3 * STEP, 7 * STEP, cost=4 * DEAR, seconds=QUICK)
+    await log.reuse.settle()
+    await log.reuse.settle()
+    assert sum(entry.startswith("let_go") for entry in log.disk.history) == 4
+
+
+async def test_cheap_memory_is_not_given_back(log: Log) -> None:
+    assert [await log.step(log.first, number, cost=DEAR / 2) for number in range(3)] == [[], [], []]
+
+
+async def test_what_came_in_slowly_stays_and_so_it_does_while_little_comes(log: Log) -> None:
+    assert await log.step(log.first, 0, seconds=2 * QUICK) == []
+    assert await log.step(log.first, 1) == [1]
+    assert await log.step(log.first, 2, seconds=2 * QUICK) == []
+
+
+async def test_after_a_while_the_kernel_is_asked_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_reuse, "_PROBE_AFTER", 2)
+    gone = [await log.step(log.first, number, cost=DEAR if not number else 0) for number in range(4)]
+    assert gone == [[0], [1], [], []]
+    assert await log.step(log.first, 4) == [2]
+
+
+async def test_what_is_hot_or_not_on_the_device_or_held_waits(log: Log) -> None:
+    assert await log.step(log.last, 5) == [5]
+    assert await log.step(log.last, 6) == []
+    log.last.hot_from = SIZE
+    log.last.flushed = 7 * STEP - 1
+    assert await log.step(log.last, 7) == []
+    log.last.flushed = SIZE
+    log.last.hold()
+    assert await log.step(log.last, 7) == []
+    log.last.release()
+    assert await log.step(log.last, 7) == [6]
+
+
+async def test_what_somebody_reads_or_has_deleted_is_passed_over(log: Log) -> None:
+    assert log.files.warm.covers(log.last, STEP + CHUNK, STEP + CHUNK + 1)
+    log.reuse.made(log.first, 0, STEP, cost=0, seconds=QUICK)
+    log.reuse.made(log.last, STEP, 2 * STEP, cost=0, seconds=QUICK)
+    log.files.files.remove(log.first)  # a cleaner does so, and closes it in a thread later
+    assert await log.step(log.last, 2) == [2]
+    log.first.destroy()
+    log.files.warm.forget(log.last, STEP, 2 * STEP)
+    assert not log.files.warm.is_read(log.last, 0, SIZE)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, None])
+async def test_a_refusal_is_logged_and_nothing_is_tried_again(
+    log: Log, error: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if error is not None:
+        log.disk.fail("let_go", error)
+    else:
+        monkeypatch.setattr(log.files.warm, "forget", None)
+    with capture_logs() as logs:
+        assert await log.step(log.first, 0) == [0]
+        assert await log.step(log.first, 1) == []
+    assert [entry["event"] for entry in logs] == ["log_memory_reused", "log_memory_not_given_back"]
+    assert not log.first.is_held
+
+
+async def test_what_a_step_is_worth_is_forgotten_when_the_pace_falls(log: Log) -> None:
+    log.last.hot_from = 0
+    assert await log.step(log.last, 0) == []
+    log.last.hot_from = SIZE
+    assert await log.step(log.last, 1, seconds=2 * QUICK) == []
