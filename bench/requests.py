@@ -21,6 +21,7 @@ from typing import Any
 import trio
 
 from broker.controller import BrokerController
+from broker.store.index_service import WAKE_AT
 from broker.testing import running_broker
 from protocol.batch import encode_batch
 from remoting.connection import Connection
@@ -159,14 +160,18 @@ async def measure(wire: Wire, name: str, count: int, profile: cProfile.Profile |
     index = wire.broker.parts.store.index
     took: list[float] = []
     behind = 0.0
+    waiting = 0
     for frames in turns(make, max(count // messages, 512) // window * window, window):
         if profile is not None:
             profile.enable()
         took.append(wire.turn(frames)[0])
         if index is not None:
             began = time.thread_time()
-            if len(index.pending) >= 1024:
-                index.apply()
+            waiting += window * messages
+            if waiting >= WAKE_AT:
+                waiting = 0
+                while index.pending and index.apply():
+                    pass
             behind += time.thread_time() - began
         if profile is not None:
             profile.disable()

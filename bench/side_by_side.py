@@ -23,16 +23,21 @@ ROWS = {
     "send64": ("ASYNC_FLUSH", "-mode send -conns 64"),
     "pipelined": ("ASYNC_FLUSH", "-mode send -conns 8 -window 32"),
     "small64": ("ASYNC_FLUSH", "-mode send -conns 64 -size 128 -topic SmallBodies"),
-    "large8": ("ASYNC_FLUSH", "-mode send -conns 8 -size 65536 -topic LargeBodies"),
     "batch": ("ASYNC_FLUSH", "-mode batch -conns 4"),
     "pull1": ("ASYNC_FLUSH", "-mode pull -conns 1"),
     "pull8": ("ASYNC_FLUSH", "-mode pull -conns 8"),
     "query8": ("ASYNC_FLUSH", "-mode query -conns 8"),
+    "large8": ("ASYNC_FLUSH", "-mode send -conns 8 -size 65536 -topic LargeBodies"),
     "sync1": ("SYNC_FLUSH", "-mode send -conns 1"),
     "sync64": ("SYNC_FLUSH", "-mode send -conns 64"),
     "syncpipelined": ("SYNC_FLUSH", "-mode send -conns 8 -window 32"),
 }
-"""Row to flush mode and load; the names are used wherever these figures are quoted."""
+"""Row to flush mode and load; the names are used wherever these figures are quoted.
+
+large8 comes behind those that read: both brokers take what lies more than accessMessageInMemoryMaxRatio (40 %) of the
+memory behind the end of the log for being on disk, and give out 8 of such messages in a pull instead of 32. Ours would
+have written that much by then, and Apache's not.
+"""
 
 APACHE_MEMORY = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=4g")
 FIGURES = ("msg_s", "mb_s", "p50_ms", "p99_ms", "p999_ms", "failed")

@@ -1,9 +1,10 @@
 """The benchmarks that need Spark, for an environment that has it; writes bench/REPORT.md like ``make bench``.
 
-    .venv-spark-newest/bin/python -m bench.spark [topics] [store] [rebuild] [--directory DIR] [--rows N]
+    .venv-spark-newest/bin/python -m bench.spark [topics] [store] [rebuild] [--directory DIR] [--rows N] [--leave GIB]
 
 Those that are not named keep the numbers of their last run. ``--directory`` keeps what store and rebuild have made.
 ``--rows``: of topics and store; the fewer, the more of a run is what it costs once.
+``--leave``: writing to topics once more with all memory held but so many GiB (memory_in_use).
 """
 
 import argparse
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=PARTS, help="of " + ", ".join(PARTS))
     parser.add_argument("--directory", default="")
     parser.add_argument("--rows", default="")
+    parser.add_argument("--leave", default="")
     given = parser.parse_args()
     if set(given.parts) - set(PARTS):
         parser.error(f"the parts are {', '.join(PARTS)}")
@@ -30,6 +32,8 @@ def main() -> None:
         kept = ["--directory", given.directory] if given.directory and name != "topics" else []
         if given.rows and name != "rebuild":
             kept += ["--rows", given.rows]
+        if given.leave and name == "topics":
+            kept += ["--leave", given.leave]
         run_part(f"spark_{name}", kept, {"pyspark": version("pyspark"), "java": java})
     (HERE / "REPORT.md").write_text(report(), encoding="utf-8")
     print(f"written: {HERE / 'REPORT.md'}")

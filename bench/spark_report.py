@@ -13,6 +13,23 @@ def topics(numbers: dict[str, Any]) -> list[str]:
         "Reading: beside a source of ready-made Arrow batches.",
         "Writing: beside a sink that drops its batches.",
         "",
+        *_rates(numbers),
+    ]
+    again = numbers.get("memory in use")
+    if again is not None:
+        text += [
+            "",
+            f"Writing, with all memory held but {again['left GiB']:g} GiB, as on a machine that has been in use.",
+            f"One more page of a file costs {again['us a page']:.1f} us then, {numbers['us a page']:.1f} above;",
+            "a row needs a third of a page (bench/memory_in_use.py).",
+            "",
+            *_rates(again),
+        ]
+    return text
+
+
+def _rates(numbers: dict[str, Any]) -> list[str]:
+    text = [
         "| | rows/s |",
         "|---|--:|",
         *[f"| {name} | {rate:,.0f} |" for name, rate in numbers["rows a second"].items()],

@@ -1,14 +1,16 @@
 """Topics on Spark against the ceiling of the API: ratios in one run, 1 KiB bodies, two cores.
 
-    .venv-spark-newest/bin/python -m bench.spark_topics [--rows 1000000] [--rounds 3] [--json FILE]
+    .venv-spark-newest/bin/python -m bench.spark_topics [--rows 1000000] [--rounds 3] [--leave GIB] [--json FILE]
 
 Reading: a live broker against a Python source that yields ready-made Arrow batches of the same rows. Writing: the sink
 against one that drops its batches, both fed by that source. The broker is a process of its own on the same cores.
+``--leave``: writing once more with all memory held but so many GiB (memory_in_use).
 """
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from bench.memory_in_use import in_use, page_us
 from bench.spark_report import FLOORS
 from client.message import Message
 from client.sync import Producer
@@ -37,6 +40,11 @@ from tests.interop.harness.servers import Cluster, running_cluster
 BODY: Final = 1024
 PARTITIONS: Final = 4
 ROWS_A_BATCH: Final = 2000
+RATIOS: Final = (
+    ("read", "live broker", "ready-made batches"),
+    ("read, bodies only", "live broker, bodies only", "ready-made batches"),
+    ("write", "sink", "dropping sink"),
+)
 SINK_SCHEMA: Final = "body binary not null, tags string"
 
 
@@ -140,38 +148,50 @@ def drain(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def measure(spark: SparkSession, cluster: Cluster, rows: int, rounds: int) -> dict[str, Any]:
-    topic, target = cluster.create_topic("Bench", PARTITIONS), cluster.create_topic("BenchSink", PARTITIONS)
-    fill(cluster, topic, rows)
-    live = spark.read.format("rocketmq").options(namesrv=cluster.namesrv, topics=topic)
-    ready = spark.read.format("ready").option("rows", rows)
-    sink_rows = ready.option("sink", "1").load()
-    actions: dict[str, Callable[[], object]] = {
-        "ready-made batches": lambda: drain(spark.read.format("ready").option("rows", rows).load()),
-        "live broker": lambda: drain(live.load()),
-        "live broker, bodies only": lambda: drain(
-            spark.read.schema("body binary").format("rocketmq").options(namesrv=cluster.namesrv, topics=topic).load()
-        ),
-        "dropping sink": lambda: sink_rows.write.format("dropping").mode("append").save(),
-        "sink": lambda: (
-            sink_rows.write.format("rocketmq").options(namesrv=cluster.namesrv, topic=target).mode("append").save()
-        ),
-    }
-    for action in actions.values():  # Spark compiles, the broker makes its files
-        action()
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(rounds):
-        for name, action in actions.items():
-            times[name].append(seconds(action))
+def measure(spark: SparkSession, folder: Path, rows: int, rounds: int, *, only_writing: bool = False) -> dict[str, Any]:
+    folder.mkdir()
+    properties = {"mappedFileSizeCommitLog": str(1 << 30), "mappedFileSizeConsumeQueue": str(6_000_000)}
+    page = page_us(folder)
+    with running_cluster(folder, properties=properties) as cluster:
+        actions = writing(spark, cluster, rows)
+        if not only_writing:
+            actions = reading(spark, cluster, rows) | actions
+        for action in actions.values():  # Spark compiles, the broker makes its files
+            action()
+        times: dict[str, list[float]] = {name: [] for name in actions}
+        for _ in range(rounds):
+            for name, action in actions.items():
+                times[name].append(seconds(action))
+    page = statistics.median((page, page_us(folder)))
+    shutil.rmtree(folder)
     rates = {name: rows / statistics.median(found) for name, found in times.items()}
     return {
-        "rows": rows,
+        "us a page": page,
         "rows a second": rates,
-        "ratio": {
-            "read": rates["live broker"] / rates["ready-made batches"],
-            "read, bodies only": rates["live broker, bodies only"] / rates["ready-made batches"],
-            "write": rates["sink"] / rates["dropping sink"],
-        },
+        "ratio": {name: rates[part] / rates[whole] for name, part, whole in RATIOS if part in rates},
+    }
+
+
+def reading(spark: SparkSession, cluster: Cluster, rows: int) -> dict[str, Callable[[], object]]:
+    topic = cluster.create_topic("Bench", PARTITIONS)
+    fill(cluster, topic, rows)
+    live = spark.read.format("rocketmq").options(namesrv=cluster.namesrv, topics=topic)
+    bodies = spark.read.schema("body binary").format("rocketmq").options(namesrv=cluster.namesrv, topics=topic)
+    return {
+        "ready-made batches": lambda: drain(spark.read.format("ready").option("rows", rows).load()),
+        "live broker": lambda: drain(live.load()),
+        "live broker, bodies only": lambda: drain(bodies.load()),
+    }
+
+
+def writing(spark: SparkSession, cluster: Cluster, rows: int) -> dict[str, Callable[[], object]]:
+    target = cluster.create_topic("BenchSink", PARTITIONS)
+    ready = spark.read.format("ready").option("rows", rows).option("sink", "1").load()
+    return {
+        "dropping sink": lambda: ready.write.format("dropping").mode("append").save(),
+        "sink": lambda: (
+            ready.write.format("rocketmq").options(namesrv=cluster.namesrv, topic=target).mode("append").save()
+        ),
     }
 
 
@@ -179,12 +199,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--leave", type=float, default=0.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     with tempfile.TemporaryDirectory(prefix="trimq-bench-") as folder:
-        properties = {"mappedFileSizeCommitLog": str(1 << 30), "mappedFileSizeConsumeQueue": str(6_000_000)}
         spark = (
             SparkSession.builder.master("local[2]")
             .config("spark.driver.memory", "2g")
@@ -197,17 +217,27 @@ def main() -> int:
         register(spark)
         for source in (ReadySource, DroppingSource):
             spark.dataSource.register(source)
-        with running_cluster(Path(folder), properties=properties) as cluster:
-            found = measure(spark, cluster, arguments.rows, arguments.rounds)
+        found = {"rows": arguments.rows} | measure(spark, Path(folder) / "as it is", arguments.rows, arguments.rounds)
+        if arguments.leave:
+            with in_use(arguments.leave, Path(folder)):
+                again = measure(spark, Path(folder) / "in use", arguments.rows, arguments.rounds, only_writing=True)
+            found["memory in use"] = {"left GiB": arguments.leave} | again
         spark.stop()
+    for title, part in (("", found), ("memory in use", found.get("memory in use"))):
+        if part is not None:
+            tell(title, part)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def tell(title: str, found: dict[str, Any]) -> None:
+    print(f"{title:28} {found['us a page']:12.1f} us a page")
     for name, rate in found["rows a second"].items():
         print(f"{name:28} {rate:12,.0f} rows/s")
     for name, ratio in found["ratio"].items():
         target = FLOORS.get(name)
         print(f"{name:28} {ratio:12.2f} {'' if target is None else f'(target {target})'}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
