@@ -64,7 +64,7 @@ class AllocateMappedFileService:
         """``hot_bytes``: how far back reads use the map. ``durable``: zeros onto the device ahead.
 
         ``warm``: files are made ready from end to end. ``pool``: new files get a write buffer; where there is none left
-        they are written through their map, or with ``fail_fast`` not made.
+        they are written through their map, once all before them has been committed, or with ``fail_fast`` not made.
         """
         self._log = log
         self._files = log.files
@@ -80,7 +80,7 @@ class AllocateMappedFileService:
         self._making = False
         self._reuse = PageReuse(log.files)
         if pool is not None:
-            pool.on_returned = lambda: self._wake.set()  # noqa: PLW0108 - another event each time
+            pool.on_returned = self._buffer_returned
         self._wake = trio.Event()
         self._last_step_at = float("-inf")
         self._stopping = False
@@ -89,6 +89,8 @@ class AllocateMappedFileService:
         self._margin = 0
         self.next_file: MappedFile | None = None
         self.on_room: Callable[[], None] = lambda: None
+        self.on_needs_commit: Callable[[], None] = lambda: None
+        """Called when nothing can be appended before the write buffers are committed."""
 
     # -- called by the log
 
@@ -99,11 +101,28 @@ class AllocateMappedFileService:
         self._wake.set()
 
     def take_next(self) -> MappedFile | None:
-        """The next file if it is ready; else make it."""
+        """The next file if it is ready; else make it.
+
+        One without a write buffer is ready once all before it is in its files: what is in buffers goes with the
+        process, what is stored through a map stays, and the log would have a hole.
+        """
+        if self._waits_for_commit():
+            self.on_needs_commit()
+            return None
         file, self.next_file = self.next_file, None
         self._wants_next = file is None
         self.poke()
         return file
+
+    def _waits_for_commit(self) -> bool:
+        file, last = self.next_file, self._files.last
+        if file is None or isinstance(file, PooledMappedFile) or not isinstance(last, PooledMappedFile):
+            return False
+        return last.committed < last.size
+
+    def _buffer_returned(self) -> None:
+        self._wake.set()
+        self.on_room()
 
     @property
     def lacks_buffer(self) -> bool:
@@ -181,7 +200,8 @@ class AllocateMappedFileService:
         ahead = file.reserved - file.wrote
         if self._wanted and ahead >= self._wanted:
             self._wanted = 0
-        if file.reserved < file.size and (ahead <= self._step // 2 or ahead < self._wanted or self._warm):
+        more = ahead <= self._step // 2 or ahead < self._wanted or self._warm
+        if file.reserved < file.size and not file.is_full and more:
             end = max(file.reserved + self._step, file.wrote + self._wanted)
             return _Task(file, file.reserved, min(file.size, end))
         if self.next_file is None and (self._wants_next or file.size - file.wrote <= self._next_file_border()):
@@ -199,7 +219,7 @@ class AllocateMappedFileService:
         """Tell the log at which position of its file the next task will be due."""
         file = self._files.last
         due = _NEVER
-        if file is not None and file.reserved < file.size:
+        if file is not None and file.reserved < file.size and not file.is_full:
             due = file.reserved - self._step // 2
         if file is not None and self.next_file is None:
             due = min(due, file.size - self._next_file_border())

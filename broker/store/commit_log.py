@@ -285,21 +285,19 @@ class CommitLog:
             if file.wrote + size <= file.append_limit:
                 return file
             left = file.size - file.wrote
-            if size + BLANK_ROOM <= left or file.reserved - file.wrote < min(left, BLANK_ROOM):
-                self.room.poke(size + BLANK_ROOM)
-                return None
+            if left:
+                if size + BLANK_ROOM <= left or file.reserved - file.wrote < min(left, BLANK_ROOM):
+                    self.room.poke(size + BLANK_ROOM)
+                    return None
+                # closed at once: the next file may have to wait until all of this one is committed
+                record.BLANK.pack_into(file.buffer, file.wrote, left, record.MAGIC_BLANK)
+                file.wrote = file.size
+                self.on_roll(file.end - left, file.end)
         following = self.room.take_next()
         if following is None:
             return None
-        blank = following.start
-        if file is not None and file.wrote < file.size:
-            blank = file.start + file.wrote
-            record.BLANK.pack_into(file.buffer, file.wrote, file.size - file.wrote, record.MAGIC_BLANK)
-            file.wrote = file.size
         self.files.append(following)
         self.file = following
-        if blank < following.start:
-            self.on_roll(blank, following.start)
         if size <= following.append_limit:
             return following
         self.room.poke(size + BLANK_ROOM)

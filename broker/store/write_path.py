@@ -105,6 +105,7 @@ class WritePath:
                 thorough=config.commit_commit_log_thorough_interval / 1000,
             )
             log.on_roll = self.commit.submit_roll
+            self.room.on_needs_commit = self.commit.wake
         self._dispatches_at_once = self.group is None and self.commit is None
         self._needs_only_dispatch = self._dispatches_at_once and config.flush_commit_log_timed
         """Nobody else has to hear of an append."""
@@ -233,7 +234,7 @@ class WritePath:
     def _needs_file(self) -> bool:
         """True where the head of the lock's queue waits for a file rather than for the next step of this one."""
         file = self.log.files.last
-        return self.room.next_file is None and (file is None or file.reserved == file.size)
+        return self.room.next_file is None and (file is None or file.is_full or file.reserved == file.size)
 
     # -- life
 

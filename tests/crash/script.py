@@ -362,14 +362,19 @@ async def _drop_empty(script: Script) -> None:
 
 
 async def _expire(script: Script) -> None:
-    """Four days later: all files of the log but the last have had their time."""
+    """Four days later: all files of the log but the last have had their time.
+
+    A last one that is full has had it too: it may go whenever there is another, which an error keeps away for a while.
+    """
     script.clock.advance(4 * 86_400)
     files = script.store.files.files
-    if len(files) > 1:
-        script.events.append(Deleting(files[-1].start))
+    last = files[-1] if files else None
+    if last is not None and (last.is_full or len(files) > 1):
+        script.events.append(Deleting(last.end if last.is_full else last.start))
     await script.store.delete_expired_now()
     await script.store._clean.look()  # the service's own look may come in between
-    script.events.append(Deleting(script.store.min_phy_offset))
+    if last is None or not last.is_full:
+        script.events.append(Deleting(script.store.min_phy_offset))
 
 
 async def _write_state(script: Script) -> None:

@@ -308,6 +308,28 @@ async def test_files_without_a_buffer_are_written_through_their_map(autojump_clo
     assert any(entry["event"] == "no_write_buffer" for entry in logs)
 
 
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+async def test_a_kill_leaves_no_hole_where_a_file_had_no_buffer(
+    buffers: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What is stored through a map survives a kill, so nothing before it may be in a buffer only."""
+    held: set[int] = set()
+    for count in range(20, 170, 3):
+        disk = SimDisk()
+        async with killed(disk, pool_settings(transient_store_pool_size=buffers)) as store:
+            await fill(store, count)
+            held.add(len(usable(store)))
+        with capture_logs() as logs:
+            async with opened(disk.power_cut()) as store:
+                assert store.recovered is not None
+                assert not store.recovered.damaged, (count, logs)
+                found = [stored.queue_offset for stored in await drain(store)]
+                assert found == list(range(len(found))), count
+                await put(store, b"again")
+                assert (await drain(store))[-1].queue_offset == len(found)
+    assert max(held) >= buffers
+
+
 async def test_fail_fast_where_all_buffers_are_in_use(autojump_clock: trio.testing.MockClock) -> None:
     config = pool_settings(transient_store_pool_size=2, fast_fail_if_no_buffer_in_store_pool=True)
     async with opened(SimDisk(), config) as store:
