@@ -102,7 +102,7 @@ def turn(peer: Peer, story: Story, directory: Path, store_host: str, ending: Exi
         else:
             broker.stop()
         assert (story.store / "abort").exists() == (ending == "kill")
-    assert stored_offsets(story.store) == story.offsets
+    assert stored_offsets(story.store, backup=ending == "kill") == story.offsets
     before, story.image = story.image, story.look()
     if before is not None:
         assert story.image.start == before.start
@@ -243,15 +243,21 @@ def transactions(broker: Wire, story: Story, label: str) -> None:
             broker.end_transaction(half, half.offset, outcome, "exchange_pg")
 
 
-def stored_offsets(store: Path) -> dict[int, int]:
-    """The group's offsets as they stand in the file; integer keys may come without quotes."""
+def stored_offsets(store: Path, *, backup: bool = False) -> dict[int, int]:
+    """The group's offsets as they stand in the file; integer keys may come without quotes.
+
+    Apache's broker writes over the file while it runs: one that is killed at it leaves a part, and the next start takes
+    the ``backup``.
+    """
     file = store / "config" / "consumerOffset.json"
-    try:
-        text = re.sub(r"([{,])\s*(-?\d+)\s*:", r'\1"\2":', file.read_text(encoding="utf-8"))
-        table = json.loads(text)["offsetTable"]
-    except (FileNotFoundError, ValueError):  # being replaced
-        return {}
-    return {int(queue): offset for queue, offset in table.get(f"{SHORT}@{GROUP}", {}).items()}
+    for path in (file, file.with_name(f"{file.name}.bak")) if backup else (file,):
+        try:
+            text = re.sub(r"([{,])\s*(-?\d+)\s*:", r'\1"\2":', path.read_text(encoding="utf-8"))
+            table = json.loads(text)["offsetTable"]
+        except (FileNotFoundError, ValueError):  # being replaced
+            continue
+        return {int(queue): offset for queue, offset in table.get(f"{SHORT}@{GROUP}", {}).items()}
+    return {}
 
 
 def check_state(broker: Broker, story: Story) -> None:
