@@ -17,6 +17,7 @@ from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.commit_log import CommitLog
 from broker.store.flush import SyncPlace
 from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.memory import LogMemory
 from broker.store.real_disk import RealDisk
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
@@ -95,7 +96,14 @@ async def _main(directory: str, options: argparse.Namespace) -> None:
     stats = StoreStats()
     place = SyncPlace(options.place)
     path = WritePath(
-        log, _NoDispatch(), RunningFlags(), stats, config, hot_bytes=1 << 28, delay_ms=(0,), sync_place=place
+        log,
+        _NoDispatch(),
+        RunningFlags(),
+        stats,
+        config,
+        memory=LogMemory(1 << 28, 1 << 28),
+        delay_ms=(0,),
+        sync_place=place,
     )
     body = bytes(options.body)
     async with trio.open_nursery() as nursery:

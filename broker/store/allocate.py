@@ -16,6 +16,7 @@ import trio
 from broker.store.commit_log import CommitLog
 from broker.store.disk import Disk, DiskSpace
 from broker.store.mapped_file import MappedFile
+from broker.store.memory import LogMemory
 from broker.store.page_reuse import PageReuse
 from broker.store.running_flags import Flag, RunningFlags
 from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool
@@ -55,16 +56,16 @@ class AllocateMappedFileService:
         flags: RunningFlags,
         *,
         step: int,
-        hot_bytes: int,
+        memory: LogMemory,
         durable: bool = False,
         warm: bool = False,
         pool: TransientStorePool | None = None,
         fail_fast: bool = False,
     ) -> None:
-        """``hot_bytes``: how far back reads use the map. ``durable``: zeros onto the device ahead.
+        """``durable``: zeros onto the device ahead. ``warm``: files are made ready from end to end.
 
-        ``warm``: files are made ready from end to end. ``pool``: new files get a write buffer; where there is none left
-        they are written through their map, once all before them has been committed, or with ``fail_fast`` not made.
+        ``pool``: new files get a write buffer; where there is none left they are written through their map, once all
+        before them has been committed, or with ``fail_fast`` not made.
         """
         self._log = log
         self._files = log.files
@@ -72,13 +73,13 @@ class AllocateMappedFileService:
         self._flags = flags
         self._max_step = step
         self._step = min(step, _FIRST_STEP)
-        self._hot_bytes = hot_bytes
+        self._hot_bytes = memory.hot_bytes
         self._durable = durable
         self._warm = warm
         self._pool = pool
         self._fail_fast = fail_fast
         self._making = False
-        self._reuse = PageReuse(log.files)
+        self._reuse = PageReuse(log.files, memory.bulk_pace)
         if pool is not None:
             pool.on_returned = self._buffer_returned
         self._wake = trio.Event()

@@ -3,11 +3,12 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 MIB: Final = 1 << 20
 _HOT_SHARE: Final = 8
 _FALLBACK: Final = 2 << 30
+_FULL_SECONDS: Final = 600
 
 
 def memory_limit() -> int:
@@ -25,6 +26,17 @@ def memory_limit() -> int:
     return min(limits, default=_FALLBACK)
 
 
-def hot_bytes(memory: int) -> int:
-    """How far back from its end the log is read through the map: pages written so lately are still in memory."""
-    return min(max(memory // _HOT_SHARE, 64 * MIB), 1024 * MIB)
+class LogMemory(NamedTuple):
+    """What the newest part of the log may take of the memory."""
+
+    hot_bytes: int
+    """How far back from its end it is read through the map: pages written so lately are still in memory."""
+    bulk_pace: int
+    """Bytes a second from which on it is written in bulk: it would fill all memory within minutes."""
+
+
+def log_memory(memory: int) -> LogMemory:
+    """An eighth of ``memory`` is hot, 1 GiB at most. What fills all of it within ten minutes is bulk."""
+    return LogMemory(
+        min(max(memory // _HOT_SHARE, 64 * MIB), 1024 * MIB), min(max(memory // _FULL_SECONDS, 16 * MIB), 192 * MIB)
+    )

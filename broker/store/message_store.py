@@ -28,7 +28,7 @@ from broker.store.index_file import IndexShape
 from broker.store.index_service import IndexService
 from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
-from broker.store.memory import hot_bytes, memory_limit
+from broker.store.memory import log_memory, memory_limit
 from broker.store.plain_put import PlainPut
 from broker.store.query import BoundaryType, MessageFinder
 from broker.store.queue_clean import QueueCleaner
@@ -167,7 +167,7 @@ class MessageStore(HotCalls):
             self.flags,
             self.stats,
             self.config,
-            hot_bytes=hot_bytes(self._memory),
+            memory=log_memory(self._memory),
             delay_ms=self.dispatcher.delay_ms,
             sync_place=self._sync_place,
         )

@@ -1,4 +1,4 @@
-"""Memory for the log's new end out of its old one, where new memory is dear and the log grows by hundreds of MB/s.
+"""Memory for the log's new end out of its old one, where new memory is dear and the log would soon fill all of it.
 
 Every byte that is written takes memory first, which costs 0.1 to 0.7 ms a MiB where there is some. Where the kernel has
 to find it (memory is short), or the hypervisor has to (it hands out a page when the guest first touches it, and takes
@@ -18,8 +18,6 @@ from broker.store.mapped_file_queue import MappedFileQueue
 _log = structlog.get_logger(__name__)
 
 _MIB: Final = 1 << 20
-_BULK: Final = 192 * _MIB
-"""Bytes a second: memory of any size is full of that within a minute or two."""
 _DEAR: Final = 0.00125
 """Seconds of processor time for a MiB."""
 _PROBE_AFTER: Final = 64
@@ -36,8 +34,10 @@ class _Part(NamedTuple):
 class PageReuse:
     """Hears of each step of room that was made for the log; ``settle`` lets go of as much where that saves time."""
 
-    def __init__(self, files: MappedFileQueue) -> None:
+    def __init__(self, files: MappedFileQueue, bulk_pace: int) -> None:
+        """``bulk_pace``: bytes a second; a log that grows more slowly keeps all of its memory."""
         self._files = files
+        self._bulk_pace = bulk_pace
         self._parts: deque[_Part] = deque(maxlen=_REMEMBERED)
         self._believed = 0
         self._owed = 0
@@ -50,7 +50,7 @@ class PageReuse:
             parts.popleft()
         self._owed = 0
         size = end - begin
-        if size < _BULK * seconds or self._is_off:
+        if size < self._bulk_pace * seconds or self._is_off:
             return
         self._parts.append(_Part(file, begin, end))
         if cost >= _DEAR * size / _MIB:

@@ -16,6 +16,7 @@ from broker.store.allocate import AllocateMappedFileService
 from broker.store.commit import CommitRealTimeService
 from broker.store.commit_log import CommitLog
 from broker.store.flush import FlushRealTimeService, GroupCommitService, LogSync, SyncPlace
+from broker.store.memory import LogMemory
 from broker.store.put_lock import Put, PutMessageLock
 from broker.store.running_flags import Flag, RunningFlags
 from broker.store.stats import StoreStats
@@ -43,11 +44,11 @@ class WritePath:
         stats: StoreStats,
         config: MessageStoreConfig,
         *,
-        hot_bytes: int,
+        memory: LogMemory,
         delay_ms: Sequence[int],
         sync_place: SyncPlace = SyncPlace.AUTO,
     ) -> None:
-        """``hot_bytes``: see AllocateMappedFileService. ``delay_ms``: the delay of each level, [0] being none."""
+        """``delay_ms``: the delay of each level, [0] being none."""
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.log = log
         self.sync = LogSync(log, flags, sync_place)
@@ -61,7 +62,7 @@ class WritePath:
             log,
             flags,
             step=config.commit_log_reserve_step,
-            hot_bytes=hot_bytes,
+            memory=memory,
             durable=sync_flush,
             warm=config.warm_maped_file_enable,
             pool=pool,

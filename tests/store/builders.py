@@ -13,6 +13,7 @@ from broker.store.disk import Disk
 from broker.store.durable_files import make_durable_directory
 from broker.store.flush import SyncPlace
 from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.memory import LogMemory
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
 from broker.store.types import MessageBatch, MessageInner, PutMessageResult
@@ -151,7 +152,7 @@ class Rig:
             self.flags,
             self.stats,
             self.config,
-            hot_bytes=hot_bytes,
+            memory=LogMemory(hot_bytes, 1 << 30),
             delay_ms=(0, 1000, 5000),
             sync_place=SyncPlace.THREAD,
         )

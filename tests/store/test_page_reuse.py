@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from broker.store import page_reuse
 from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue
+from broker.store.memory import log_memory
 from broker.store.page_reuse import PageReuse
 from broker.store.warm_ranges import CHUNK
 from tests.store.builders import LOG
@@ -16,7 +17,8 @@ from tests.store.simdisk import SimDisk
 
 STEP = 4 * CHUNK
 SIZE = 8 * STEP
-QUICK = STEP / page_reuse._BULK
+PACE = 50 << 20
+QUICK = STEP / PACE
 DEAR = page_reuse._DEAR * STEP / (1 << 20)
 
 
@@ -34,7 +36,7 @@ class Log:
         self.first, self.last = self.files.files
         self.first.hot_from = SIZE
         self.last.hot_from = 6 * STEP
-        self.reuse = PageReuse(self.files)
+        self.reuse = PageReuse(self.files, PACE)
 
     async def step(self, file: MappedFile, number: int, *, cost: float = DEAR, seconds: float = QUICK) -> list[int]:
         """A step is made; which ones were let go then."""
@@ -123,3 +125,12 @@ async def test_what_a_step_is_worth_is_forgotten_when_the_pace_falls(log: Log) -
     assert await log.step(log.last, 0) == []
     log.last.hot_from = SIZE
     assert await log.step(log.last, 1, seconds=2 * QUICK) == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "hot_mib", "pace_mib"),
+    [(1 << 28, 64, 16), (1 << 31, 256, 16), (24 << 30, 1024, 40), (1 << 40, 1024, 192)],
+)
+def test_what_a_log_may_take_of_the_memory(memory: int, hot_mib: int, pace_mib: int) -> None:
+    shares = log_memory(memory)
+    assert (shares.hot_bytes >> 20, shares.bulk_pace >> 20) == (hot_mib, pace_mib)
