@@ -9,13 +9,14 @@ import gc
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 import trio
 
 from broker import addresses
-from broker.config import BrokerConfig, MessageStoreConfig
+from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig
 from broker.health import name_server_reasons, store_reasons
 from broker.parts import BrokerParts
 from broker.processors.broker_admin import BrokerAdminProcessor
@@ -206,7 +207,10 @@ class BrokerController:
         configuration, clock, disk = self.configuration, self.clock, self.disk
         topics = TopicConfigManager(configuration, disk, clock)
         registration = await self._registration(topics, stack)
-        self.reactor = Reactor(ReactorLimits.of(self._section(NettyServerConfig)), clock)
+        limits = ReactorLimits.of(self._section(NettyServerConfig))
+        if store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH:  # one sync a round: large ones are better
+            limits = replace(limits, spin_many=0.0)
+        self.reactor = Reactor(limits, clock)
         return BrokerParts(
             configuration=configuration,
             config_file=ConfigFile(configuration, disk),

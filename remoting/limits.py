@@ -22,8 +22,9 @@ class ReactorLimits:
     A connection with ``high_water`` or more to send is not read until it has ``low_water`` or less. Beyond
     ``max_inflight`` requests without a reply (``max_inflight_per_connection`` for one client) the answer is
     SYSTEM_BUSY; held long polls and one-ways do not count. After ``turn`` seconds of work other tasks get the loop.
-    For ``spin`` seconds after a reply to a single client the reactor looks for its next request before it waits; for
-    ``gather`` seconds a round that serves several takes in those that become ready meanwhile.
+    For ``spin`` seconds after a reply to a single client, ``spin_many`` after replies to several, the reactor looks for
+    their next requests before it waits; for ``gather`` seconds a round that serves several takes in those that become
+    ready meanwhile.
     """
 
     max_frame: int = MAX_FRAME
@@ -35,6 +36,7 @@ class ReactorLimits:
     idle: float = 120.0
     turn: float = 0.001
     spin: float = 0.00005
+    spin_many: float = 0.00003
     gather: float = 0.0003
 
     @classmethod

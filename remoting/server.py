@@ -239,6 +239,7 @@ class Reactor:
     async def _serve(self) -> None:
         poll = self._epoll.poll
         stats = self.stats
+        limits = self.limits
         spin_end = 0.0
         has_leisure = False
         while True:
@@ -247,10 +248,11 @@ class Reactor:
                 sent = stats.bytes_out
                 await self._round(events)
                 now = perf_counter()
-                # A single client that has just been answered asks again before trio's wait has even begun. With more
-                # of them, or work under way elsewhere, waiting is better: rounds get larger, and that work gets on.
-                has_leisure = len(events) == 1 and stats.bytes_out != sent
-                spin_end = now + self.limits.spin if has_leisure else 0.0
+                # Who has just been answered asks again before trio's wait has even begun, and to be woken from that
+                # costs more than to look a few times.
+                answered = stats.bytes_out != sent
+                has_leisure = answered and len(events) == 1
+                spin_end = now + (limits.spin if has_leisure else limits.spin_many) if answered else 0.0
                 if now >= self.intake.turn_end:
                     await self._give_way()
             elif has_leisure:

@@ -238,3 +238,9 @@ async def test_handler_that_fails_costs_one_request(broker: BrokerController, cl
     assert (reply.code, reply.remark) == (ResponseCode.SYSTEM_ERROR, "LookupError: inside")
     setattr(broker.parts.store, "look_message", kept)  # noqa: B010 - as above
     assert (await client.send("Orders")).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_rounds_get_larger_where_they_share_a_sync(tmp_path: Path, flush: str) -> None:
+    async with running_broker(tmp_path, flushDiskType=flush) as broker:
+        assert bool(broker.reactor.limits.spin_many) == (flush == "ASYNC_FLUSH")

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import threading
 from collections.abc import Awaitable
 
 import pytest
@@ -475,3 +476,46 @@ async def test_a_round_with_several_clients_takes_in_who_asks_meanwhile(gather: 
             assert bytes(reply.body) == body
             client.close()
         assert server.reactor.stats.rounds - rounds == (1 if gather else 2)
+
+
+@pytest.mark.parametrize("spin_many", [0, 20])
+async def test_after_replies_to_several_clients_the_reactor_looks_again_before_it_waits(
+    spin_many: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [socket.socketpair() for _ in range(2)]
+    waits: list[int] = []
+    waits_before: list[int] = []
+    wait_readable = trio.lowlevel.wait_readable
+
+    async def counted(fd: int) -> None:
+        waits.append(fd)
+        await wait_readable(fd)
+
+    def handler(connection: Connection, command: RemotingCommand) -> Outcome:
+        waits_before.append(len(waits))
+        return encode(command.reply())
+
+    def ask_again() -> None:
+        for client, _ in ends:
+            assert client.recv(1 << 16)
+        ends[0][0].sendall(encode(request(2)))
+        assert ends[0][0].recv(1 << 16)
+
+    table = HandlerTable()
+    table.register(2, handler)
+    async with serving(table, ReactorLimits(turn=60, spin=0, spin_many=spin_many)) as server:
+        for client, served in ends:
+            client.setblocking(True)
+            server.reactor.adopt(served, table)
+        await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.setattr(trio.lowlevel, "wait_readable", counted)
+        thread = threading.Thread(target=ask_again)
+        thread.start()
+        for client, _ in ends:  # both are there when the reactor looks
+            client.sendall(encode(request(2)))
+        await trio.to_thread.run_sync(thread.join)
+        first, second, third = waits_before
+        assert first == second
+        assert third - second == (0 if spin_many else 1)
+        for client, _ in ends:
+            client.close()
