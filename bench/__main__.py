@@ -1,7 +1,8 @@
 """``make bench``: micro-benchmarks, footprint and the comparison with Apache's broker; writes bench/REPORT.md.
 
-python -m bench [--skip side_by_side,footprint] [--rows send64,batch] [--rounds 3] [--seconds 6]. Raw numbers go to
-bench/results/, one JSON file for each part; a part that is skipped keeps the numbers of its last run in the report.
+python -m bench [--skip side_by_side,footprint] [--rows send64,batch] [--rounds 3] [--seconds 6] [--runs 1]
+[--beside PYTHON]. Raw numbers go to bench/results/, one JSON file for each part; a part that is skipped keeps the
+numbers of its last run in the report.
 """
 
 import argparse
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import spark_report
-from bench.interpreters import describe
 from bench.plots import Bar, Plots, bars, lines
+from bench.processes import describe
 from bench.stalls import ENDS_MS
 from bench.sweeps import UNITS
 
@@ -125,7 +126,7 @@ def _side_by_side(numbers: dict[str, Any]) -> list[str]:
     ]
     for row, found in numbers["rows"].items():
         apache, ours = found["apache"], found["ours"]
-        throughput, latency = found["throughput_ratio"], found["p99_ratio"]
+        throughput, latency = found["ratios"]["ours"]["throughput"], found["ratios"]["ours"]["p99"]
         least, most = FLOORS[row]
         marks = [mark for mark, bad in (("slower", throughput < least), ("later", latency > most)) if bad]
         marks += ["failures"] if ours["failed"] or apache["failed"] else []
@@ -133,7 +134,7 @@ def _side_by_side(numbers: dict[str, Any]) -> list[str]:
             f"| {row} | {apache['msg_s']:,.0f} | {ours['msg_s']:,.0f} | {throughput:.2f} | {least:.1f} |"
             f" {apache['p99_ms']:.2f} | {ours['p99_ms']:.2f} | {latency:.2f} | {most:.1f} | {', '.join(marks)} |"
         )
-    text += ["", *_ratios(numbers["rows"])]
+    text += ["", *_ratios(numbers["rows"]), *_runs(numbers)]
     for flush, processes in numbers["processes"].items():
         for broker, found in processes.items():
             text.append(
@@ -142,10 +143,31 @@ def _side_by_side(numbers: dict[str, Any]) -> list[str]:
     return text
 
 
+def _runs(numbers: dict[str, Any]) -> list[str]:
+    """Ratios of all runs in their order, throughput and p99, for each interpreter of ours; bold where a floor holds."""
+    text = []
+    for name, python in numbers["pythons"].items():
+        count = len(numbers["runs"])
+        text += [f"Run after run with {_build(python)}, throughput / p99; what reaches its floor is bold:", ""]
+        text += ["| row | floor |" + "".join(f" run {number + 1} |" for number in range(count))]
+        text += ["|---|--:|" + "--:|" * count]
+        for row in numbers["rows"]:
+            least, most = FLOORS[row]
+            cells = []
+            for run in numbers["runs"]:
+                throughput, latency = run[row][name]["throughput"], run[row][name]["p99"]
+                faster = f"**{throughput:.2f}**" if throughput >= least else f"{throughput:.2f}"
+                earlier = f"**{latency:.2f}**" if latency <= most else f"{latency:.2f}"
+                cells.append(f" {faster} / {earlier} |")
+            text.append(f"| {row} | {least} / {most} |" + "".join(cells))
+        text.append("")
+    return text
+
+
 def _ratios(rows: dict[str, Any]) -> list[str]:
     """Pictures of both ratios; a black mark is the floor, the line across is Apache's own."""
-    fast = [Bar(row, found["throughput_ratio"], FLOORS[row][0]) for row, found in rows.items()]
-    late = [Bar(row, found["p99_ratio"], FLOORS[row][1]) for row, found in rows.items()]
+    fast = [Bar(row, found["ratios"]["ours"]["throughput"], FLOORS[row][0]) for row, found in rows.items()]
+    late = [Bar(row, found["ratios"]["ours"]["p99"], FLOORS[row][1]) for row, found in rows.items()]
     return [
         *PLOTS.show(
             "throughput", "throughput", lambda: bars("Throughput, ours / Apache's (more is better)", fast, "", 1)
@@ -244,12 +266,15 @@ def main() -> None:
     parser.add_argument("--rows", default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=6)
+    parser.add_argument("--runs", type=int, default=1, help="how often the comparison with Apache's broker is run")
+    parser.add_argument("--beside", help="another interpreter, for a second broker of ours in that comparison")
     arguments = parser.parse_args()
     skipped = set(filter(None, arguments.skip.split(",")))
     if skipped - set(PARTS):
         parser.error(f"--skip knows {', '.join(PARTS)}")
     RESULTS.mkdir(exist_ok=True)
-    comparison = ["--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds)]
+    comparison = ["--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds), "--runs", str(arguments.runs)]
+    comparison += ["--beside", arguments.beside] if arguments.beside else []
     comparison += ["--rows", arguments.rows] if arguments.rows else []
     for name in PARTS:
         if name not in skipped:

@@ -8,38 +8,18 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.processes import HERE, BrokerProcess, load_tool, our_command
+from bench.processes import HERE, BrokerProcess, describe, load_tool, our_command
 from bench.side_by_side import ROWS, WARM_UP, load
 
 ROWS_HERE = ("send64", "pipelined", "batch", "pull8", "query8")
 TICK = os.sysconf("SC_CLK_TCK")
 WARM_SECONDS = 2
 """What ``load`` does not count, but the broker works."""
-
-_DESCRIBE = """
-import json, sys, sysconfig
-flags = " ".join(str(sysconfig.get_config_var(name)) for name in ("CONFIG_ARGS", "PY_CORE_CFLAGS", "PY_CORE_LDFLAGS"))
-print(json.dumps({
-    "version": sys.version.split()[0],
-    "profile-guided": "--enable-optimizations" in flags or "-fprofile-use" in flags,
-    "link-time optimised": "-flto" in flags or "--with-lto" in flags,
-    "global lock": not sysconfig.get_config_var("Py_GIL_DISABLED") or sys._is_gil_enabled(),
-    "just-in-time compiler": hasattr(sys, "_jit") and sys._jit.is_enabled(),
-}))
-"""
-
-
-def describe(python: str) -> dict[str, Any]:
-    """Version, compiler and how it was built, as far as the interpreter knows."""
-    run = subprocess.run([python, "-c", _DESCRIBE], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(run.stdout)
-    return found
 
 
 def cpu_seconds(pid: int) -> float:

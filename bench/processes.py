@@ -1,6 +1,7 @@
 """Broker processes for the benchmarks: start, wait for the first accepted connection, look at memory, stop."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -10,11 +11,22 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 START_DEADLINE_SECONDS = 90
 STOP_DEADLINE_SECONDS = 30
 HERE = Path(__file__).resolve().parent
+_DESCRIBE = """
+import json, sys, sysconfig
+flags = " ".join(str(sysconfig.get_config_var(name)) for name in ("CONFIG_ARGS", "PY_CORE_CFLAGS", "PY_CORE_LDFLAGS"))
+print(json.dumps({
+    "version": sys.version.split()[0],
+    "profile-guided": "--enable-optimizations" in flags or "-fprofile-use" in flags,
+    "link-time optimised": "-flto" in flags or "--with-lto" in flags,
+    "global lock": not sysconfig.get_config_var("Py_GIL_DISABLED") or sys._is_gil_enabled(),
+    "just-in-time compiler": hasattr(sys, "_jit") and sys._jit.is_enabled(),
+}))
+"""
 
 
 def port_open(port: int) -> bool:
@@ -114,6 +126,13 @@ def our_command(python: str | None = None) -> list[str]:
     if python is not None:
         return [python, "-m", "broker", "-c", "{conf}"]
     return [str(Path(sys.executable).parent / "mqbroker"), "-c", "{conf}"]
+
+
+def describe(python: str) -> dict[str, Any]:
+    """Version, compiler and how it was built, as far as the interpreter knows."""
+    run = subprocess.run([python, "-c", _DESCRIBE], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
 
 
 @contextlib.contextmanager

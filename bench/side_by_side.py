@@ -1,7 +1,8 @@
 """Apache's broker and ours under the same load, one after the other in the same minutes; prints the ratios.
 
-``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--python PATH] [--json FILE]``. Both
-brokers get the same properties file but for ports and directories. Needs Go, a JDK and Maven.
+``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--runs 1] [--python PATH]
+[--beside PATH] [--json FILE]``. All brokers get the same properties file but for ports and directories. Needs Go, a JDK
+and Maven.
 """
 
 import argparse
@@ -10,11 +11,13 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.processes import HERE, BrokerProcess, load_tool, our_command
+from bench.processes import HERE, BrokerProcess, describe, load_tool, our_command
 from tests.interop.harness import partners
 from tests.interop.harness.servers import APACHE_OPENINGS
 
@@ -73,21 +76,29 @@ def compare(tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, sec
         name: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
         for name, runs in got.items()
     }
-    apache, ours = result["apache"], result["ours"]
-    result["throughput_ratio"] = round(ours["msg_s"] / apache["msg_s"], 3)
-    result["p99_ratio"] = round(ours["p99_ms"] / apache["p99_ms"], 3)
+    apache = result["apache"]
+    result["ratios"] = {
+        name: {
+            "throughput": round(found["msg_s"] / apache["msg_s"], 3),
+            "p99": round(found["p99_ms"] / apache["p99_ms"], 3),
+        }
+        for name, found in result.items()
+        if name != "apache"
+    }
     result["raw"] = got
-    print(
-        f"{row:14s} apache {apache['msg_s']:9.0f}/s p99 {apache['p99_ms']:8.2f} ms   "
-        f"ours {ours['msg_s']:9.0f}/s p99 {ours['p99_ms']:8.2f} ms   throughput x{result['throughput_ratio']:5.2f}   "
-        f"p99 x{result['p99_ratio']:5.2f}   failed {apache['failed']:.0f}/{ours['failed']:.0f}",
-        flush=True,
-    )
+    for name, ratios in result["ratios"].items():
+        ours = result[name]
+        print(
+            f"{row:14s} apache {apache['msg_s']:9.0f}/s p99 {apache['p99_ms']:8.2f} ms   "
+            f"{name} {ours['msg_s']:9.0f}/s p99 {ours['p99_ms']:8.2f} ms   throughput x{ratios['throughput']:5.2f}   "
+            f"p99 x{ratios['p99']:5.2f}   failed {apache['failed']:.0f}/{ours['failed']:.0f}",
+            flush=True,
+        )
     return result
 
 
-def run_all(rows: list[str], rounds: int, seconds: int, python: str | None = None) -> dict[str, Any]:
-    """All rows, first those of asynchronous flush, each mode on fresh stores."""
+def run_all(rows: list[str], rounds: int, seconds: int, pythons: dict[str, str | None]) -> dict[str, Any]:
+    """All rows, first those of asynchronous flush, each mode on fresh stores. ``pythons``: of each broker of ours."""
     results: dict[str, Any] = {"rows": {}, "processes": {}}
     for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
         todo = [row for row in rows if ROWS[row][0] == flush]
@@ -95,12 +106,14 @@ def run_all(rows: list[str], rounds: int, seconds: int, python: str | None = Non
             continue
         root = Path(tempfile.mkdtemp(prefix="trimq-sidebyside-"))
         try:
-            with (
-                load_tool(root) as tool,
-                BrokerProcess("apache", apache_command(root / "apache-home"), root, flushDiskType=flush) as apache,
-                BrokerProcess("ours", our_command(python), root, flushDiskType=flush) as ours,
-            ):
-                brokers = [apache, ours]
+            with ExitStack() as stack:
+                tool = stack.enter_context(load_tool(root))
+                commands = {"apache": apache_command(root / "apache-home")}
+                commands |= {name: our_command(python) for name, python in pythons.items()}
+                brokers = [
+                    stack.enter_context(BrokerProcess(name, command, root, flushDiskType=flush))
+                    for name, command in commands.items()
+                ]
                 for broker in brokers:  # something to pull and query on both; it warms the JIT compiler too
                     load(tool, broker.port, WARM_UP, 60)
                 for row in todo:
@@ -124,12 +137,20 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--seconds", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=1, help="all of it so often; the figures are those of the last one")
     parser.add_argument("--python", help="what runs our broker; its requirements have to be installed beside it")
+    parser.add_argument("--beside", help="another interpreter, for a second broker of ours in the same rounds")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.python:
+    if arguments.python or arguments.beside:
         os.environ["PYTHONPATH"] = str(HERE.parent)
-    results = run_all(arguments.rows.split(","), arguments.rounds, arguments.seconds, arguments.python)
+    pythons = {"ours": arguments.python} | ({"beside": arguments.beside} if arguments.beside else {})
+    runs = [
+        run_all(arguments.rows.split(","), arguments.rounds, arguments.seconds, pythons) for _ in range(arguments.runs)
+    ]
+    results = runs[-1]
+    results["runs"] = [{row: found["ratios"] for row, found in run["rows"].items()} for run in runs]
+    results["pythons"] = {name: describe(python or sys.executable) for name, python in pythons.items()}
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
