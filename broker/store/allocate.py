@@ -84,6 +84,7 @@ class AllocateMappedFileService:
             pool.on_returned = self._buffer_returned
         self._wake = trio.Event()
         self._last_step_at = float("-inf")
+        self._last_step_end = 0
         self._stopping = False
         self._wants_next = False
         self._wanted = 0
@@ -240,20 +241,31 @@ class AllocateMappedFileService:
             self._wants_next = False
             begin, file = 0, made
         else:
-            file.hold()
-            try:
-                cost = await self._disk.run(self._ready, file, begin, task.end)
-            finally:
-                file.release()
+            cost = await self._reserve(file, begin, task.end)
             file.mark_reserved(task.end)
-        now = trio.current_time()
-        self._reuse.made(file, begin, min(task.end, file.size), cost=cost, seconds=now - self._last_step_at)
+        now, log_end = trio.current_time(), self._log.max_offset
+        pace = (log_end - self._last_step_end) / max(now - self._last_step_at, 1e-6)
+        self._reuse.made(file, begin, min(task.end, file.size), cost=cost, pace=pace)
         if now - self._last_step_at < _QUICK:
             self._step = min(2 * self._step, self._max_step)
         elif now - self._last_step_at > _SLOW:
             self._step = max(self._step // 2, min(_FIRST_STEP, self._max_step))
-        self._last_step_at = now
+        self._last_step_at, self._last_step_end = now, log_end
         self._log.cool_down(self._hot_bytes)
+        self._space_is_back()
+
+    async def _reserve(self, file: MappedFile, begin: int, end: int) -> float:
+        file.hold()
+        if isinstance(file, PooledMappedFile):
+            file.is_reserving = True
+        try:
+            return await self._disk.run(self._ready, file, begin, end)
+        finally:
+            if isinstance(file, PooledMappedFile):
+                file.is_reserving = False
+            file.release()
+
+    def _space_is_back(self) -> None:
         if self._flags.has(Flag.NO_SPACE):
             self._flags.clear(Flag.NO_SPACE)
             _log.info("space_is_back", directory=self._files.directory)
@@ -310,4 +322,6 @@ class AllocateMappedFileService:
                 continue
             space = await self._space()
             if space is not None and space.free >= self._needed():
+                if self._next_task() is None:  # the log has gone on in another file: nothing is tried that could tell
+                    self._space_is_back()
                 return

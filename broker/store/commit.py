@@ -109,9 +109,16 @@ class CommitRealTimeService(PacedService):
                 await trio.lowlevel.checkpoint()
 
     async def _commit_file(self, file: PooledMappedFile) -> bool:
-        if file.committed == file.size:
-            return True
         wrote = file.wrote
+        if file.committed < wrote and not await self._write(file, wrote):
+            return False
+        if file.committed == file.size and not file.is_reserving:
+            buffer = file.take_buffer()
+            if buffer is not None:
+                self._pool.give_back(buffer)
+        return True
+
+    async def _write(self, file: PooledMappedFile, wrote: int) -> bool:
         # a BLANK tells of room up to the file's end, which nothing has been written into and need not be
         end = min(wrote, file.reserved)
         disk = self._log.files.disk
@@ -128,10 +135,6 @@ class CommitRealTimeService(PacedService):
             file.release()
         file.committed = wrote
         self._tell_of_locks(file)
-        if file.committed == file.size:
-            buffer = file.take_buffer()
-            if buffer is not None:
-                self._pool.give_back(buffer)
         return True
 
     def _fail(self, file: PooledMappedFile, error: OSError) -> None:

@@ -43,14 +43,14 @@ class PageReuse:
         self._owed = 0
         self._is_off = False
 
-    def made(self, file: MappedFile, begin: int, end: int, *, cost: float, seconds: float) -> None:
-        """[begin, end) of ``file`` is ready: for ``cost`` seconds of a processor, ``seconds`` after the step before."""
+    def made(self, file: MappedFile, begin: int, end: int, *, cost: float, pace: float) -> None:
+        """[begin, end) of ``file`` is ready, for ``cost`` seconds of a processor; the log grows at ``pace``."""
         parts = self._parts
         while parts and self._has_left(parts[0].file):
             parts.popleft()
         self._owed = 0
         size = end - begin
-        if size < self._bulk_pace * seconds or self._is_off:
+        if pace < self._bulk_pace or self._is_off:
             return
         self._parts.append(_Part(file, begin, end))
         if cost >= _DEAR * size / _MIB:

@@ -121,16 +121,19 @@ class TransientStorePool:
 class PooledMappedFile(MappedFile):
     """A file whose records are in ``buffer`` first. Readers get what has been committed and nothing else."""
 
-    __slots__ = ("_write_buffer", "committed")
+    __slots__ = ("_write_buffer", "committed", "is_reserving")
 
     committed: int
     """Records below are in the file."""
+    is_reserving: bool
+    """A thread makes some of the buffer ready: it cannot be given back yet."""
 
     def __init__(self, write_buffer: WriteBuffer, disk: Disk, path: str, start: int, size: int, fd: int) -> None:
         super().__init__(disk, path, start, size, fd)
         self._write_buffer: WriteBuffer | None = write_buffer
         self.buffer = write_buffer.memory
         self.committed = 0
+        self.is_reserving = False
 
     @property
     def lock_refused(self) -> int:

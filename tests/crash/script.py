@@ -368,12 +368,12 @@ async def _expire(script: Script) -> None:
     """
     script.clock.advance(4 * 86_400)
     files = script.store.files.files
-    last = files[-1] if files else None
-    if last is not None and (last.is_full or len(files) > 1):
-        script.events.append(Deleting(last.end if last.is_full else last.start))
+    is_full = bool(files) and files[-1].is_full
+    if is_full or len(files) > 1:
+        script.events.append(Deleting(files[-1].end if is_full else files[-1].start))
     await script.store.delete_expired_now()
     await script.store._clean.look()  # the service's own look may come in between
-    if last is None or not last.is_full:
+    if not is_full:
         script.events.append(Deleting(script.store.min_phy_offset))
 
 

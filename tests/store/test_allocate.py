@@ -1,6 +1,8 @@
 import errno
 import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 import pytest
 import trio
@@ -10,11 +12,16 @@ from structlog.testing import capture_logs
 
 from broker.store.disk import FileSystem
 from broker.store.mapped_file import MappedFile
+from broker.store.page_reuse import PageReuse
 from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag
+from broker.store.transient_store_pool import PooledMappedFile
 from broker.store.types import PutMessageStatus
 from tests.store.builders import LOG, Rig, config, message, records
 from tests.store.simdisk import SimDisk
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 async def test_space_is_reserved_in_steps_ahead_of_the_writer() -> None:
@@ -106,6 +113,74 @@ async def test_a_full_disk_is_refused_with_figures_and_heals(autojump_clock: tri
         assert again.ok
 
 
+class GatedDisk(SimDisk):
+    """A step of a file takes until the gate opens, with its buffer in use as by mlock(2), and may end in an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate: trio.Event | None = None
+        self.error = 0
+
+    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+        file = args[0] if args else None
+        if self.gate is not None and isinstance(file, MappedFile) and fn.__name__ == "_ready":
+            with memoryview(file.buffer):
+                await self.gate.wait()
+            if self.error:
+                raise OSError(self.error, "in a step")
+        return await super().run(fn, *args)
+
+
+async def closed_while_a_step_is_made(rig: Rig, disk: GatedDisk) -> trio.Event:
+    """The log has gone on in its second file while the first one's last step is under way; what ends that step."""
+    while rig.files.last is None or rig.files.last.wrote < 38000:
+        rig.put(message(bytes(1800)))
+        await trio.testing.wait_all_tasks_blocked()
+    file = rig.files.last
+    assert rig.path.room.next_file is not None
+    disk.gate = gate = trio.Event()
+    while file.wrote < 46500:
+        rig.put(message(bytes(900)))
+        await trio.testing.wait_all_tasks_blocked()
+    assert file.reserved < file.size
+    rig.put(message(bytes(6700)))
+    assert file.is_full
+    assert len(rig.files.files) == 2
+    return gate
+
+
+async def test_space_is_back_although_the_log_went_on_in_another_file(autojump_clock: trio.testing.MockClock) -> None:
+    disk = GatedDisk()
+    async with Rig(disk, config(53248, step=16384)).running() as rig:
+        gate = await closed_while_a_step_is_made(rig, disk)
+        disk.error, disk.capacity = errno.ENOSPC, disk.used()
+        gate.set()
+        await trio.sleep(3)
+        assert rig.flags.has(Flag.NO_SPACE)
+        disk.gate, disk.capacity = None, 1 << 40
+        await trio.sleep(3)
+        assert rig.flags.bits == 0
+        again = rig.put(message(b"back"))
+        assert again is not None
+        assert again.ok
+
+
+async def test_a_buffer_is_given_back_after_the_step_that_uses_it(autojump_clock: trio.testing.MockClock) -> None:
+    disk = GatedDisk()
+    settings = config(53248, step=16384, transient_store_pool_enable=True, transient_store_pool_size=3)
+    async with Rig(disk, settings).running() as rig:
+        gate = await closed_while_a_step_is_made(rig, disk)
+        await trio.sleep(1)
+        first = rig.files.files[0]
+        assert isinstance(first, PooledMappedFile)
+        assert first.committed == first.size
+        in_use = first.buffer
+        gate.set()
+        await trio.sleep(1)
+        assert first.buffer is not in_use
+        assert rig.flags.bits == 0
+
+
 async def test_those_that_wait_when_the_disk_fills_up_are_refused(autojump_clock: trio.testing.MockClock) -> None:
     disk = SimDisk(capacity=3 * 4096)
     async with Rig(disk, config(65536, step=4096)).running() as rig:
@@ -171,3 +246,19 @@ async def test_on_the_real_disk(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "commitlog").iterdir())
     assert names == [f"{number << 16:020d}" for number in range(6)]
     rig.files.close()
+
+
+async def test_room_that_is_made_while_nothing_comes_is_not_taken_for_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    paces: list[float] = []
+
+    def made(_self: PageReuse, _file: MappedFile, _begin: int, _end: int, *, cost: float, pace: float) -> None:
+        assert cost >= 0
+        paces.append(pace)
+
+    monkeypatch.setattr(PageReuse, "made", made)
+    async with Rig(settings=config(1 << 20, step=65536, warm_maped_file_enable=True)).running() as rig:
+        rig.put(message(b"x" * 900))
+        await trio.testing.wait_all_tasks_blocked()
+        quiet = len(paces)
+        assert paces[3:] == [0.0] * (quiet - 3)
+        assert quiet > 10

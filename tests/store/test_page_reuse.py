@@ -17,8 +17,8 @@ from tests.store.simdisk import SimDisk
 
 STEP = 4 * CHUNK
 SIZE = 8 * STEP
-PACE = 50 << 20
-QUICK = STEP / PACE
+QUICK = 50 << 20
+"""Bytes a second."""
 DEAR = page_reuse._DEAR * STEP / (1 << 20)
 
 
@@ -36,12 +36,12 @@ class Log:
         self.first, self.last = self.files.files
         self.first.hot_from = SIZE
         self.last.hot_from = 6 * STEP
-        self.reuse = PageReuse(self.files, PACE)
+        self.reuse = PageReuse(self.files, QUICK)
 
-    async def step(self, file: MappedFile, number: int, *, cost: float = DEAR, seconds: float = QUICK) -> list[int]:
+    async def step(self, file: MappedFile, number: int, *, cost: float = DEAR, pace: float = QUICK) -> list[int]:
         """A step is made; which ones were let go then."""
         before = len(self.disk.history)
-        self.reuse.made(file, number * STEP, (number + 1) * STEP, cost=cost, seconds=seconds)
+        self.reuse.made(file, number * STEP, (number + 1) * STEP, cost=cost, pace=pace)
         await self.reuse.settle()
         gone = [entry.split()[1] for entry in self.disk.history[before:] if entry.startswith("let_go")]
         return [int(place.split("+")[0]) // STEP for place in gone]
@@ -58,7 +58,7 @@ async def test_as_much_is_let_go_as_is_made(log: Log) -> None:
     with capture_logs() as logs:
         assert [await log.step(log.first, number) for number in range(3)] == [[0], [1], [2]]
     assert [entry["event"] for entry in logs] == ["log_memory_reused"]
-    log.reuse.made(log.first, 3 * STEP, 7 * STEP, cost=4 * DEAR, seconds=QUICK)
+    log.reuse.made(log.first, 3 * STEP, 7 * STEP, cost=4 * DEAR, pace=QUICK)
     await log.reuse.settle()
     await log.reuse.settle()
     assert sum(entry.startswith("let_go") for entry in log.disk.history) == 4
@@ -69,9 +69,9 @@ async def test_cheap_memory_is_not_given_back(log: Log) -> None:
 
 
 async def test_what_came_in_slowly_stays_and_so_it_does_while_little_comes(log: Log) -> None:
-    assert await log.step(log.first, 0, seconds=2 * QUICK) == []
+    assert await log.step(log.first, 0, pace=QUICK / 2) == []
     assert await log.step(log.first, 1) == [1]
-    assert await log.step(log.first, 2, seconds=2 * QUICK) == []
+    assert await log.step(log.first, 2, pace=QUICK / 2) == []
 
 
 async def test_after_a_while_the_kernel_is_asked_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ async def test_what_is_hot_or_not_on_the_device_or_held_waits(log: Log) -> None:
 
 async def test_what_somebody_reads_or_has_deleted_is_passed_over(log: Log) -> None:
     assert log.files.warm.covers(log.last, STEP + CHUNK, STEP + CHUNK + 1)
-    log.reuse.made(log.first, 0, STEP, cost=0, seconds=QUICK)
-    log.reuse.made(log.last, STEP, 2 * STEP, cost=0, seconds=QUICK)
+    log.reuse.made(log.first, 0, STEP, cost=0, pace=QUICK)
+    log.reuse.made(log.last, STEP, 2 * STEP, cost=0, pace=QUICK)
     log.files.files.remove(log.first)  # a cleaner does so, and closes it in a thread later
     assert await log.step(log.last, 2) == [2]
     log.first.destroy()
@@ -124,7 +124,7 @@ async def test_what_a_step_is_worth_is_forgotten_when_the_pace_falls(log: Log) -
     log.last.hot_from = 0
     assert await log.step(log.last, 0) == []
     log.last.hot_from = SIZE
-    assert await log.step(log.last, 1, seconds=2 * QUICK) == []
+    assert await log.step(log.last, 1, pace=QUICK / 2) == []
 
 
 @pytest.mark.parametrize(

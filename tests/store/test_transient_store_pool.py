@@ -317,7 +317,9 @@ async def test_a_kill_leaves_no_hole_where_a_file_had_no_buffer(
     for count in range(20, 170, 3):
         disk = SimDisk()
         async with killed(disk, pool_settings(transient_store_pool_size=buffers)) as store:
+            began = trio.current_time()
             await fill(store, count)
+            assert trio.current_time() == began, "a put that waited was not woken"
             held.add(len(usable(store)))
         with capture_logs() as logs:
             async with opened(disk.power_cut()) as store:
