@@ -246,8 +246,8 @@ def transactions(broker: Wire, story: Story, label: str) -> None:
 def stored_offsets(store: Path, *, backup: bool = False) -> dict[int, int]:
     """The group's offsets as they stand in the file; integer keys may come without quotes.
 
-    Apache's broker writes over the file while it runs: one that is killed at it leaves a part, and the next start takes
-    the ``backup``.
+    Apache's broker makes the old file the ``backup`` and then writes the new one: one that is killed in between leaves
+    none or a part of it, and the next start takes the backup.
     """
     file = store / "config" / "consumerOffset.json"
     for path in (file, file.with_name(f"{file.name}.bak")) if backup else (file,):
