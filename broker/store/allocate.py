@@ -221,7 +221,7 @@ class AllocateMappedFileService:
         """Tell the log at which position of its file the next task will be due."""
         file = self._files.last
         due = _NEVER
-        if file is not None and file.reserved < file.size and not file.is_full:
+        if file is not None and file.reserved < file.size:
             due = file.reserved - self._step // 2
         if file is not None and self.next_file is None:
             due = min(due, file.size - self._next_file_border())

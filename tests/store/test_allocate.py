@@ -114,17 +114,21 @@ async def test_a_full_disk_is_refused_with_figures_and_heals(autojump_clock: tri
 
 
 class GatedDisk(SimDisk):
-    """A step of a file takes until the gate opens, with its buffer in use as by mlock(2), and may end in an error."""
+    """A step of a file takes until the gate opens, with its buffer in use as by mlock(2), and may end in an error.
 
-    def __init__(self) -> None:
+    Or a new file takes so long, where ``gated`` is "_new".
+    """
+
+    def __init__(self, gated: str = "_ready") -> None:
         super().__init__()
+        self.gated = gated
         self.gate: trio.Event | None = None
         self.error = 0
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         file = args[0] if args else None
-        if self.gate is not None and isinstance(file, MappedFile) and fn.__name__ == "_ready":
-            with memoryview(file.buffer):
+        if self.gate is not None and fn.__name__ == self.gated:
+            with memoryview(file.buffer if isinstance(file, MappedFile) else b""):
                 await self.gate.wait()
             if self.error:
                 raise OSError(self.error, "in a step")
@@ -179,6 +183,26 @@ async def test_a_buffer_is_given_back_after_the_step_that_uses_it(autojump_clock
         await trio.sleep(1)
         assert first.buffer is not in_use
         assert rig.flags.bits == 0
+
+
+async def test_a_file_that_is_full_gets_no_more_room_while_its_successor_is_made(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    disk = GatedDisk("_new")
+    async with Rig(disk, config(53248, step=32768)).running() as rig:
+        disk.gate = trio.Event()
+        while rig.files.last is None or rig.files.last.wrote < 22000:
+            rig.put(message(bytes(900)))
+            await trio.testing.wait_all_tasks_blocked()
+        file, count = rig.files.last, len(rig.answers.results)
+        assert rig.put(message(bytes(31200))) is None
+        assert file.is_full
+        await trio.sleep(3)  # one waits longer for a file than for its next step
+        assert len(rig.answers.results) == count
+        disk.gate.set()
+        assert (await rig.answered(count + 1))[-1].ok
+        assert len(rig.files.files) == 2
+        assert file.reserved == 32768
 
 
 async def test_those_that_wait_when_the_disk_fills_up_are_refused(autojump_clock: trio.testing.MockClock) -> None:
