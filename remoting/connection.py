@@ -47,6 +47,7 @@ class Connection:
         "_pending",
         "_reactor",
         "active_at",
+        "alike",
         "big",
         "closed",
         "data",
@@ -55,6 +56,7 @@ class Connection:
         "encoding",
         "handlers",
         "held",
+        "held_back",
         "inflight",
         "mask",
         "on_close",
@@ -81,6 +83,8 @@ class Connection:
         self.sock = sock
         self.handlers = table.handlers
         self.direct = table.direct
+        self.alike = table.alike
+        self.held_back = False  # has frames that wait for others of their round
         self.out = OutBuffer()
         self.rest = b""  # bytes received and not yet served
         self.ready = False  # rest begins with a whole frame
@@ -166,13 +170,16 @@ class Connection:
         finally:
             self._pending.pop(command.opaque, None)
 
-    def complete(self, reply: Reply) -> None:
-        """The end of a DEFERRED request: ``reply`` is queued, unless it is None (one-way, or already written)."""
+    def complete(self, reply: Reply, count: int = 1) -> None:
+        """The end of a DEFERRED request: ``reply`` is queued, unless it is None (one-way, or already written).
+
+        bytes may be the replies to ``count`` of them.
+        """
         if self.closed:
             return
         reactor = self._reactor
-        self.inflight -= 1
-        reactor.stats.inflight -= 1
+        self.inflight -= count
+        reactor.stats.inflight -= count
         reactor.request_ended()
         if type(reply) is bytes:  # answer's usual case, without the calls
             self.out.chunks.append(reply)

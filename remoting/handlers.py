@@ -1,9 +1,9 @@
 """What a server does with a request: handlers by request code, and the outcomes they may have."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from protocol.codes import ResponseCode
 from protocol.command import RemotingCommand
@@ -49,6 +49,30 @@ None: this request is not one for the short way, and nothing has happened; it is
 It is called only where the limits of requests in flight are kept, and it may raise whatever a Handler may.
 """
 
+
+class AlikeServer(Protocol):
+    """Serves many requests at once where their frames differ in a few places only, which it has learnt from one."""
+
+    @property
+    def lengths(self) -> Container[int]:
+        """Lengths of whole frames, their length word included, of which it knows some."""
+        ...
+
+    def learn(self, frame: bytes) -> bool:
+        """Look at a whole frame whose request a direct handler has served; whether there was something to learn."""
+        ...
+
+    def serve(
+        self, frames: memoryview, length: int, owners: Sequence[tuple["Connection", int]]
+    ) -> list[bytes] | Literal[Later.DEFERRED] | None:
+        """Serve frames of ``length`` that lie side by side: of each connection so many, in the order of ``owners``.
+
+        The replies to each owner joined, or DEFERRED: they come by ``Connection.complete``. None: they are not as
+        expected, nothing has happened, and they are served one by one. ``frames`` is valid until this returns.
+        """
+        ...
+
+
 DIRECT_PREFIX: Final = 12
 """Bytes of a JSON header by which a direct handler is found."""
 
@@ -66,12 +90,14 @@ def direct_prefix(code: int) -> bytes:
 class HandlerTable:
     """Handlers by request code: what one listening port can do. Codes that are not in it are answered with 3.
 
-    ``direct`` has those that save themselves the decoding, by the first DIRECT_PREFIX bytes of the header.
+    ``direct`` has those that save themselves the decoding, by the first DIRECT_PREFIX bytes of the header. ``alike``
+    serves many of them together.
     """
 
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
         self.direct: dict[bytes, DirectHandler] = {}
+        self.alike: AlikeServer | None = None
 
     def register(self, code: int, handler: Handler, *, copy_body: bool = False) -> None:
         """``handler`` serves ``code`` from now on, on open connections too.

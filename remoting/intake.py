@@ -2,7 +2,7 @@
 
 import socket
 import struct
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +12,7 @@ from protocol.errors import FrameError, RemotingError
 from protocol.frame import check_length, decode, decode_at, encode
 from remoting.connection import Connection
 from remoting.handlers import DEFERRED, DIRECT_PREFIX, HELD, Outcome, Reply, not_supported
+from remoting.held_frames import FEW, HELD_BYTES, HeldFrames
 
 if TYPE_CHECKING:
     from remoting.server import Reactor
@@ -69,7 +70,7 @@ class Intake:
     """Receives into one shared buffer, decodes every whole frame in it, calls handlers and queues replies."""
 
     def __init__(self, reactor: "Reactor") -> None:
-        self._reactor = reactor
+        self.reactor = reactor
         self._stats = reactor.stats
         limits = reactor.limits
         self._max_total = limits.max_frame - 4
@@ -78,18 +79,26 @@ class Intake:
         self._max_inflight = limits.max_inflight
         self._max_inflight_here = limits.max_inflight_per_connection
         self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + DIRECT_PREFIX)  # a look at a front never ends behind it
-        self._view = memoryview(self._buffer)[:RECEIVE_BUFFER]
+        self.view = memoryview(self._buffer)[:RECEIVE_BUFFER]
+        self.held = HeldFrames(self)
+        self.all_direct = False
+        """Whether direct handlers have served all that was served last."""
         self._spares: list[bytearray] = []
         self.turn_end = 0.0
         """When the turn that is going on has to stop, in perf_counter's time."""
 
     def serve(self, conn: Connection) -> None:
         """One turn of a connection: what it has sent, as far as one read brings it, or what is left of the last one."""
+        held = self.held
+        begin = held.end
+        if begin and (begin >= HELD_BYTES or conn.held_back or conn.rest or conn.big is not None):
+            held.serve()
+            begin = 0
         if conn.big is not None:
             self._serve_big(conn, conn.big)
             return
-        view = self._view
-        end = start = 0
+        view = self.view
+        end = start = begin
         if conn.rest:
             end = start = len(conn.rest)
             view[:start] = conn.rest
@@ -100,19 +109,52 @@ class Intake:
             try:
                 end += conn.sock.recv_into(view[start:] if start else view)
             except BlockingIOError:
-                conn.rest = bytes(view[:start])
+                conn.rest = bytes(view[begin:start])
                 return
             except OSError as error:
                 conn.close(f"the connection was lost: {error}")
                 return
             if end == start:
-                conn.close("the client has closed it" + (" within a frame" if start else ""), quiet=not start)
+                cut = start > begin
+                conn.close("the client has closed it" + (" within a frame" if cut else ""), quiet=not cut)
                 return
             self._stats.bytes_in += end - start
-            conn.active_at = self._reactor.now
-        at = self._frames(conn, self._buffer, view, end)
+            conn.active_at = self.reactor.now
+        server = conn.alike
+        if server is not None:
+            length = _length_at(self._buffer, begin)[0] + 4
+            if length * FEW <= end - begin:
+                held.several(conn, server, length, begin, end)
+                return
+        if begin:
+            held.serve()
+        self.serve_received(conn, begin, end)
+
+    def serve_received(self, conn: Connection, begin: int, end: int) -> None:
+        """Serve what is in the receive buffer, and keep what is left."""
+        at = self._frames(conn, self._buffer, self.view, begin, end)
         if at != end and not conn.closed:
-            self._keep(conn, at, end)
+            self._keep(conn, at, end, first=at == begin)
+
+    def may_take(self, owners: Sequence[tuple[Connection, int]], count: int) -> bool:
+        """Whether so many requests more keep the limits of those in flight."""
+        if self._stats.inflight + count > self._max_inflight:
+            return False
+        return all(conn.inflight + frames <= self._max_inflight_here for conn, frames in owners)
+
+    def served_together(self, owners: Sequence[tuple[Connection, int]], replies: list[bytes] | None) -> None:
+        """Queue the replies to requests that were held; None: they come later."""
+        for at, (conn, frames) in enumerate(owners):
+            if conn.closed:
+                continue
+            conn.encoding = _JSON
+            if replies is None:
+                conn.inflight += frames
+                self._stats.inflight += frames
+            else:
+                conn.write(replies[at])
+                if conn.waiting >= self._high_water:
+                    self.reactor.is_stuck(conn)
 
     def _serve_big(self, conn: Connection, big: BigFrame) -> None:
         try:
@@ -126,15 +168,15 @@ class Intake:
             conn.close("the client has closed it within a frame")
             return
         self._stats.bytes_in += count
-        conn.active_at = self._reactor.now
+        conn.active_at = self.reactor.now
         if big.filled == big.size:
             conn.big = None
-            self._frames(conn, big.buffer, memoryview(big.buffer), big.size)
+            self._frames(conn, big.buffer, memoryview(big.buffer), 0, big.size)
             if len(self._spares) < _SPARES and big.size <= SPARE_SIZE:
                 self._spares.append(big.buffer if len(big.buffer) == SPARE_SIZE else bytearray(SPARE_SIZE))
 
     def _frames(  # noqa: PLR0912, PLR0915 - every request passes here: a call more is a cost for all
-        self, conn: Connection, buffer: bytearray, view: memoryview, end: int
+        self, conn: Connection, buffer: bytearray, view: memoryview, at: int, end: int
     ) -> int:
         """Serve whole frames until there is none, the turn is over, or the connection is; where the next one begins."""
         handlers, direct = conn.handlers, conn.direct
@@ -142,7 +184,7 @@ class Intake:
         max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
         stats = self._stats
         replies: list[bytes] = []
-        at = count = 0
+        count = late = 0
         while end - at >= _WORDS:
             total, word, front = _front_at(buffer, at)
             stop = at + 4 + total
@@ -155,7 +197,7 @@ class Intake:
                     try:
                         answer = short(conn, view[at + _WORDS : body_at], view[body_at:stop])
                     except Exception as error:  # noqa: BLE001 - as for any other handler
-                        answer = self._direct_failure(conn, view[at:stop], error)
+                        answer = self.direct_failure(conn, view[at:stop], error)
                     if answer is not None:
                         at = stop
                         count += 1
@@ -165,6 +207,7 @@ class Intake:
                         else:
                             conn.inflight += 1
                             stats.inflight += 1
+                            late += 1
                         if not count & _LOOK_EVERY and perf_counter() >= self.turn_end:
                             break
                         continue
@@ -194,48 +237,52 @@ class Intake:
                     out.chunks.append(outcome)
                     out.queued += len(outcome)
                     if not conn.dirty:
-                        self._reactor.mark(conn)
+                        self.reactor.mark(conn)
             elif outcome is not None:
                 self.conclude(conn, command, outcome)
             if conn.closed:
                 break
-            if out.queued - out.sent >= self._high_water and self._reactor.is_stuck(conn):
+            if out.queued - out.sent >= self._high_water and self.reactor.is_stuck(conn):
                 break
             if perf_counter() >= self.turn_end:
                 break
         stats.frames += count
+        self.all_direct = len(replies) + late == count
         if replies and not conn.closed:
             joined = replies[0] if len(replies) == 1 else b"".join(replies)
             out.chunks.append(joined)
             out.queued += len(joined)
             if not conn.dirty:
-                self._reactor.mark(conn)
+                self.reactor.mark(conn)
             if out.queued - out.sent >= self._high_water:
-                self._reactor.is_stuck(conn)
+                self.reactor.is_stuck(conn)
         return at
 
-    def _keep(self, conn: Connection, at: int, end: int) -> None:
-        """Keep what was not served: the beginning of a frame, or whole ones that have to wait for another turn."""
+    def _keep(self, conn: Connection, at: int, end: int, *, first: bool) -> None:
+        """Keep what was not served: the beginning of a frame, or whole ones that have to wait for another turn.
+
+        ``first``: nothing of this turn was served.
+        """
         left = end - at
         if left < 4:
-            conn.rest = bytes(self._view[at:end])
+            conn.rest = bytes(self.view[at:end])
             return
         (total,) = _length_at(self._buffer, at)
         try:
             check_length(total, self._max_frame)
         except FrameError as error:
-            known = _FOREIGN.get(self._buffer[at]) if at == 0 else None
+            known = _FOREIGN.get(self._buffer[at]) if first else None
             conn.close(known or f"broken frame: {error}", broken=True)
             return
         if total + 4 <= left:
-            conn.rest = bytes(self._view[at:end])
+            conn.rest = bytes(self.view[at:end])
             conn.ready = True
-            self._reactor.continue_later(conn)
+            self.reactor.continue_later(conn)
         elif total + 4 > BIG_FRAME:
             spare = self._spares.pop() if self._spares and total + 4 <= SPARE_SIZE else None
-            conn.big = BigFrame(total + 4, self._view[at:end], spare)
+            conn.big = BigFrame(total + 4, self.view[at:end], spare)
         else:
-            conn.rest = bytes(self._view[at:end])
+            conn.rest = bytes(self.view[at:end])
 
     def conclude(self, conn: Connection, command: RemotingCommand, outcome: Outcome) -> None:
         """Do what an outcome asks for."""
@@ -265,7 +312,7 @@ class Intake:
         elif reply is not None:
             conn.write(reply)
 
-    def _direct_failure(self, conn: Connection, frame: memoryview, error: Exception) -> bytes:
+    def direct_failure(self, conn: Connection, frame: memoryview, error: Exception) -> bytes:
         """The reply to a request whose direct handler has raised; nothing where it cannot even be decoded."""
         try:
             return encode(self.failure(conn, decode(frame[4:]), error))
@@ -277,7 +324,7 @@ class Intake:
         """The reply to a request whose handler has raised."""
         if isinstance(error, RemotingError):
             return command.reply(error.code, error.remark)
-        self._reactor.log_failure(conn, command, error)
+        self.reactor.log_failure(conn, command, error)
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
     def _busy(self, conn: Connection, command: RemotingCommand) -> RemotingCommand | None:
@@ -301,7 +348,7 @@ class Intake:
             conn.inflight += 1
             self._stats.inflight += 1
         conn.tasks += 1
-        self._reactor.start_task(self._run, conn, command, awaitable)
+        self.reactor.start_task(self._run, conn, command, awaitable)
 
     async def _run(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
         outcome: Outcome
@@ -314,5 +361,5 @@ class Intake:
             if not conn.closed and not command.flag & ONEWAY_FLAG:
                 conn.inflight -= 1
                 self._stats.inflight -= 1
-            self._reactor.task_ended()
+            self.reactor.task_ended()
         self.conclude(conn, command, outcome)

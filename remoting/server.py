@@ -313,6 +313,9 @@ class Reactor:
 
     def _end_round(self) -> None:
         self._in_round = True
+        held = self.intake.held
+        if held.end:
+            held.serve()
         self._call(self.at_round_end)
         flush = self._flush
         while self._dirty:

@@ -40,7 +40,7 @@ from protocol.message import key_words
 from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
 from remoting.connection import Connection
-from remoting.handlers import DEFERRED, HandlerTable, Outcome, Reply
+from remoting.handlers import DEFERRED, AlikeServer, HandlerTable, Outcome, Reply
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -77,6 +77,14 @@ def _nobody(_result: PutMessageResult) -> None:
     """Takes the result of a one-way send."""
 
 
+def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> AlikeServer | None:
+    try:
+        from broker.processors.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
+    except ImportError:
+        return None
+    return AlikeSends(parts, direct)
+
+
 class SendMessageProcessor:
     """Checks a send, makes the message that is stored of it, and answers where it lies."""
 
@@ -84,6 +92,7 @@ class SendMessageProcessor:
         self._configuration = parts.configuration
         self._checks = SendChecks(parts)
         self._direct = DirectSends(parts, self._answer)
+        self._alike = _alike_sends(parts, self._direct)
         self._topics = parts.topics
         self._table = parts.topics.table
         self._put_message = parts.store.put_message
@@ -115,6 +124,7 @@ class SendMessageProcessor:
         table.register(RequestCode.SEND_MESSAGE_V2, self.send_v2)
         table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
         self._direct.register(table)
+        table.alike = self._alike
 
     def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """SEND_MESSAGE (10): whole field names."""

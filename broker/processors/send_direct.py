@@ -5,7 +5,7 @@ room in the log. Whatever is found to be otherwise is passed over before anythin
 every case and every refusal, does it from the beginning; tests hold both ways to the same record and reply.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -57,7 +57,7 @@ class _FrameV1(Struct, gc=False):
     flag: int = 0
 
 
-class _Topic:
+class SendTopic:
     """What a send needs to know of a topic, as long as ``config`` is the one in the topics' table."""
 
     __slots__ = ("config", "nums", "queues", "sizes")
@@ -73,8 +73,8 @@ class DirectSends:
     """Serves ordinary sends; ``register`` puts it in front of the handlers that know all of them."""
 
     def __init__(self, parts: "BrokerParts", answer: Callable[..., bytes | RemotingCommand]) -> None:
-        """``answer`` makes the reply of (command, topic, queue id, unique key, result), whatever came of the put."""
-        self._answer = answer
+        self.answer = answer
+        """Makes the reply of (command, topic, queue id, unique key, result), whatever came of the put."""
         self._broker_put = parts.stats.broker_put
         self._waits = parts.store.syncs_each_put
         self._configuration = parts.configuration
@@ -83,7 +83,14 @@ class DirectSends:
         self._log = parts.store.commit_log
         self._put = parts.store.put_plain
         self._store_host = parts.store_host
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, SendTopic] = {}
+        self.decoders: dict[int, Callable[[Any], Any]] = {
+            RequestCode.SEND_MESSAGE_V2: msgspec.json.Decoder(_Frame, strict=False).decode,
+            RequestCode.SEND_MESSAGE: msgspec.json.Decoder(_FrameV1, strict=False).decode,
+        }
+        """For the header of each form, see _Frame."""
+        self.on_configured: list[Callable[[], None]] = []
+        """Called when what all sends have in common has changed."""
         self._configure()
         parts.configuration.listeners.append(lambda _keys: self._configure())
         parts.topics.delete_listeners.append(self._forget)
@@ -92,8 +99,8 @@ class DirectSends:
         config = self._configuration.section(BrokerConfig)
         region, trace = config.region_id, "true" if config.trace_on else "false"
         added = {"MSG_REGION": region, "TRACE_ON": trace, "CLUSTER": config.broker_cluster_name}
-        self._added = join_properties(added).encode()
-        self._template = (
+        self.added = join_properties(added).encode()
+        self.template = (
             f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{trace}",'
             f'"msgId":"{self._store_host.hex().upper()}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%b"}},'
             f'"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
@@ -101,19 +108,20 @@ class DirectSends:
         self._usable = (
             len(self._store_host) == 8
             and not config.start_accept_send_request_time_stamp
-            and len(self._template) < _LONGEST_REPLY // 2
+            and len(self.template) < _LONGEST_REPLY // 2
             and region.isascii()
             and region.isprintable()
             and not set('"\\%') & set(region)
         )
+        for listener in self.on_configured:
+            listener()
 
     def register(self, table: HandlerTable) -> None:
         """Take both forms of a send."""
-        table.register_direct(RequestCode.SEND_MESSAGE_V2, self._handler(RequestCode.SEND_MESSAGE_V2, _Frame))
-        table.register_direct(RequestCode.SEND_MESSAGE, self._handler(RequestCode.SEND_MESSAGE, _FrameV1))
+        for code, decode in self.decoders.items():
+            table.register_direct(code, self._handler(code, decode))
 
-    def _handler(self, code: int, kind: type[Any]) -> DirectHandler:
-        decode: Callable[[memoryview], Any] = msgspec.json.Decoder(kind, strict=False).decode
+    def _handler(self, code: int, decode: Callable[[memoryview], Any]) -> DirectHandler:
         topics = self._topics
         table = self._table
         put = self._put
@@ -161,7 +169,7 @@ class DirectSends:
             offset = put(
                 queue,
                 body,
-                text.encode() + self._added,
+                text.encode() + self.added,
                 header.born_timestamp,
                 host,
                 self._store_host,
@@ -184,39 +192,70 @@ class DirectSends:
             sizes.times += 1
             broker_put.value += 1
             broker_put.times += 1
-            reply = self._template % (offset, queue_id, queue.next_offset - 1, unique.encode(), opaque)
+            reply = self.template % (offset, queue_id, queue.next_offset - 1, unique.encode(), opaque)
             return _WORDS[len(reply)] + reply
 
         return serve
 
     def _durable(
-        self, connection: Connection, topic: _Topic, queue_id: int, unique: str, opaque: int, result: PutMessageResult
+        self,
+        connection: Connection,
+        topic: SendTopic,
+        queue_id: int,
+        unique: str,
+        opaque: int,
+        result: PutMessageResult,
     ) -> None:
         """The end of a send that has waited for the disk."""
         status = result.status
         if status:
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
-            connection.complete(self._answer(command, topic.config.topic_name, queue_id, unique, result))
+            connection.complete(self.answer(command, topic.config.topic_name, queue_id, unique, result))
             return
         for item, value in ((topic.nums, 1), (topic.sizes, result.size), (self._broker_put, 1)):
             item.value += value
             item.times += 1
-        reply = self._template % (result.physical_offset, queue_id, result.queue_offset, unique.encode(), opaque)
+        reply = self.template % (result.physical_offset, queue_id, result.queue_offset, unique.encode(), opaque)
         connection.complete(_WORDS[len(reply)] + reply)
 
-    def _find(self, name: str) -> _Topic | None:
+    def topic(self, name: str) -> SendTopic | None:
+        """What sends to a topic need to know of it; None where they have to go the long way."""
+        topic = self._topics.get(name)
+        if topic is None or topic.config is not self._table.get(name):
+            topic = self._find(name)
+        return topic if self._usable else None
+
+    def queue(self, topic: SendTopic, queue_id: int) -> TopicQueue | None:
+        """A queue of a topic that can be written to, kept in ``topic.queues``; None where there is none."""
+        queue = topic.queues.get(queue_id)
+        return queue if queue is not None and not queue.gone else self._find_queue(topic, queue_id)
+
+    def replies(
+        self,
+        offsets: Iterable[int],
+        queue_ids: Iterable[int],
+        queue_offsets: Iterable[int],
+        uniques: Iterable[bytes],
+        opaques: Iterable[int],
+    ) -> list[bytes]:
+        """Those to many sends."""
+        template, words = self.template, _WORDS
+        fields = zip(offsets, queue_ids, queue_offsets, uniques, opaques, strict=True)
+        return [words[len(reply)] + reply for reply in [template % values for values in fields]]
+
+    def _find(self, name: str) -> SendTopic | None:
         """What is to be known of a topic that is sent to for the first time since it was made or changed."""
         self._topics.pop(name, None)
         config = self._table.get(name)
         if config is None or name in NO_SEND_TOPICS or name == SCHEDULE_TOPIC or name[:1] == "%":
             return None
-        topic = self._topics[name] = _Topic(config, *self._stats.topic_counters(name))
+        topic = self._topics[name] = SendTopic(config, *self._stats.topic_counters(name))
         return topic
 
     def _forget(self, name: str) -> None:
         self._topics.pop(name, None)
 
-    def _find_queue(self, topic: _Topic, queue_id: int) -> TopicQueue | None:
+    def _find_queue(self, topic: SendTopic, queue_id: int) -> TopicQueue | None:
         if not 0 <= queue_id < topic.config.write_queue_nums:
             return None
         try:

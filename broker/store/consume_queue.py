@@ -122,6 +122,18 @@ class ConsumeQueue:
         self.next_offset += len(places)
         self.max_phy = places[-1] + sizes[-1]
 
+    def put_units(self, units: bytes, queue_offset: int) -> None:
+        """Add units of messages that have offsets from ``queue_offset`` on and lie in their order; as ``put``."""
+        if queue_offset != self.next_offset or int.from_bytes(units[:8], "big") < self.max_phy or not self.dirty:
+            for phy, size, tags_code in UNIT.iter_unpack(units):
+                self.put(phy, size, tags_code, queue_offset)
+                queue_offset += 1
+            return
+        self.tail += units
+        self.next_offset += len(units) // UNIT_SIZE
+        phy, size, _ = UNIT.unpack_from(units, len(units) - UNIT_SIZE)
+        self.max_phy = phy + size
+
     def _fill_up_to(self, queue_offset: int, phy: int) -> None:
         """Make ``queue_offset`` the next one where that is plausible; an older offset is given a new place at the end.
 

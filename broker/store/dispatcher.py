@@ -14,11 +14,11 @@ from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.index_service import WAKE_AT, IndexService
 from broker.store.stats import StoreStats
-from broker.store.types import MessageBatch, PutMessageResult
+from broker.store.types import MessageBatch, MessageRows, PutMessageResult
 from protocol import sysflag
 from protocol.hashing import tags_code
 from protocol.message import NAME_END, VALUE_END, PropertyName, decode_properties, key_words
-from protocol.queue_unit import UNIT
+from protocol.queue_unit import UNIT, UNIT_SIZE
 from protocol.topic_rules import SCHEDULE_TOPIC
 
 MessageArriving = Callable[[str, int, int, int, int], None]
@@ -156,6 +156,35 @@ class StoreDispatcher:
         if (topic, queue_id) in self.awaited or self.message_arriving or topic in self.arriving_in:
             for following, tags_code in enumerate(tags, result.queue_offset + 1):
                 self.tell(topic, queue_id, following, tags_code, store_timestamp)
+
+    def dispatch_rows(self, rows: MessageRows, result: PutMessageResult) -> None:
+        """Records of several queues that were put together; see types.Dispatcher."""
+        position, offsets = result.physical_offset, result.offsets
+        if position != self.position:
+            if position + result.size > self.position:
+                self.on_behind()
+            return
+        assert offsets is not None
+        topic, tags_code, store_timestamp = rows.topic, rows.tags_code, result.store_timestamp
+        self.position = position + result.size
+        self.last_record = offsets[-1]
+        self.last_store_timestamp = store_timestamp
+        if self.index is not None:
+            self.index.put_run(rows.keys.run(topic, offsets, store_timestamp))
+        if position < self._dropped.end and self._dropped.has(topic, position, store_timestamp):
+            return
+        units = rows.rows.units(tags_code)
+        told = bool(self.message_arriving) or topic in self.arriving_in
+        end = 0
+        for queue, count, start in zip(rows.queues, rows.rows.counts, rows.starts, strict=True):
+            begin, end = end, end + count * UNIT_SIZE
+            places = queue.units
+            if places is None or places.deleted:
+                places = queue.units = self.units_of(topic, queue.queue_id)
+            places.put_units(units[begin:end], start)
+            if told or queue.key in self.awaited:
+                for following in range(start + 1, start + count + 1):
+                    self.tell(topic, queue.queue_id, following, tags_code, store_timestamp)
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         """The log goes on in its next file; see types.Dispatcher."""

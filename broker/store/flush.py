@@ -20,9 +20,15 @@ from broker.store.commit_log import CommitLog
 from broker.store.disk import Disk
 from broker.store.mapped_file import MappedFile
 from broker.store.paced import PacedService
-from broker.store.put_lock import Put
 from broker.store.running_flags import Flag, RunningFlags
-from broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
+from broker.store.types import (
+    MessageBatch,
+    MessageInner,
+    MessageRows,
+    PutCallback,
+    PutMessageResult,
+    PutMessageStatus,
+)
 from remoting.durations import Durations
 
 PAGE: Final = 4096
@@ -179,10 +185,14 @@ class LogSync:
         _log.error("commit_log_sync_failed", file=file.path, error=str(error), flushed_offset=self.flushed_offset)
 
 
+Synced = MessageInner | MessageBatch | MessageRows
+"""What may have to wait for the device."""
+
+
 class _Pending(Struct, gc=False):
     end: int
     deadline: float
-    put: Put | None
+    put: Synced | None
     result: PutMessageResult
     on_done: PutCallback | None
 
@@ -197,7 +207,7 @@ class GroupCommitService:
     def __init__(
         self,
         sync: LogSync,
-        dispatch: Callable[[Put, PutMessageResult], None],
+        dispatch: Callable[[Synced, PutMessageResult], None],
         rolled: Callable[[int, int], None],
         timeout: float,
     ) -> None:
@@ -216,8 +226,8 @@ class GroupCommitService:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def submit(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> None:
-        """A record (or batch) is in the mapping; ``on_done`` is called when it is durable. None: nobody waits."""
+    def submit(self, put: Synced, result: PutMessageResult, on_done: PutCallback | None) -> None:
+        """A record (or several) is in the mapping; ``on_done`` is called when it is durable. None: nobody waits."""
         end = result.physical_offset + result.size
         self._pending.append(_Pending(end, trio.current_time() + self._timeout, put, result, on_done))
         if not self.in_round():

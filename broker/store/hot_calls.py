@@ -10,6 +10,7 @@ from broker.store.types import (
     MessageBatch,
     MessageFilter,
     MessageInner,
+    MessageRows,
     PutCallback,
     PutMessageResult,
     QueryMessageResult,
@@ -23,6 +24,8 @@ class HotCalls:
     """Store one message: the result if it is ready at once, else None and the callback gets it later."""
     put_plain: Callable[..., int]
     """Store an ordinary message the short way, see PlainPut.put: its physical offset, or -1 for the other way."""
+    put_alike: Callable[[MessageRows, PutCallback | None], PutMessageResult | None]
+    """Store ordinary messages that are laid out alike, see AlikePut.put; None where they have to go one by one."""
     put_messages: Callable[[MessageBatch, PutCallback], PutMessageResult | None]
     """Store a traditional batch; answers as ``put_message`` does."""
     get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]

@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from broker.config import MessageStoreConfig
+from broker.store.alike_put import AlikePut
 from broker.store.checkpoint import CheckpointService, StoreCheckpoint
 from broker.store.clean import CleanService
 from broker.store.commit_log import CommitLog
@@ -175,10 +176,19 @@ class MessageStore(HotCalls):
         self.put_message = path.put_message
         self.put_messages = path.put_messages
         self.put_plain = _the_other_way
+        self.put_alike = _one_by_one
         if path.takes_plain_puts:
-            self.put_plain = PlainPut(
-                self.commit_log, self.dispatcher, path.lock, self.flags, self.stats, path.group, self.clock.wall_ms
-            ).put
+            parts = (
+                self.commit_log,
+                self.dispatcher,
+                path.lock,
+                self.flags,
+                self.stats,
+                path.group,
+                self.clock.wall_ms,
+            )
+            self.put_plain = PlainPut(*parts).put
+            self.put_alike = AlikePut(*parts).put
         return path
 
     def _start(self, path: WritePath, nursery: trio.Nursery) -> None:
@@ -394,3 +404,7 @@ class MessageStore(HotCalls):
 
 def _the_other_way(*_: object) -> int:
     return -1
+
+
+def _one_by_one(*_: object) -> None:
+    return None

@@ -19,6 +19,7 @@ CREATE_FILE_SECONDS: Final = 5.0
 _TURN: Final = 256
 
 Put = MessageInner | MessageBatch
+"""What may have to wait for room."""
 
 
 class _Waiting(Struct):

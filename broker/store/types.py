@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from broker.store.topic_queue import TopicQueue
 from protocol.index_batch import KeyColumns
 from protocol.record_batch import BatchMessages
 
@@ -88,6 +89,42 @@ class MessageBatch(Struct, gc=False):
     sys_flag: int = 0
     reconsume_times: int = 0
     wait: bool = True
+
+
+class AlikeRows(Protocol):
+    """Records that are laid out alike, see protocol.alike_rows.PlacedRows."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many messages each queue has."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def records(self, starts: Sequence[int], physical_offset: int, store_timestamp: int) -> memoryview:
+        """Their bytes: ``starts`` has the next offset of each queue, ``physical_offset`` is the first one's."""
+        ...
+
+    def units(self, tags_code: int) -> bytes:
+        """The queues' units, those of each queue side by side, in the order of ``counts``."""
+        ...
+
+
+class MessageRows(Struct, gc=False):
+    """Ordinary messages of one topic that differ in nothing but what is known of each here; they lie in one file.
+
+    ``queues``: those that ``rows`` counts messages of, in its order. Bodies and properties have one length. ``starts``
+    are for the store to fill in: the offset of each queue's first message.
+    """
+
+    topic: str
+    queues: Sequence[TopicQueue]
+    rows: AlikeRows
+    body_length: int
+    properties_length: int
+    tags_code: int
+    keys: KeyColumns
+    starts: Sequence[int] = ()
 
 
 class PutMessageResult(Struct, gc=False):
@@ -184,6 +221,10 @@ class Dispatcher(Protocol):
 
     def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
         """All records of a batch that was put, as ``dispatch`` for each of them: they lie side by side."""
+        ...
+
+    def dispatch_rows(self, rows: MessageRows, result: PutMessageResult) -> None:
+        """The same of ordinary messages that were put together."""
         ...
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:

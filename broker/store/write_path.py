@@ -15,7 +15,7 @@ from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.allocate import AllocateMappedFileService
 from broker.store.commit import CommitRealTimeService
 from broker.store.commit_log import CommitLog
-from broker.store.flush import FlushRealTimeService, GroupCommitService, LogSync, SyncPlace
+from broker.store.flush import FlushRealTimeService, GroupCommitService, LogSync, Synced, SyncPlace
 from broker.store.memory import LogMemory
 from broker.store.put_lock import Put, PutMessageLock
 from broker.store.running_flags import Flag, RunningFlags
@@ -25,6 +25,7 @@ from broker.store.types import (
     Dispatcher,
     MessageBatch,
     MessageInner,
+    MessageRows,
     PutCallback,
     PutMessageResult,
     PutMessageStatus,
@@ -199,7 +200,7 @@ class WritePath:
         group.submit(put, result, on_done if put.wait else None)
         return None if put.wait else result
 
-    def _dispatch(self, put: Put, result: PutMessageResult) -> None:
+    def _dispatch(self, put: Synced, result: PutMessageResult) -> None:
         if isinstance(put, MessageInner):
             self._dispatch_record(
                 put.topic,
@@ -212,8 +213,10 @@ class WritePath:
                 put.keys,
                 put.sys_flag,
             )
-            return
-        self._dispatcher.dispatch_batch(put, result)
+        elif isinstance(put, MessageRows):
+            self._dispatcher.dispatch_rows(put, result)
+        else:
+            self._dispatcher.dispatch_batch(put, result)
 
     def _due(self, message: MessageInner, result: PutMessageResult) -> int:
         """What stands in the tag slot of a delayed message: the time it is due. Its queue id is its level - 1."""
