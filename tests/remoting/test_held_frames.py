@@ -1,0 +1,335 @@
+"""Requests of one length that a client sends several at a time: held, served together, and nobody sees a difference."""
+
+import socket
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from protocol.codes import ResponseCode
+from protocol.command import RemotingCommand
+from protocol.frame import encode
+from remoting.handlers import DEFERRED, HandlerTable, Later
+from remoting.held_frames import FEW, LEAST, MOST
+from remoting.limits import ReactorLimits
+from remoting.server import Connection
+from tests.remoting.harness import Peer, Server, echo, serving
+
+ECHO = 100
+OTHER = 101
+Answer = list[bytes] | None
+
+
+def frame(opaque: int, body: bytes = b"body", code: int = ECHO) -> bytes:
+    header = b'{"code":%d,"flag":0,"opaque":%d}' % (code, opaque)
+    return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
+
+
+def opaque_of(data: memoryview) -> int:
+    (head,) = struct.unpack_from(">I", data, 4)
+    return int(msgspec.json.decode(data[8 : 8 + head])["opaque"])
+
+
+class Together:
+    """An AlikeServer that answers with the text ``together``; ``calls`` says how many frames each owner had."""
+
+    def __init__(self) -> None:
+        self.lengths: set[int] = set()
+        self.calls: list[list[int]] = []
+        self.learnt: list[bytes] = []
+        self.seen: list[int] = []
+        self.order: list[int] = []
+        """Opaques in the order in which they were served, in either way."""
+        self.passes = False
+        self.error: Exception | None = None
+        self.later: list[tuple[Connection, list[int]]] | None = None
+
+    def learn(self, frame: bytes) -> bool:
+        self.learnt.append(frame)
+        self.lengths.add(len(frame))
+        return True
+
+    def serve(
+        self, frames: memoryview, length: int, owners: Sequence[tuple[Connection, int]]
+    ) -> Answer | Literal[Later.DEFERRED]:
+        self.calls.append([count for _, count in owners])
+        assert len(frames) == length * sum(self.calls[-1])
+        if self.error is not None:
+            raise self.error
+        if self.passes or any(frames[at : at + 8] != frames[:8] for at in range(0, len(frames), length)):
+            return None
+        at, replies = 0, []
+        for connection, count in owners:
+            opaques = [opaque_of(frames[begin:]) for begin in range(at, at + count * length, length)]
+            at += count * length
+            self.seen += opaques
+            self.order += opaques
+            if self.later is not None:
+                self.later.append((connection, opaques))
+            replies.append(b"".join(answered(opaque, b"together") for opaque in opaques))
+        return replies if self.later is None else DEFERRED
+
+
+def answered(opaque: int, text: bytes) -> bytes:
+    return encode(RemotingCommand(ECHO, opaque).reply(body=text))
+
+
+class Fixture:
+    def __init__(self, server: Server, together: Together, single: list[int]) -> None:
+        self.server = server
+        self.together = together
+        self.single = single
+        """Opaques of what was served one by one."""
+
+
+@asynccontextmanager
+async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]:
+    """A server that knows the length of ``frame(1000)``."""
+    together = Together()
+    single: list[int] = []
+
+    def direct(_connection: Connection, head: memoryview, _body: memoryview) -> bytes | None:
+        single.append(int(msgspec.json.decode(head)["opaque"]))
+        together.order.append(single[-1])
+        return answered(single[-1], b"single")
+
+    table = HandlerTable()
+    table.register(OTHER, echo)
+    table.register(ECHO, echo)
+    table.register_direct(ECHO, direct)
+    table.alike = together
+    together.lengths.add(len(frame(1000)))
+    async with serving(table, limits) as server:
+        yield Fixture(server, together, single)
+
+
+async def replies_to(peer: Peer, count: int) -> dict[int, bytes]:
+    found = [await peer.receive() for _ in range(count)]
+    assert len({reply.opaque for reply in found}) == count
+    return {reply.opaque: bytes(reply.body) for reply in found}
+
+
+def raw_socket(peer: Peer) -> socket.socket:
+    """To send without giving the reactor the loop."""
+    raw: socket.socket = peer.stream.socket._sock  # type: ignore[attr-defined]
+    return raw
+
+
+def opaques(begin: int, count: int) -> range:
+    return range(begin, begin + count)
+
+
+async def test_many_of_one_connection_are_served_together() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        numbers = opaques(1000, LEAST)
+        await peer.send_bytes(b"".join(map(frame, numbers)))
+        assert await replies_to(peer, LEAST) == dict.fromkeys(numbers, b"together")
+        assert fixture.together.calls == [[LEAST]]
+        assert fixture.together.seen == list(numbers)
+        assert fixture.server.reactor.stats.frames == LEAST
+
+
+async def test_those_of_several_connections_are_served_together() -> None:
+    """What lies ready when a round begins is one group; each gets the replies to its own."""
+    async with holding() as fixture, fixture.server.peer() as one, fixture.server.peer() as two:
+        for peer, begin in ((one, 1000), (two, 2000)):
+            raw_socket(peer).sendall(b"".join(map(frame, opaques(begin, LEAST - FEW))))
+        assert await replies_to(one, LEAST - FEW) == dict.fromkeys(opaques(1000, LEAST - FEW), b"together")
+        assert await replies_to(two, LEAST - FEW) == dict.fromkeys(opaques(2000, LEAST - FEW), b"together")
+        assert fixture.together.calls == [[LEAST - FEW, LEAST - FEW]]
+
+
+@pytest.mark.parametrize("count", [1, FEW - 1, FEW, LEAST - 1])
+async def test_few_are_served_one_by_one(count: int) -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, count))))
+        assert await replies_to(peer, count) == dict.fromkeys(opaques(1000, count), b"single")
+        assert fixture.single == list(opaques(1000, count))
+        assert not fixture.together.calls
+
+
+async def test_no_more_than_so_many_at_once() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, 3 * MOST))))
+        assert len(await replies_to(peer, 3 * MOST)) == 3 * MOST
+        assert all(sum(call) <= MOST for call in fixture.together.calls)
+        assert sorted(fixture.single + fixture.together.seen) == list(opaques(1000, 3 * MOST))
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20, len(frame(1000)) - 1])
+async def test_what_does_not_end_with_a_frame_is_served_as_it_comes(cut: int) -> None:
+    data = b"".join(map(frame, opaques(1000, LEAST + 1)))
+    stop = len(data) - len(frame(1000)) + cut
+    async with holding() as fixture, fixture.server.peer() as peer:
+        await peer.send_bytes(data[:stop])
+        assert len(await replies_to(peer, LEAST)) == LEAST
+        await peer.send_bytes(data[stop:])
+        assert list(await replies_to(peer, 1)) == [1000 + LEAST]
+        assert fixture.single == list(opaques(1000, LEAST + 1))
+
+
+async def test_a_connection_s_requests_keep_their_order() -> None:
+    """Held ones, others behind them, and held ones again: whatever pieces arrive together."""
+    async with holding() as fixture, fixture.server.peer() as peer:
+        expected: list[int] = []
+        data = b""
+        for turn in range(40):
+            begin = 1000 + 100 * turn
+            data += b"".join(map(frame, opaques(begin, 3 * LEAST)))
+            data += frame(begin + 3 * LEAST, b"a longer body")
+            expected += opaques(begin, 3 * LEAST + 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_in_pieces, fixture.server, peer, data)
+            assert len(await replies_to(peer, len(expected))) == len(expected)
+        assert fixture.together.order == expected
+        assert fixture.together.seen
+
+
+async def _in_pieces(server: Server, peer: Peer, data: bytes) -> None:
+    """Some end with a frame, some within one; each is received before the next is sent."""
+    size, at = len(frame(1000)), 0
+    while at < len(data):
+        for piece in (size * LEAST, size * LEAST + 7, 3 * size - 7, size * (LEAST + 3)):
+            await peer.send_bytes(data[at : at + piece])
+            at = min(at + piece, len(data))
+            while server.reactor.stats.bytes_in < at:
+                await trio.lowlevel.checkpoint()
+
+
+async def test_what_cannot_be_served_together_is_served_one_by_one() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.passes = True
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST))))
+        assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"single")
+        assert fixture.together.calls == [[LEAST]]
+        assert fixture.single == list(opaques(1000, LEAST))
+
+
+async def test_frames_of_that_length_may_be_anything() -> None:
+    """Only the first frame's length is looked at: what follows may end elsewhere, and is served for what it is."""
+    short = frame(5000, b"b")
+    long = frame(5001, b"long body"[: 2 * len("body") - 1])
+    assert len(short) + len(long) == 2 * len(frame(1000))
+    data = b"".join([frame(1000), short, long, *map(frame, opaques(1001, LEAST))])
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.passes = True
+        await peer.send_bytes(data)
+        assert len(await replies_to(peer, LEAST + 3)) == LEAST + 3
+        assert fixture.single == [1000, 5000, 5001, *opaques(1001, LEAST)]
+
+
+async def test_a_frame_that_goes_on_in_what_comes_next_is_one() -> None:
+    """Received twice in a round, the second time with bytes in front that look like a frame's length."""
+    size = len(frame(1000))
+    tail = struct.pack(">I", size - 4) + bytes(FEW * size - 4)
+    cut = frame(5000, b"b" * (size - 3) + tail)
+    first = [frame(1000), *map(frame, opaques(1001, FEW))]
+    data = b"".join([*first, cut])
+    stop = data.index(tail)
+    assert stop % size
+    first.append(frame(6000, b"b" * (len("body") + size - stop % size)))
+    data = b"".join([*first, cut])
+    stop = data.index(tail)
+    assert not stop % size
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.passes = True
+        await trio.testing.wait_all_tasks_blocked()
+        connection, intake = fixture.server.connection(), fixture.server.reactor.intake
+        for piece in (data[:stop], data[stop:]):  # the reactor does not get the loop meanwhile
+            raw_socket(peer).sendall(piece)
+            intake.turn_end = float("inf")
+            intake.serve(connection)
+        fixture.server.reactor.wake()
+        assert sorted(await replies_to(peer, FEW + 3)) == [*opaques(1000, FEW + 1), 5000, 6000]
+        assert fixture.single == [*opaques(1000, FEW + 1), 6000, 5000]
+
+
+async def test_what_it_raises_is_everybody_s_reply_and_nothing_is_served_twice() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.error = ValueError("broken")
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST))))
+        replies = [await peer.receive() for _ in range(LEAST)]
+        assert {reply.code for reply in replies} == {ResponseCode.SYSTEM_ERROR}
+        assert [reply.opaque for reply in replies] == list(opaques(1000, LEAST))
+        assert not fixture.single
+        fixture.together.error = None
+        await peer.send_bytes(b"".join(map(frame, opaques(2000, LEAST))))
+        assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(2000, LEAST), b"together")
+
+
+async def test_replies_that_come_later() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        later = fixture.together.later = []
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST))))
+        stats = fixture.server.reactor.stats
+        while not later:
+            await trio.lowlevel.checkpoint()
+        assert stats.inflight == LEAST
+        ((connection, waiting),) = later
+        assert connection.inflight == LEAST
+        connection.complete(b"".join(answered(opaque, b"later") for opaque in waiting), LEAST)
+        assert (connection.inflight, stats.inflight) == (0, 0)
+        assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"later")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [ReactorLimits(max_inflight_per_connection=LEAST - 1), ReactorLimits(max_inflight=LEAST - 1)],
+    ids=["of a connection", "of all"],
+)
+async def test_more_than_may_be_in_flight_are_served_one_by_one(limits: ReactorLimits) -> None:
+    """There those beyond the limit are answered SYSTEM_BUSY where replies come later; here they do not."""
+    async with holding(limits) as fixture, fixture.server.peer() as peer:
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST))))
+        assert len(await replies_to(peer, LEAST)) == LEAST
+        assert not fixture.together.calls
+
+
+async def test_a_client_that_goes_at_once_harms_nobody() -> None:
+    async with holding() as fixture:
+        for _ in range(20):
+            async with fixture.server.peer() as peer, fixture.server.peer() as stays:
+                await stays.send_bytes(b"".join(map(frame, opaques(3000, LEAST))))
+                await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST))))
+                await peer.stream.aclose()
+                assert set(await replies_to(stays, LEAST)) == set(opaques(3000, LEAST))
+
+
+async def test_an_unknown_length_is_learnt_once_its_frames_were_served() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.lengths.clear()
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
+        assert await replies_to(peer, FEW) == dict.fromkeys(opaques(1000, FEW), b"single")
+        assert fixture.together.learnt == [frame(1000)]
+        await peer.send_bytes(b"".join(map(frame, opaques(2000, LEAST))))
+        assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(2000, LEAST), b"together")
+
+
+async def test_others_requests_are_not_learnt() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        await peer.send_bytes(b"".join(frame(opaque, b"x", OTHER) for opaque in opaques(1000, LEAST)))
+        assert len(await replies_to(peer, LEAST)) == LEAST
+        assert not fixture.together.learnt
+
+
+async def test_lengths_that_differ_all_the_time_are_looked_at_less_and_less() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        rounds = 300
+        for size in range(rounds):
+            await peer.send_bytes(b"".join(frame(opaque, bytes(100 + size)) for opaque in opaques(1000, FEW)))
+            assert len(await replies_to(peer, FEW)) == FEW
+        assert 3 <= len(fixture.together.learnt) < rounds // 20
+
+
+async def test_what_is_never_served_together_is_not_held_for_a_while() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.passes = True
+        for turn in range(60):
+            await peer.send_bytes(b"".join(map(frame, opaques(1000 + turn * LEAST, LEAST))))
+            assert len(await replies_to(peer, LEAST)) == LEAST
+        assert 16 <= len(fixture.together.calls) < 50
