@@ -206,6 +206,8 @@ class Connection:
 
         ``reason`` goes to the log: a warning where the peer is to blame (``broken``), for debugging only if ``quiet``.
         """
+        if self.held_back:
+            self._reactor.intake.held.serve()
         if self.closed:
             return
         if self.out.chunks:

@@ -22,7 +22,7 @@ class Durations:
         self.total = 0.0
         """Seconds in all."""
 
-    def add(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(self.ends, seconds)] += 1
-        self.total += seconds
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count one, or so many that each took that long."""
+        self.counts[bisect_left(self.ends, seconds)] += count
+        self.total += seconds * count

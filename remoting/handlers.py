@@ -58,8 +58,11 @@ class AlikeServer(Protocol):
         """Lengths of whole frames, their length word included, of which it knows some."""
         ...
 
-    def learn(self, frame: bytes) -> bool:
-        """Look at a whole frame whose request a direct handler has served; whether there was something to learn."""
+    def learn(self, frame: bytes, most: int) -> bool:
+        """Look at a whole frame whose request a direct handler has served; whether there was something to learn.
+
+        No more than ``most`` of its length will be served at once.
+        """
         ...
 
     def serve(

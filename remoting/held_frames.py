@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from remoting.connection import Connection
 from remoting.handlers import DEFERRED, AlikeServer
+from remoting.limits import RECEIVE_BUFFER
 
 if TYPE_CHECKING:
     from remoting.intake import Intake
@@ -22,6 +23,8 @@ FEW: Final = 4
 """A connection that sends fewer at a time waits for their replies: they are served as they come."""
 LEAST: Final = 24
 """Fewer requests are quicker one by one."""
+LONGEST: Final = HELD_BYTES // LEAST
+"""Longer frames are not held: there would be too few."""
 _PAUSE: Final = 16
 """Rounds without holding after ``_MISSES`` times in a row that frames were held and not served together."""
 _MISSES: Final = 16
@@ -50,7 +53,7 @@ class HeldFrames:
         """Hold or serve what ``conn`` has just sent, several frames of which the first has this length."""
         if length not in server.lengths:
             self._one_by_one(conn, begin, end)
-            if self._intake.all_direct and not conn.closed:
+            if self._intake.all_direct and length <= LONGEST and not conn.closed:
                 self._learn(server, begin, length)
         elif (end - begin) % length or end - begin > MOST * length or self._stats.rounds < self._not_before:
             self._one_by_one(conn, begin, end)
@@ -60,6 +63,8 @@ class HeldFrames:
     def _hold(self, conn: Connection, server: AlikeServer, length: int, begin: int, end: int) -> None:
         if self.end and (length != self._length or server is not self._server or end - self.begin > MOST * length):
             self.serve()
+            if conn.closed:
+                return
         if not self.end:
             self.begin = begin
             self._length = length
@@ -71,7 +76,8 @@ class HeldFrames:
     def _one_by_one(self, conn: Connection, begin: int, end: int) -> None:
         if self.end:
             self.serve()
-        self._intake.serve_received(conn, begin, end)
+        if not conn.closed:
+            self._intake.serve_received(conn, begin, end)
 
     def serve(self) -> None:
         """Serve all that is held. ``end`` is 0 afterwards."""
@@ -108,7 +114,10 @@ class HeldFrames:
         """A frame of a length that is not known has been served one by one, and more of them may come."""
         rounds = self._stats.rounds
         if rounds >= self._learn_at:
-            server.learn(bytes(self._intake.view[begin : begin + length]))
+            try:
+                server.learn(bytes(self._intake.view[begin : begin + length]), min(MOST, RECEIVE_BUFFER // length))
+            except Exception as error:  # noqa: BLE001 - it was served already
+                self._intake.reactor.log_hook_failure(server.learn, error)
             self._learn_at = rounds + self._learn_pause
             self._learn_pause = min(2 * self._learn_pause, _LONGEST_PAUSE)
 

@@ -13,12 +13,10 @@ from protocol.frame import check_length, decode, decode_at, encode
 from remoting.connection import Connection
 from remoting.handlers import DEFERRED, DIRECT_PREFIX, HELD, Outcome, Reply, not_supported
 from remoting.held_frames import FEW, HELD_BYTES, HeldFrames
+from remoting.limits import RECEIVE_BUFFER
 
 if TYPE_CHECKING:
     from remoting.server import Reactor
-
-RECEIVE_BUFFER: Final = 256 * 1024
-"""Bytes of the buffer that all connections share: the most that one turn of one connection can take."""
 
 BIG_FRAME: Final = 32 * 1024
 """An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
@@ -120,15 +118,54 @@ class Intake:
                 return
             self._stats.bytes_in += end - start
             conn.active_at = self.reactor.now
-        server = conn.alike
-        if server is not None:
-            length = _length_at(self._buffer, begin)[0] + 4
-            if length * FEW <= end - begin:
-                held.several(conn, server, length, begin, end)
-                return
+        total, word, front = _front_at(self._buffer, begin)
+        length = total + 4
+        if length * FEW <= end - begin and conn.alike is not None:
+            held.several(conn, conn.alike, length, begin, end)
+            return
         if begin:
             held.serve()
-        self.serve_received(conn, begin, end)
+            if conn.closed:
+                return
+        if length != end - begin or not self._serve_one(conn, begin + _WORDS, begin + _WORDS + word, end, front):
+            self.serve_received(conn, begin, end)
+
+    def _serve_one(self, conn: Connection, head_at: int, body_at: int, end: int, front: bytes) -> bool:
+        """What ``_frames`` does, for a connection that has sent one request.
+
+        False where it is not one for a direct handler: nothing has happened then.
+        """
+        short = conn.direct.get(front)
+        stats = self._stats
+        if (
+            short is None
+            or body_at > end
+            or conn.inflight >= self._max_inflight_here
+            or stats.inflight >= self._max_inflight
+            or end - head_at > self._max_total
+        ):
+            return False
+        view = self.view
+        try:
+            answer = short(conn, view[head_at:body_at], view[body_at:end])
+        except Exception as error:  # noqa: BLE001 - as for any other handler
+            answer = self.direct_failure(conn, view[head_at - _WORDS : end], error)
+        if answer is None:
+            return False
+        stats.frames += 1
+        conn.encoding = _JSON
+        if type(answer) is not bytes:
+            conn.inflight += 1
+            stats.inflight += 1
+        elif not conn.closed:
+            out = conn.out
+            out.chunks.append(answer)
+            out.queued += len(answer)
+            if not conn.dirty:
+                self.reactor.mark(conn)
+            if out.queued - out.sent >= self._high_water:
+                self.reactor.is_stuck(conn)
+        return True
 
     def serve_received(self, conn: Connection, begin: int, end: int) -> None:
         """Serve what is in the receive buffer, and keep what is left."""
@@ -198,6 +235,7 @@ class Intake:
                         answer = short(conn, view[at + _WORDS : body_at], view[body_at:stop])
                     except Exception as error:  # noqa: BLE001 - as for any other handler
                         answer = self.direct_failure(conn, view[at:stop], error)
+                        late = -len(buffer)  # nothing to learn from
                     if answer is not None:
                         at = stop
                         count += 1

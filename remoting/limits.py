@@ -2,11 +2,15 @@
 
 import resource
 from dataclasses import dataclass, field
+from typing import Final
 
 from protocol.frame import MAX_FRAME
 from remoting.config import NettyServerConfig
 
 MEBIBYTE = 1024 * 1024
+
+RECEIVE_BUFFER: Final = 256 * 1024
+"""Bytes of the buffer that all connections share: the most that one turn of one connection can take."""
 
 
 def connections_allowed() -> int:

@@ -22,35 +22,35 @@ JOINED: Final = 32 * 1024
 
 
 class OutBuffer:
-    """Buffers in the order they are to be sent. ``chunks`` and ``queued`` are written by Connection's hot path too.
+    """Buffers in the order they are to be sent. Hot paths of the reactor read and write its attributes themselves.
 
     ``queued`` and ``sent`` count all bytes since the connection began; their difference waits.
     """
 
-    __slots__ = ("_releases", "chunks", "queued", "sent")
+    __slots__ = ("chunks", "queued", "sent", "to_release")
 
     def __init__(self) -> None:
         self.chunks: list[Buffer] = []
         self.queued = 0
         self.sent = 0
-        self._releases: deque[tuple[int, Callable[[], None]]] = deque()
+        self.to_release: deque[tuple[int, Callable[[], None]]] = deque()
 
     def on_sent(self, release: Callable[[], None]) -> None:
         """Call ``release`` once all that is queued now has been sent, or at ``discard``.
 
         By then no view of the buffers is left here, so that their owner may unmap them.
         """
-        self._releases.append((self.queued, release))
+        self.to_release.append((self.queued, release))
 
     def releases(self) -> list[Callable[[], None]]:
         """Those that have not been called yet."""
-        return [release for _, release in self._releases]
+        return [release for _, release in self.to_release]
 
     def flush(self, sock: socket.socket) -> bool:
         """Send as much as the socket takes; True when nothing is left. Raises OSError where the connection is gone."""
         chunks = self.chunks
         try:
-            if len(chunks) == 1 and not self._releases:  # the usual case: all replies of a round, joined already
+            if len(chunks) == 1 and not self.to_release:  # the usual case: all replies of a round, joined already
                 data = chunks[0]
                 count = sock.send(data)
                 self.sent += count
@@ -72,7 +72,7 @@ class OutBuffer:
                     self._advance(sock.sendmsg(self._gather()))
         except BlockingIOError:
             pass
-        if self._releases:
+        if self.to_release:
             self._release(self.sent)
         return not chunks
 
@@ -115,8 +115,8 @@ class OutBuffer:
             self.chunks[0] = memoryview(self.chunks[0])[count:]
 
     def _release(self, end: int) -> None:
-        while self._releases and self._releases[0][0] <= end:
-            release = self._releases.popleft()[1]
+        while self.to_release and self.to_release[0][0] <= end:
+            release = self.to_release.popleft()[1]
             try:
                 release()
             except Exception:  # noqa: BLE001 - a fault of the owner must not end the connection, let alone the others

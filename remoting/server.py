@@ -227,9 +227,10 @@ class Reactor:
             try:
                 hook()
             except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
-                self._log_hook_failure(hook, error)
+                self.log_hook_failure(hook, error)
 
-    def _log_hook_failure(self, hook: Callable[[], None], error: Exception) -> None:
+    def log_hook_failure(self, hook: Callable[..., object], error: Exception) -> None:
+        """What is called beside the requests has raised."""
         self.stats.failures += 1
         if self._log_budget.allows():
             _log.error("round_end_failed", hook=repr(hook), exc_info=error)
@@ -317,13 +318,31 @@ class Reactor:
         if held.end:
             held.serve()
         self._call(self.at_round_end)
-        flush = self._flush
+        stats, now = self.stats, self.now
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for conn in dirty:
                 conn.dirty = False
-                if not conn.closed:
-                    flush(conn)
+                if conn.closed:
+                    continue
+                out = conn.out
+                chunks = out.chunks
+                if len(chunks) == 1 and conn.mask == _READ and not out.to_release:
+                    # _flush's usual case, without the calls
+                    data = chunks[0]
+                    try:
+                        count = conn.sock.send(data)
+                    except OSError:  # _flush looks what it is
+                        count = 0
+                    if count:
+                        out.sent += count
+                        stats.bytes_out += count
+                        conn.active_at = now
+                        if count == len(data):
+                            chunks.clear()
+                            continue
+                        chunks[0] = memoryview(data)[count:]
+                self._flush(conn)
         self._in_round = False
         if self._draining and self._is_drained():
             self._drained.set()

@@ -78,6 +78,8 @@ def _nobody(_result: PutMessageResult) -> None:
 
 
 def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> AlikeServer | None:
+    if not parts.store.takes_plain_puts:
+        return None
     try:
         from broker.processors.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
     except ImportError:

@@ -22,7 +22,6 @@ from protocol.command import RemotingCommand
 from protocol.index_batch_numpy import AlikeKeys
 from remoting.connection import Connection
 from remoting.handlers import DEFERRED, DIRECT_PREFIX, Later, direct_prefix
-from remoting.held_frames import MOST
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -33,7 +32,7 @@ _HEAD_AT: Final = 8
 _HOST: Final = 8
 """Bytes of a host with an IPv4 address."""
 _LAYOUTS: Final = 16
-"""Layouts known at once: each has room for MOST records."""
+"""Layouts known at once: each has room for as many records as are served at once."""
 
 
 class _Asked(NamedTuple):
@@ -68,13 +67,13 @@ class AlikeSends:
         direct.on_configured.append(self.lengths.clear)
         self._decoders = {direct_prefix(code): decode for code, decode in direct.decoders.items()}
 
-    def learn(self, frame: bytes) -> bool:
+    def learn(self, frame: bytes, most: int) -> bool:
         """See AlikeServer."""
         decode = self._decoders.get(frame[_HEAD_AT : _HEAD_AT + DIRECT_PREFIX])
         if decode is None:
             return False
         try:
-            layout = SendLayout(frame, decode, self._store_host, self._direct.added, MOST)
+            layout = SendLayout(frame, decode, self._store_host, self._direct.added, most)
         except NotAlikeError:
             return False
         while len(self.lengths) >= _LAYOUTS:
@@ -103,7 +102,7 @@ class AlikeSends:
             if queue is None:
                 return None
             queues.append(queue)
-        keys = AlikeKeys([columns[:, key] for key in layout.keys])
+        keys = AlikeKeys([columns[:, key].copy() for key in layout.keys])
         put = MessageRows(
             layout.topic, queues, placed, layout.body_length, layout.properties_length, layout.tags_code, keys
         )

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSION_MASK
 """Bits of sysFlag that are stored as they come."""
 _LONGEST_REPLY: Final = 1024
+_LONGEST_UNIQUE: Final = 256
+"""Longer unique keys, which no client makes, are answered by the long way."""
 _WORDS: Final = tuple((size + 4).to_bytes(4, "big") + size.to_bytes(4, "big") for size in range(_LONGEST_REPLY))
 """The two words in front of a reply's header, by the header's length."""
 
@@ -156,7 +158,7 @@ class DirectSends:
             if match is None:
                 return None
             keys, unique, tag = match.groups()
-            if unique is None:
+            if unique is None or len(unique) > _LONGEST_UNIQUE:
                 return None
             queue_id = header.queue_id
             queue = topic.queues.get(queue_id)

@@ -63,10 +63,12 @@ class SendLayout:
         self.head_end = head_end = _HEAD_AT + word
         head = frame[_HEAD_AT:head_end]
         numbers = [_only(pattern, head) for pattern, _ in _NUMBERS]
-        texts = list(_texts(head))
-        _prove(head, decode, numbers, texts)
         header = decode(head).header
         text = header.properties
+        texts = list(_texts(head, text))
+        if sum(found.name == "UNIQ_KEY" for found in texts) != 1:
+            raise NotAlikeError("no unique key")
+        _prove(head, decode, numbers, texts)
         self.topic: str = header.topic
         tags = [value for name, value, _ in _pairs(text) if name == "TAGS"]
         self.tags_code = tag_hash_of(tags[0]) if tags else 0
@@ -154,13 +156,13 @@ def _pairs(text: str) -> Iterator[tuple[str, str, int]]:
         at += len(piece) + 1
 
 
-def _texts(head: bytes) -> Iterator[_Text]:
-    """The values that may differ, of properties whose text is ASCII and well-formed: the short way has looked."""
+def _texts(head: bytes, decoded: str) -> Iterator[_Text]:
+    """The values that may differ, of properties that the short way has found well-formed."""
     place = _only(_TEXT, head)
     raw = head[place]
     text = _SEPARATOR.sub(lambda match: bytes((int(match[1]),)), raw).decode("ascii", "replace")
-    if not text.isascii():
-        raise NotAlikeError("properties other than ASCII")
+    if text != decoded or not text.isascii():
+        raise NotAlikeError("properties other than ASCII, or somewhere else")
     starts = [0]
     """Where each character of the text is in ``raw``."""
     for char in text:

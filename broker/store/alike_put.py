@@ -10,6 +10,7 @@ from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
 from broker.store.topic_queue import V4_HOSTS
 from broker.store.types import MessageRows, PutCallback, PutMessageResult, PutMessageStatus
+from protocol.record import SIZE_MAGIC
 
 
 class AlikePut:
@@ -62,7 +63,10 @@ class AlikePut:
         now = max(self._wall_ms(), log.last_store_timestamp)
         first = file.start + at
         starts = rows.starts = [queue.next_offset for queue in queues]
-        file.buffer[at:end] = rows.rows.records(starts, first, now)
+        records = rows.rows.records(starts, first, now)
+        # the first one's size and magic go in last: who is killed half-way leaves nothing that looks like a record
+        file.buffer[at + SIZE_MAGIC.size : end] = records[SIZE_MAGIC.size :]
+        file.buffer[at : at + SIZE_MAGIC.size] = records[: SIZE_MAGIC.size]
         file.wrote = end
         for queue, added in zip(queues, rows.rows.counts, strict=True):
             queue.next_offset += added

@@ -270,7 +270,10 @@ class CommitLog:
         except struct.error as error:
             return PutMessageResult(_ILLEGAL, remark=f"a number of the batch does not fit its field: {error}")
         wrote = at + len(records)
-        file.buffer[at:wrote] = records
+        # the first one's size and magic go in last: who is killed half-way leaves nothing that looks like a record
+        body_at = record.SIZE_MAGIC.size
+        file.buffer[at + body_at : wrote] = memoryview(records)[body_at:]
+        file.buffer[at : at + body_at] = records[:body_at]
         file.wrote = wrote
         queue.next_offset = first + len(offsets)
         self.last_store_timestamp = now

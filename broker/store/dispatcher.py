@@ -174,7 +174,6 @@ class StoreDispatcher:
         if position < self._dropped.end and self._dropped.has(topic, position, store_timestamp):
             return
         units = rows.rows.units(tags_code)
-        told = bool(self.message_arriving) or topic in self.arriving_in
         end = 0
         for queue, count, start in zip(rows.queues, rows.rows.counts, rows.starts, strict=True):
             begin, end = end, end + count * UNIT_SIZE
@@ -182,6 +181,8 @@ class StoreDispatcher:
             if places is None or places.deleted:
                 places = queue.units = self.units_of(topic, queue.queue_id)
             places.put_units(units[begin:end], start)
+        told = bool(self.message_arriving) or topic in self.arriving_in
+        for queue, count, start in zip(rows.queues, rows.rows.counts, rows.starts, strict=True):
             if told or queue.key in self.awaited:
                 for following in range(start + 1, start + count + 1):
                     self.tell(topic, queue.queue_id, following, tags_code, store_timestamp)

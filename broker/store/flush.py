@@ -215,8 +215,8 @@ class GroupCommitService:
         self._dispatch = dispatch
         self._rolled = rolled
         self._timeout = timeout
-        self.took: Callable[[float], None] = lambda _seconds: None
-        """Hears how long each reply had to wait."""
+        self.took: Callable[[float, int], None] = lambda _seconds, _messages: None
+        """Hears how long replies had to wait, and to how many messages."""
         self.in_round: Callable[[], bool] = lambda: False
         """Whether ``commit`` will be called soon: what is submitted now waits for it."""
         self._pending: deque[_Pending] = deque()
@@ -283,8 +283,8 @@ class GroupCommitService:
                 continue
             self._dispatch(put, entry.result)
             if entry.on_done is not None:
-                self.took(now - entry.deadline + self._timeout)
-                entry.on_done(entry.result)
+                self.took(now - entry.deadline + self._timeout, _messages_of(put))
+                _answer(entry.on_done, entry.result)
         return True
 
     def _fail(self) -> None:
@@ -292,7 +292,9 @@ class GroupCommitService:
         pending, self._pending = self._pending, deque()
         for entry in pending:
             if entry.on_done is not None:
-                entry.on_done(PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=self._sync.failed))
+                _answer(
+                    entry.on_done, PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=self._sync.failed)
+                )
 
     async def _watch_deadlines(self) -> None:
         """Answer those that are late. Who is not there yet has at least ``timeout`` from now."""
@@ -307,8 +309,22 @@ class GroupCommitService:
                 elif entry.on_done is not None:
                     on_done, entry.on_done = entry.on_done, None
                     late = PutMessageStatus.FLUSH_DISK_TIMEOUT
-                    on_done(PutMessageResult(late, *_place(entry.result), f"not on disk after {self._timeout:g} s"))
+                    remark = f"not on disk after {self._timeout:g} s"
+                    _answer(on_done, PutMessageResult(late, *_place(entry.result), remark))
             await trio.sleep_until(following)
+
+
+def _messages_of(put: Synced) -> int:
+    if isinstance(put, MessageInner):
+        return 1
+    return len(put.rows if isinstance(put, MessageRows) else put.keys)
+
+
+def _answer(on_done: PutCallback, result: PutMessageResult) -> None:
+    try:
+        on_done(result)
+    except Exception:  # noqa: BLE001 - a fault of one that waited must not end the service of all
+        _log.exception("put_callback_failed")
 
 
 def _place(result: PutMessageResult) -> tuple[int, int, int, int, Sequence[int] | None]:

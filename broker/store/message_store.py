@@ -264,6 +264,11 @@ class MessageStore(HotCalls):
             rounds.append(group.commit)
 
     @property
+    def takes_plain_puts(self) -> bool:
+        """See WritePath."""
+        return self.write_path.takes_plain_puts
+
+    @property
     def syncs_each_put(self) -> bool:
         """True under SYNC_FLUSH."""
         return self.write_path.group is not None

@@ -83,12 +83,12 @@ class StoreStats:
         self.latency_counts = [0] * (_LATENCY_BUCKETS + 1)
         """Puts by their time in ms; the last one holds all that took longer."""
 
-    def put_took(self, elapsed_ms: int) -> None:
-        """Count a put by the time until its reply was ready. Puts that were ready in the same turn need not call it."""
+    def put_took(self, elapsed_ms: int, count: int = 1) -> None:
+        """Count a put, or so many, by the time until its reply was ready. Those ready in their turn need not call it."""
         if elapsed_ms > self.put_message_entire_time_max:  # noqa: PLR1730 - max() takes three times as long
             self.put_message_entire_time_max = elapsed_ms
-        self.put_distribution[bisect_left(_BUCKET_ENDS, elapsed_ms)] += 1
-        self.latency_counts[elapsed_ms if elapsed_ms < _LATENCY_BUCKETS else _LATENCY_BUCKETS] += 1  # noqa: FURB136
+        self.put_distribution[bisect_left(_BUCKET_ENDS, elapsed_ms)] += count
+        self.latency_counts[elapsed_ms if elapsed_ms < _LATENCY_BUCKETS else _LATENCY_BUCKETS] += count  # noqa: FURB136
 
     def sample(self, now: float) -> None:
         """Remember the totals at ``now`` (monotonic seconds); called once a second."""

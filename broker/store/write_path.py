@@ -274,6 +274,6 @@ class WritePath:
         return durable
 
 
-def _waited_for_device(stats: StoreStats, seconds: float) -> None:
-    stats.put_took(int(seconds * 1000))
-    stats.flush_waits.add(seconds)
+def _waited_for_device(stats: StoreStats, seconds: float, messages: int) -> None:
+    stats.put_took(int(seconds * 1000), messages)
+    stats.flush_waits.add(seconds, messages)

@@ -439,6 +439,28 @@ def with_head(frame: Frame, old: bytes, new: bytes) -> Frame:
     return struct.pack(">II", 4 + len(head) + len(body), len(head)) + head + body
 
 
+@pytest.mark.parametrize("fake", ["5", "TAGS\x01A\x02", "UNIQ_KEY\x01A\x02"])
+def test_the_other_form_s_properties_are_not_learnt(fake: str) -> None:
+    """The real ones have a quote in them, so that they are not found."""
+    field = json.dumps(fake).encode()
+    frame = send_frame(1, USUAL | {"colour": '"'})
+    with pytest.raises(NotAlikeError):
+        SendLayout(with_head(frame, b'"a":"P"', b'"a":"P","properties":' + field), DECODE, bytes(8), b"", 64)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_very_long_unique_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str) -> None:
+    """No reply of the short ways has room for them."""
+    properties = USUAL | {"UNIQ_KEY": "A" * 1100 + "{0:08d}"}
+    async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
+        for side in both:
+            await side.learn(send_frame(1000, properties))
+        numbers = list(range(1001, 1001 + MANY))
+        replies = await same(both, [send_frame(number, properties) for number in numbers], numbers)
+        assert {reply.code for reply in replies.values()} == {0}
+        assert not both[0].together
+
+
 def test_what_only_looks_like_a_field_does_not_matter() -> None:
     frame = with_head(send_frame(1), b'"a":"P"', rb'"a":"\"e\":\"1\""')
     assert SendLayout(frame, DECODE, bytes(8), b"", 64).topic == TOPIC

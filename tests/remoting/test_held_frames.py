@@ -15,8 +15,8 @@ from protocol.codes import ResponseCode
 from protocol.command import RemotingCommand
 from protocol.frame import encode
 from remoting.handlers import DEFERRED, HandlerTable, Later
-from remoting.held_frames import FEW, LEAST, MOST
-from remoting.limits import ReactorLimits
+from remoting.held_frames import FEW, LEAST, LONGEST, MOST
+from remoting.limits import RECEIVE_BUFFER, ReactorLimits
 from remoting.server import Connection
 from tests.remoting.harness import Peer, Server, echo, serving
 
@@ -49,7 +49,10 @@ class Together:
         self.error: Exception | None = None
         self.later: list[tuple[Connection, list[int]]] | None = None
 
-    def learn(self, frame: bytes) -> bool:
+    def learn(self, frame: bytes, most: int) -> bool:
+        assert most == min(MOST, RECEIVE_BUFFER // len(frame))
+        if self.error is not None:
+            raise self.error
         self.learnt.append(frame)
         self.lengths.add(len(frame))
         return True
@@ -84,6 +87,7 @@ class Fixture:
         self.server = server
         self.together = together
         self.single = single
+        self.fails = False
         """Opaques of what was served one by one."""
 
 
@@ -94,6 +98,8 @@ async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]
     single: list[int] = []
 
     def direct(_connection: Connection, head: memoryview, _body: memoryview) -> bytes | None:
+        if fixture.fails:
+            raise ValueError
         single.append(int(msgspec.json.decode(head)["opaque"]))
         together.order.append(single[-1])
         return answered(single[-1], b"single")
@@ -105,7 +111,8 @@ async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]
     table.alike = together
     together.lengths.add(len(frame(1000)))
     async with serving(table, limits) as server:
-        yield Fixture(server, together, single)
+        fixture = Fixture(server, together, single)
+        yield fixture
 
 
 async def replies_to(peer: Peer, count: int) -> dict[int, bytes]:
@@ -308,6 +315,48 @@ async def test_an_unknown_length_is_learnt_once_its_frames_were_served() -> None
         assert fixture.together.learnt == [frame(1000)]
         await peer.send_bytes(b"".join(map(frame, opaques(2000, LEAST))))
         assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(2000, LEAST), b"together")
+
+
+async def test_long_frames_are_not_learnt() -> None:
+    """Too few of them fit into the receive buffer."""
+    around = len(frame(1000, b""))
+    async with holding() as fixture, fixture.server.peer() as peer:
+        for size in (LONGEST + 1, LONGEST):
+            await peer.send_bytes(b"".join(frame(opaque, bytes(size - around)) for opaque in opaques(1000, FEW)))
+            assert len(await replies_to(peer, FEW)) == FEW
+        assert [len(one) for one in fixture.together.learnt] == [LONGEST]
+
+
+async def test_a_fault_in_learning_ends_nothing() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.lengths.clear()
+        fixture.together.error = ValueError("broken")
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
+        assert await replies_to(peer, FEW) == dict.fromkeys(opaques(1000, FEW), b"single")
+        assert fixture.server.reactor.stats.failures == 1
+
+
+async def test_what_fails_by_itself_is_not_learnt() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.lengths.clear()
+        fixture.fails = True
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
+        assert {(await peer.receive()).code for _ in range(FEW)} == {ResponseCode.SYSTEM_ERROR}
+        assert not fixture.together.learnt
+
+
+@pytest.mark.parametrize("count", [FEW, LEAST])
+async def test_what_was_received_is_served_before_its_connection_is_closed(count: int) -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        await trio.testing.wait_all_tasks_blocked()
+        connection, intake = fixture.server.connection(), fixture.server.reactor.intake
+        raw_socket(peer).sendall(b"".join(map(frame, opaques(1000, count))))
+        intake.turn_end = float("inf")
+        intake.serve(connection)
+        assert not fixture.together.order
+        connection.close("a test says so")
+        assert fixture.together.order == list(opaques(1000, count))
+        assert set(await replies_to(peer, count)) == set(opaques(1000, count))
 
 
 async def test_others_requests_are_not_learnt() -> None:

@@ -15,7 +15,8 @@ from protocol.command import Encoding, RemotingCommand
 from protocol.errors import RemotingError
 from protocol.frame import MAX_FRAME, FrameDecoder, encode
 from remoting.errors import RemotingSendError, RemotingTimeoutError
-from remoting.intake import BIG_FRAME, RECEIVE_BUFFER
+from remoting.intake import BIG_FRAME
+from remoting.limits import RECEIVE_BUFFER
 from remoting.server import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
 from tests.remoting.harness import ECHO, echo_table, request, serving, until
 

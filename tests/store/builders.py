@@ -16,7 +16,7 @@ from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.memory import LogMemory
 from broker.store.running_flags import RunningFlags
 from broker.store.stats import StoreStats
-from broker.store.types import MessageBatch, MessageInner, PutMessageResult
+from broker.store.types import MessageBatch, MessageInner, MessageRows, PutMessageResult
 from broker.store.write_path import WritePath
 from protocol.batch import BatchColumns
 from protocol.message import StoredMessage, decode_message
@@ -56,6 +56,9 @@ class RecordingDispatcher:
         for at, (tags_code, keys, phy, end) in enumerate(zip(batch.tags_codes, batch.keys, offsets, ends, strict=True)):
             place = (batch.topic, batch.queue_id, result.queue_offset + at, phy, end - phy)
             self.dispatch(*place, tags_code, result.store_timestamp, keys, batch.sys_flag)
+
+    def dispatch_rows(self, rows: MessageRows, result: PutMessageResult) -> None:
+        raise AssertionError("no test of the write path puts such")
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         self.seen.append((blank_offset, next_offset))

@@ -19,7 +19,7 @@ from protocol.hashing import crc32_of_each
 from protocol.index_batch_numpy import AlikeKeys
 from protocol.record import encode_record, layout
 from remoting.clock import ManualClock
-from tests.store.builders import Answers, message
+from tests.store.builders import Answers, batch, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, opened, settings
 from tests.store.test_plain_put import _traces
@@ -214,6 +214,79 @@ async def test_what_keeps_them_out() -> None:
         await store.delete_topic(TOPIC)
         assert store.put_alike(rows, None) is None
         assert store.put_alike(rows_of(store, [inner(10, 0, 0)]), None) is not None
+
+
+async def test_a_listener_that_raises_leaves_no_queue_without_its_units() -> None:
+    config = settings(mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)
+    async with opened(SimDisk(), config) as store:
+        await Sender(store, together=True).all_done([inner(10, 0, 0)])
+
+        def fails(*_: object) -> None:
+            raise ValueError("a test says so")
+
+        store.message_arriving.append(fails)
+        with pytest.raises(ValueError, match="a test"):
+            store.put_alike(rows_of(store, [inner(10, at, at % 3) for at in range(1, 10)]), None)
+        assert [store.max_offset(TOPIC, queue_id) for queue_id in range(3)] == [4, 3, 3]
+
+
+class WrittenInParts:
+    """A file's buffer that remembers where it was written, in this order."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.written: list[tuple[int, int]] = []
+
+    def __setitem__(self, place: slice, data: Any) -> None:
+        self.written.append((place.start, place.stop))
+        self.buffer[place] = data
+
+
+@pytest.mark.parametrize("as_batch", [False, True])
+async def test_the_first_size_goes_in_last(as_batch: bool) -> None:
+    """A process that is killed half-way leaves nothing that looks like a record."""
+    config = settings(mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)
+    async with opened(SimDisk(), config) as store:
+        await Sender(store, together=True).all_done([inner(10, 0, 0)])
+        file = store.commit_log.file
+        assert file is not None
+        at = file.wrote
+        buffer = WrittenInParts(file.buffer)
+        file.buffer = buffer
+        try:
+            if as_batch:
+                result = store.put_messages(batch([b"one", b"two"]), Answers().later)
+            else:
+                result = store.put_alike(rows_of(store, [inner(10, number, 0) for number in range(5)]), None)
+        finally:
+            file.buffer = buffer.buffer
+        assert result is not None
+        assert buffer.written == [(at + 8, at + result.size), (at, at + 8)]
+
+
+async def test_each_that_waited_for_the_device_counts() -> None:
+    config = settings(sync=True, mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)
+    async with opened(SimDisk(), config) as store:
+        sender = Sender(store, together=True)
+        await sender.all_done([inner(10, 0, 0)])
+        await sender.all_done([inner(10, at, at % 2) for at in range(1, 9)])
+        assert sender.taken == 1
+        stats = store.stats
+        assert sum(stats.put_distribution) == sum(stats.flush_waits.counts) == stats.put_message_times_total == 9
+
+
+async def test_one_that_fails_at_its_reply_does_not_end_the_others() -> None:
+    config = settings(sync=True, mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)
+    async with opened(SimDisk(), config) as store:
+        sender = Sender(store, together=False)
+        await sender.all_done([inner(10, 0, 0)])
+
+        def fails(_result: PutMessageResult) -> None:
+            raise ValueError
+
+        assert store.put_message(inner(10, 1, 0), fails) is None
+        (result,) = await sender.all_done([inner(10, 2, 0)])
+        assert (result.status, result.queue_offset) == (0, 2)
 
 
 async def test_records_that_wait_for_their_dispatch_are_not_overtaken() -> None:
