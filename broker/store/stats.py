@@ -84,7 +84,7 @@ class StoreStats:
         """Puts by their time in ms; the last one holds all that took longer."""
 
     def put_took(self, elapsed_ms: int, count: int = 1) -> None:
-        """Count a put, or so many, by the time until its reply was ready. Those ready in their turn need not call it."""
+        """Count a put, or so many, by the time until its reply was ready. Those ready at once need not call it."""
         if elapsed_ms > self.put_message_entire_time_max:  # noqa: PLR1730 - max() takes three times as long
             self.put_message_entire_time_max = elapsed_ms
         self.put_distribution[bisect_left(_BUCKET_ENDS, elapsed_ms)] += count
