@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 import structlog
@@ -220,6 +222,8 @@ class GroupCommitService:
         self.in_round: Callable[[], bool] = lambda: False
         """Whether ``commit`` will be called soon: what is submitted now waits for it."""
         self._pending: deque[_Pending] = deque()
+        self._round_deadline = 0.0
+        """That of all that the current round has submitted; 0 while it has nothing."""
         self._wake = trio.Event()
         self._stopping = False
 
@@ -228,10 +232,14 @@ class GroupCommitService:
 
     def submit(self, put: Synced, result: PutMessageResult, on_done: PutCallback | None) -> None:
         """A record (or several) is in the mapping; ``on_done`` is called when it is durable. None: nobody waits."""
-        end = result.physical_offset + result.size
-        self._pending.append(_Pending(end, trio.current_time() + self._timeout, put, result, on_done))
-        if not self.in_round():
-            self._wake.set()
+        deadline = self._round_deadline
+        if not deadline:
+            deadline = trio.current_time() + self._timeout
+            if self.in_round():
+                self._round_deadline = deadline
+            else:
+                self._wake.set()
+        self._pending.append(_Pending(result.physical_offset + result.size, deadline, put, result, on_done))
 
     def submit_roll(self, blank_offset: int, next_offset: int) -> None:
         """The log goes on in another file: told to the dispatcher between the records before and after."""
@@ -241,6 +249,7 @@ class GroupCommitService:
 
     def commit(self) -> None:
         """At the end of a round of requests: sync and answer now where the device is quick, else let the task do it."""
+        self._round_deadline = 0.0
         if not self._pending:
             return
         done = self._sync.flush_inline()
@@ -271,11 +280,11 @@ class GroupCommitService:
 
     def _complete(self) -> bool:
         """Dispatch and answer what is durable, a turn's worth of it; True where there is more."""
-        pending = self._pending
-        now = trio.current_time()
+        pending, flushed = self._pending, self._sync.flushed_offset
+        waited: list[tuple[float, int]] = []
         for _ in range(_TURN):
-            if not pending or pending[0].end > self._sync.flushed_offset:
-                return False
+            if not pending or pending[0].end > flushed:
+                break
             entry = pending.popleft()
             put = entry.put
             if put is None:
@@ -283,9 +292,12 @@ class GroupCommitService:
                 continue
             self._dispatch(put, entry.result)
             if entry.on_done is not None:
-                self.took(now - entry.deadline + self._timeout, _messages_of(put))
+                waited.append((entry.deadline, _messages_of(put)))
                 _answer(entry.on_done, entry.result)
-        return True
+        begin = trio.current_time() + self._timeout
+        for deadline, messages in groupby(waited, key=itemgetter(0)):  # of a round all have the same
+            self.took(begin - deadline, sum(map(itemgetter(1), messages)))
+        return bool(pending) and pending[0].end <= flushed
 
     def _fail(self) -> None:
         """Nothing that waited is acknowledged or becomes readable."""
