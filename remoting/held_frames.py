@@ -1,8 +1,8 @@
 """HeldFrames: requests of one round that may be laid out alike, kept where they were received until all are there.
 
-To serve a request by itself costs more than what it has of its own. So where a client has several under way, and its
-server knows frames of their length (an AlikeServer), they stay in the receive buffer, side by side with those of other
-connections, and are served together at the end of the round, or before anything else is.
+To serve a request by itself costs more than what it has of its own. So where many come in one round, and their
+server knows frames of their length (an AlikeServer), they stay in the receive buffer side by side, and are served
+together at the end of the round, or before anything else is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,13 @@ HELD_BYTES: Final = 128 * 1024
 MOST: Final = 256
 """Requests that are served together: others shall not have to wait for long."""
 FEW: Final = 4
-"""A connection that sends fewer at a time waits for their replies: they are served as they come."""
+"""A connection that sends so many at a time has more under way: its requests are held in any case."""
 LEAST: Final = 24
 """Fewer requests are quicker one by one."""
 LONGEST: Final = HELD_BYTES // LEAST
 """Longer frames are not held: there would be too few."""
+_SMALL_ROUNDS: Final = 16
+"""So many rounds in a row with less end ``many``."""
 _PAUSE: Final = 16
 """Rounds without holding after ``_MISSES`` times in a row that frames were held and not served together."""
 _MISSES: Final = 16
@@ -34,7 +36,11 @@ _LONGEST_PAUSE: Final = 4096
 
 
 class HeldFrames:
-    """``end`` is where the held frames end in the receive buffer, 0 without any."""
+    """``end`` is where the held frames end in the receive buffer, 0 without any.
+
+    ``many``: one of the last rounds had so many requests that those of clients with one at a time are held too.
+    ``learns_now``: those of unknown lengths shall pass through ``take``.
+    """
 
     def __init__(self, intake: "Intake") -> None:
         self._intake = intake
@@ -44,16 +50,32 @@ class HeldFrames:
         self._length = 0
         self._server: AlikeServer | None = None
         self._owners: list[tuple[Connection, int]] = []
+        self.many = False
+        self.learns_now = False
+        self._frames_before = 0
+        self._small_rounds = 0
         self._misses = 0
         self._not_before = 0
         self._learn_at = 0
         self._learn_pause = _LEARN_PAUSE
 
-    def several(self, conn: Connection, server: AlikeServer, length: int, begin: int, end: int) -> None:
-        """Hold or serve what ``conn`` has just sent, several frames of which the first has this length."""
+    def round_ended(self) -> None:
+        """Note how many requests the round had."""
+        stats = self._stats
+        frames, self._frames_before = stats.frames - self._frames_before, stats.frames
+        if frames >= LEAST:
+            self.many = True
+            self._small_rounds = 0
+        elif frames and self.many:
+            self._small_rounds += 1
+            self.many = self._small_rounds < _SMALL_ROUNDS
+        self.learns_now = self.many and stats.rounds >= self._learn_at
+
+    def take(self, conn: Connection, server: AlikeServer, length: int, begin: int, end: int) -> None:
+        """Hold or serve what ``conn`` has just sent. The first frame, if it is whole, has this length."""
         if length not in server.lengths:
             self._one_by_one(conn, begin, end)
-            if self._intake.all_direct and length <= LONGEST and not conn.closed:
+            if self._intake.all_direct and length <= min(LONGEST, end - begin) and not conn.closed:
                 self._learn(server, begin, length)
         elif (end - begin) % length or end - begin > MOST * length or self._stats.rounds < self._not_before:
             self._one_by_one(conn, begin, end)

@@ -120,8 +120,11 @@ class Intake:
             conn.active_at = self.reactor.now
         total, word, front = _front_at(self._buffer, begin)
         length = total + 4
-        if length * FEW <= end - begin and conn.alike is not None:
-            held.several(conn, conn.alike, length, begin, end)
+        server = conn.alike
+        if server is not None and (
+            length * FEW <= end - begin or (held.many and (length in server.lengths or held.learns_now))
+        ):
+            held.take(conn, server, length, begin, end)
             return
         if begin:
             held.serve()

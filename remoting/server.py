@@ -317,6 +317,7 @@ class Reactor:
         held = self.intake.held
         if held.end:
             held.serve()
+        held.round_ended()
         self._call(self.at_round_end)
         stats, now = self.stats, self.now
         while self._dirty:

@@ -3,7 +3,7 @@
 import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
 
 import msgspec
@@ -158,6 +158,45 @@ async def test_few_are_served_one_by_one(count: int) -> None:
         assert await replies_to(peer, count) == dict.fromkeys(opaques(1000, count), b"single")
         assert fixture.single == list(opaques(1000, count))
         assert not fixture.together.calls
+
+
+async def one_each(fixture: Fixture, peers: list[Peer], begin: int) -> None:
+    """A request of each, all of which are there when the round begins."""
+    for at, peer in enumerate(peers):
+        raw_socket(peer).sendall(frame(begin + at))
+    for at, peer in enumerate(peers):
+        assert (await peer.receive()).opaque == begin + at
+    assert fixture.together.order[-len(peers) :] == list(opaques(begin, len(peers)))
+
+
+async def test_clients_with_one_at_a_time_where_there_are_many() -> None:
+    """From the second round on; no longer once there have been only small rounds for a while."""
+    async with holding() as fixture, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(fixture.server.peer()) for _ in range(LEAST)]
+        await trio.testing.wait_all_tasks_blocked()
+        await one_each(fixture, peers, 1000)
+        assert not fixture.together.calls
+        for turn in range(3):
+            await one_each(fixture, peers, 2000 + 100 * turn)
+        assert fixture.together.calls == [[1] * LEAST] * 3
+        for number in opaques(3000, 16):
+            await one_each(fixture, peers[:1], number)
+        await one_each(fixture, peers, 4000)
+        assert len(fixture.together.calls) == 3
+        for turn in range(20):  # not at once: what was held last could not be served together
+            await one_each(fixture, peers, 5000 + 100 * turn)
+        assert len(fixture.together.calls) > 3
+
+
+async def test_clients_with_one_at_a_time_are_learnt_from_too() -> None:
+    async with holding() as fixture, AsyncExitStack() as stack:
+        fixture.together.lengths.clear()
+        peers = [await stack.enter_async_context(fixture.server.peer()) for _ in range(LEAST)]
+        await trio.testing.wait_all_tasks_blocked()
+        for turn in range(3):
+            await one_each(fixture, peers, 1000 + 100 * turn)
+        assert len(fixture.together.learnt) == 1
+        assert fixture.together.calls
 
 
 async def test_no_more_than_so_many_at_once() -> None:
