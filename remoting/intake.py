@@ -145,7 +145,7 @@ class Intake:
             or body_at > end
             or conn.inflight >= self._max_inflight_here
             or stats.inflight >= self._max_inflight
-            or end - head_at > self._max_total
+            or end - head_at + 4 > self._max_total
         ):
             return False
         view = self.view

@@ -95,3 +95,22 @@ def test_a_table_without_a_code_has_no_direct_handler_of_it() -> None:
     made = table(lambda *_: None)
     made.register_direct(310, lambda *_: None)
     assert set(made.without(ECHO).direct) == {direct_prefix(310)}
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_the_longest_frame(over: int) -> None:
+    """One that is longer by a byte costs its connection, also where it is all that has come."""
+    longest = 400
+
+    def direct(_connection: Connection, head: memoryview, body: memoryview) -> bytes | None:
+        return answered(head, b"%d" % len(body))
+
+    async with serving(table(direct), ReactorLimits(max_frame=longest)) as server, server.peer() as peer:
+        command = request()
+        command.body = bytes(longest + over - len(encode(command)))
+        assert len(encode(command)) == longest + over
+        await peer.send(command)
+        if over:
+            assert await peer.is_closed_by_server()
+        else:
+            assert (await peer.receive()).body == b"%d" % len(command.body)
