@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 MIB: Final = 1 << 20
 _HOT_SHARE: Final = 8
 _FALLBACK: Final = 2 << 30
-_FULL_SECONDS: Final = 600
+_FULL_SECONDS: Final = 120
 
 
 def memory_limit() -> int:

@@ -129,7 +129,7 @@ async def test_what_a_step_is_worth_is_forgotten_when_the_pace_falls(log: Log) -
 
 @pytest.mark.parametrize(
     ("memory", "hot_mib", "pace_mib"),
-    [(1 << 28, 64, 16), (1 << 31, 256, 16), (24 << 30, 1024, 40), (1 << 40, 1024, 192)],
+    [(1 << 28, 64, 16), (1 << 31, 256, 17), (8 << 30, 1024, 68), (24 << 30, 1024, 192)],
 )
 def test_what_a_log_may_take_of_the_memory(memory: int, hot_mib: int, pace_mib: int) -> None:
     shares = log_memory(memory)
