@@ -3,8 +3,9 @@
 Every byte that is written takes memory first, which costs 0.1 to 0.7 ms a MiB where there is some. Where the kernel has
 to find it (memory is short), or the hypervisor has to (it hands out a page when the guest first touches it, and takes
 back what is free), it is 2 to 4 ms: more than all the rest that a message of 64 KiB costs, and than reading it again
-from a device. What was written at such a pace and lies behind what is read through the map is given back then, as much
-as is taken: the kernel hands out the same memory again. Parts that somebody reads stay, and all that came in slowly.
+from a device. What was written at a quarter of such a pace or more, and lies behind what is read through the map, is
+given back then, as much as is taken: the kernel hands out the same memory again. Parts that somebody reads stay, and
+all that came in slowly.
 """
 
 from collections import deque
@@ -23,6 +24,8 @@ _DEAR: Final = 0.00125
 _PROBE_AFTER: Final = 64
 """Steps for which a dear one is believed; the memory for one more is asked of the kernel then."""
 _REMEMBERED: Final = 4096
+_BULK: Final = 4
+"""What was written at this part of the pace may be given back too, once the log grows at all of it."""
 
 
 class _Part(NamedTuple):
@@ -35,7 +38,7 @@ class PageReuse:
     """Hears of each step of room that was made for the log; ``settle`` lets go of as much where that saves time."""
 
     def __init__(self, files: MappedFileQueue, bulk_pace: int) -> None:
-        """``bulk_pace``: bytes a second; a log that grows more slowly keeps all of its memory."""
+        """``bulk_pace``: bytes a second; a log that grows more slowly keeps its memory."""
         self._files = files
         self._bulk_pace = bulk_pace
         self._parts: deque[_Part] = deque(maxlen=_REMEMBERED)
@@ -50,9 +53,11 @@ class PageReuse:
             parts.popleft()
         self._owed = 0
         size = end - begin
-        if pace < self._bulk_pace or self._is_off:
+        if pace < self._bulk_pace / _BULK or self._is_off:
             return
         self._parts.append(_Part(file, begin, end))
+        if pace < self._bulk_pace:
+            return
         if cost >= _DEAR * size / _MIB:
             if not self._believed:
                 _log.info("log_memory_reused", cost_us_per_mib=round(cost * 1e6 * _MIB / size))

@@ -69,7 +69,7 @@ async def test_cheap_memory_is_not_given_back(log: Log) -> None:
 
 
 async def test_what_came_in_slowly_stays_and_so_it_does_while_little_comes(log: Log) -> None:
-    assert await log.step(log.first, 0, pace=QUICK / 2) == []
+    assert await log.step(log.first, 0, pace=QUICK / 8) == []
     assert await log.step(log.first, 1) == [1]
     assert await log.step(log.first, 2, pace=QUICK / 2) == []
 
@@ -118,6 +118,13 @@ async def test_a_refusal_is_logged_and_nothing_is_tried_again(
         assert await log.step(log.first, 1) == []
     assert [entry["event"] for entry in logs] == ["log_memory_reused", "log_memory_not_given_back"]
     assert not log.first.is_held
+
+
+async def test_what_came_in_more_slowly_goes_once_the_pace_is_great(log: Log) -> None:
+    """But not what came in at less than a quarter of it."""
+    assert [await log.step(log.first, 0, pace=QUICK / 4 - 1), await log.step(log.first, 1, pace=QUICK / 4)] == [[], []]
+    assert await log.step(log.first, 2) == [1]
+    assert await log.step(log.first, 3) == [2]
 
 
 async def test_what_a_step_is_worth_is_forgotten_when_the_pace_falls(log: Log) -> None:
