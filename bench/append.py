@@ -36,6 +36,9 @@ class _NoDispatch:
     def dispatch_batch(self, batch: object, result: object) -> None:
         pass
 
+    def dispatch_rows(self, rows: object, result: object) -> None:
+        pass
+
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         pass
 
