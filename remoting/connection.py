@@ -15,7 +15,7 @@ from remoting.handlers import HandlerTable, Outcome, Reply, own_bytes
 from remoting.out_buffer import Buffer, OutBuffer
 
 if TYPE_CHECKING:
-    from remoting.intake import BigFrame
+    from remoting.big_frame import BigFrame
     from remoting.server import Reactor
 
 _log = structlog.get_logger("remoting")

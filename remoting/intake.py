@@ -1,6 +1,5 @@
 """Intake: from the bytes of a socket to handler calls, and from their outcomes to replies. The reactor's hot path."""
 
-import socket
 import struct
 from collections.abc import Awaitable, Sequence
 from time import perf_counter
@@ -10,6 +9,7 @@ from protocol.codes import ResponseCode
 from protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from protocol.errors import FrameError, RemotingError
 from protocol.frame import check_length, decode, decode_at, encode
+from remoting.big_frame import SPARE_SIZE, SPARES, BigFrame
 from remoting.connection import Connection
 from remoting.handlers import DEFERRED, DIRECT_PREFIX, HELD, Outcome, Reply, not_supported
 from remoting.held_frames import FEW, HELD_BYTES, HeldFrames
@@ -34,34 +34,6 @@ _FOREIGN: Final = {
     0x50: "an HTTP request or a proxy protocol preamble on a remoting port",
 }
 """What other protocols begin with. As a length word each of these would be far over any limit."""
-
-
-SPARE_SIZE: Final = 1024 * 1024
-"""Buffers of this size are kept for long frames, ``_SPARES`` of them: no handler looks at a frame after its turn."""
-_SPARES: Final = 4
-
-
-class BigFrame:
-    """A long frame on its way, in a buffer that grows with what really arrives: an announced length costs nothing.
-
-    With a ``spare`` it is in that from the beginning: a new buffer is cleared, and copied when it grows.
-    """
-
-    __slots__ = ("buffer", "filled", "size")
-
-    def __init__(self, size: int, first: memoryview, spare: bytearray | None = None) -> None:
-        self.size = size
-        self.filled = len(first)
-        self.buffer = spare or bytearray(min(size, max(RECEIVE_BUFFER, 2 * self.filled)))
-        self.buffer[: self.filled] = first
-
-    def receive(self, sock: socket.socket) -> int:
-        """Read on; how many bytes came. Raises as recv does."""
-        if self.filled == len(self.buffer):
-            self.buffer += bytes(min(self.size - self.filled, self.filled))
-        count = sock.recv_into(memoryview(self.buffer)[self.filled : self.size])
-        self.filled += count
-        return count
 
 
 class Intake:
@@ -212,7 +184,7 @@ class Intake:
         if big.filled == big.size:
             conn.big = None
             self._frames(conn, big.buffer, memoryview(big.buffer), 0, big.size)
-            if len(self._spares) < _SPARES and big.size <= SPARE_SIZE:
+            if len(self._spares) < SPARES and big.size <= SPARE_SIZE:
                 self._spares.append(big.buffer if len(big.buffer) == SPARE_SIZE else bytearray(SPARE_SIZE))
 
     def _frames(  # noqa: PLR0912, PLR0915 - every request passes here: a call more is a cost for all

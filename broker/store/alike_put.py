@@ -1,39 +1,13 @@
 """The short way into the store for many ordinary messages that are laid out alike: PlainPut for all of them at once."""
 
-from collections.abc import Callable
-
-from broker.store.commit_log import CommitLog
-from broker.store.dispatcher import StoreDispatcher
-from broker.store.flush import GroupCommitService
-from broker.store.put_lock import PutMessageLock
-from broker.store.running_flags import RunningFlags
-from broker.store.stats import StoreStats
+from broker.store.plain_put import ShortWay
 from broker.store.topic_queue import V4_HOSTS
 from broker.store.types import MessageRows, PutCallback, PutMessageResult, PutMessageStatus
 from protocol.record import SIZE_MAGIC
 
 
-class AlikePut:
+class AlikePut(ShortWay):
     """ASYNC_FLUSH: when ``put`` returns, the records can be read. SYNC_FLUSH: when ``on_done`` is called."""
-
-    def __init__(
-        self,
-        log: CommitLog,
-        dispatcher: StoreDispatcher,
-        lock: PutMessageLock,
-        flags: RunningFlags,
-        stats: StoreStats,
-        group: GroupCommitService | None,
-        wall_ms: Callable[[], int],
-    ) -> None:
-        """``group`` for SYNC_FLUSH."""
-        self._group = group
-        self._log = log
-        self._dispatcher = dispatcher
-        self._lock = lock
-        self._flags = flags
-        self._stats = stats
-        self._wall_ms = wall_ms
 
     def put(self, rows: MessageRows, on_done: PutCallback | None = None) -> PutMessageResult | None:
         """Where the records are, in the order of ``rows``, at consecutive offsets of each queue.

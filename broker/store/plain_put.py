@@ -31,8 +31,8 @@ _COPIED_ONCE: Final = 4096
 """Bodies up to this size are stored in one piece with what stands behind them; larger ones are not copied twice."""
 
 
-class PlainPut:
-    """ASYNC_FLUSH: when ``put`` returns, the record can be read. SYNC_FLUSH: when ``on_done`` is called."""
+class ShortWay:
+    """What the short ways into the store have in common: the parts of the general one that they pass by."""
 
     def __init__(
         self,
@@ -53,6 +53,10 @@ class PlainPut:
         self._stats = stats
         self._wall_ms = wall_ms
         self._index = dispatcher.index
+
+
+class PlainPut(ShortWay):
+    """ASYNC_FLUSH: when ``put`` returns, the record can be read. SYNC_FLUSH: when ``on_done`` is called."""
 
     def put(  # noqa: PLR0913, PLR0915, PLR0917 - one function, and no object for the record's fields: it is the hot path
         self,
