@@ -88,6 +88,7 @@ class CommitLog:
         """After recovery: from here on the log grows."""
         self.room = room
         self.file = self.files.last
+        self.files.own_from = self.files.max_offset
 
     # -- offsets
 

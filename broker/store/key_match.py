@@ -61,7 +61,8 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
     """Up to ``limit`` of the records at ``offsets``, newest first, that have the key and were stored in ``times`` (ms).
 
     None where a candidate has to be looked at in another way: it is unusual, damaged, or not known to be in memory.
-    None as well for more than ``most`` bytes.
+    None as well for more than ``most`` bytes. Bodies that this process has put were whole when they came in, and are not
+    summed up again.
     """
     file = log.find(offsets[0]) if offsets else None
     if file is None or not is_usual(topic, key):
@@ -73,6 +74,7 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
     word = key.encode()
     keys, unique = _KEYS + word + _END, _UNIQUE + word + _END
     covers, warm_until, now = log.warm.covers, log.warm.until, monotonic()
+    own_from = log.own_from
     views: list[memoryview] = []
     bodies: list[memoryview] = []
     sums: list[int] = []
@@ -108,8 +110,7 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
             continue
         if not is_hot and at % CHUNK + size > CHUNK and not covers(file, at, end):
             return None
-        body_at = at + HEAD_SIZE
-        body_end = body_at + body_length
+        body_end = at + HEAD_SIZE + body_length
         text = raw[body_end:end]
         length = len(text)
         if length not in fronts:
@@ -121,8 +122,8 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
                 return None
         elif not text.startswith(fronts[length][:begin]) or not _has_key(text, begin, unique, keys, word):
             return None
-        if body_length:
-            bodies.append(view[body_at:body_end])
+        if body_length and phy < own_from:
+            bodies.append(view[body_end - body_length : body_end])
             sums.append(crc)
         most -= size
         if most < 0:
@@ -130,7 +131,7 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
         views.append(view[at:end])
         if len(views) >= limit:
             break
-    if [value & _CRC_BITS for value in crc32_of_each(bodies)] != sums:
+    if sums and [value & _CRC_BITS for value in crc32_of_each(bodies)] != sums:
         return None
     views.reverse()
     return views, files

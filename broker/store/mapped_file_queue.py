@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -62,6 +63,8 @@ class MappedFileQueue:
         self.size = size
         self.files: list[MappedFile] = []
         self.warm = WarmRanges()
+        self.own_from = sys.maxsize
+        """Everything from this offset on was put by this process, and not found by it in files."""
 
     def load(self) -> None:
         """Map what is there. Raises StoreLoadError or OSError, with nothing left open."""

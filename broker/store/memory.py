@@ -36,7 +36,7 @@ class LogMemory(NamedTuple):
 
 
 def log_memory(memory: int) -> LogMemory:
-    """An eighth of ``memory`` is hot, 1 GiB at most. What fills all of it within ten minutes is bulk."""
+    """An eighth of ``memory`` is hot, 1 GiB at most. What fills all of it within two minutes is bulk."""
     return LogMemory(
         min(max(memory // _HOT_SHARE, 64 * MIB), 1024 * MIB), min(max(memory // _FULL_SECONDS, 16 * MIB), 192 * MIB)
     )

@@ -53,6 +53,9 @@ async def test_a_damaged_record_is_found_neither_by_key_nor_by_its_offset() -> N
         damaged = await put(store, b"damaged", keys="key")
         body_at = disk.content(f"/store/commitlog/{0:020d}").index(b"damaged")
         disk.flip(f"/store/commitlog/{0:020d}", body_at)
+        for result, found in ((whole, True), (damaged, False)):
+            assert bool(store.look_message(result.physical_offset)) is found
+    async with opened(disk) as store:  # what a process has put itself is looked at once, when it comes in
         assert [found.body for found in await by_key(store, "key")] == [b"whole"]
         for result, found in ((whole, True), (damaged, False)):
             assert bool(store.look_message(result.physical_offset)) is found
@@ -265,9 +268,23 @@ async def test_usual_keys_take_the_short_way() -> None:
         file.buffer[begin:end] = copy  # a record that says it lies elsewhere
         assert _short(store, places) is None
         file.buffer[begin:end] = kept
-        file.buffer[begin + HEAD_SIZE] ^= 1  # a damaged body
+
+
+async def test_a_damaged_body_that_was_found_in_a_file_is_no_usual_one() -> None:
+    disk = SimDisk()
+    async with opened(disk, BIG) as store:
+        first = await put(store, b"x", unique="U1", keys="k1")
+        second = await put(store, b"x", unique="U2", keys="k1")
+    async with opened(disk, BIG) as store:
+        third = await put(store, b"x", unique="U3", keys="k1")
+        places = [third.physical_offset, second.physical_offset, first.physical_offset]
+        whole = _short(store, places)
+        assert whole is not None
+        assert len(whole[0]) == 3
+        (file,) = store.files.files
+        file.buffer[second.physical_offset + HEAD_SIZE] ^= 1
         assert _short(store, places) is None
-        assert [found.unique_id for found in await by_key(store, "k1")] == ["U1"]
+        assert [found.unique_id for found in await by_key(store, "k1")] == ["U1", "U3"]
 
 
 async def test_one_of_several_words_is_found_in_the_short_way() -> None:
