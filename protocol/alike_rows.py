@@ -28,6 +28,15 @@ _TENS: Final = 10 ** np.arange(18, -1, -1, dtype=np.int64)
 _WORDS: Final = 8
 
 
+def packed_units(offsets: Numbers, size: int, tags_code: int) -> bytes:
+    """Queue units of messages of one size and tag, side by side."""
+    units = np.empty(len(offsets), dtype=_UNIT)
+    units["offset"] = offsets
+    units["size"] = size
+    units["tags"] = tags_code
+    return units.tobytes()
+
+
 class Rows:
     """Room for the records of up to ``most`` messages like ``example``, and what becomes of them; hosts are IPv4."""
 
@@ -117,11 +126,7 @@ class PlacedRows:
 
     def units(self, tags_code: int) -> bytes:
         """The queues' units, those of each of ``queue_ids`` side by side."""
-        units = np.empty(len(self), dtype=_UNIT)
-        units["offset"] = self.physical_offsets[self._order]
-        units["size"] = self._rows.size
-        units["tags"] = tags_code
-        return units.tobytes()
+        return packed_units(self.physical_offsets[self._order], self._rows.size, tags_code)
 
 
 class Replies:

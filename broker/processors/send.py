@@ -40,10 +40,11 @@ from protocol.message import key_words
 from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
 from remoting.connection import Connection
-from remoting.handlers import DEFERRED, AlikeServer, HandlerTable, Outcome, Reply
+from remoting.handlers import DEFERRED, AlikeServer, HandlerTable, Outcome
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
+    from broker.processors.send_batch_alike import AlikeBatches
 
 _UNUSUAL_FLAGS: Final = (
     sysflag.TRANSACTION_PREPARED
@@ -78,13 +79,19 @@ def _nobody(_result: PutMessageResult) -> None:
 
 
 def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> AlikeServer | None:
-    if not parts.store.takes_plain_puts:
-        return None
     try:
         from broker.processors.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
     except ImportError:
         return None
     return AlikeSends(parts, direct)
+
+
+def _alike_batches() -> "AlikeBatches | None":
+    try:
+        from broker.processors.send_batch_alike import AlikeBatches  # noqa: PLC0415 - numpy is optional
+    except ImportError:
+        return None
+    return AlikeBatches()
 
 
 class SendMessageProcessor:
@@ -94,7 +101,14 @@ class SendMessageProcessor:
         self._configuration = parts.configuration
         self._checks = SendChecks(parts)
         self._direct = DirectSends(parts, self._answer)
-        self._alike = _alike_sends(parts, self._direct)
+        self._batches = _alike_batches()
+        takes_plain_puts = parts.store.takes_plain_puts
+        self._alike = _alike_sends(parts, self._direct) if takes_plain_puts else None
+        self._direct_batches = (
+            self._batches.direct(parts, self._direct, self._answer_batch)
+            if self._batches is not None and takes_plain_puts
+            else None
+        )
         self._topics = parts.topics
         self._table = parts.topics.table
         self._put_message = parts.store.put_message
@@ -127,6 +141,8 @@ class SendMessageProcessor:
         table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
         self._direct.register(table)
         table.alike = self._alike
+        if self._direct_batches is not None:
+            self._direct_batches.register(table)
 
     def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """SEND_MESSAGE (10): whole field names."""
@@ -333,7 +349,7 @@ class SendMessageProcessor:
         self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
     ) -> Outcome:
         batch, unique = self._batch(connection, command, header, config)
-        topic, count = batch.topic, len(batch.keys)
+        topic, queue_id, count = batch.topic, batch.queue_id, len(batch.keys)
         if command.is_oneway:
             result = self._put_messages(batch, _nobody)
             if result is not None and result.ok:
@@ -341,13 +357,13 @@ class SendMessageProcessor:
             return None
 
         def done(result: PutMessageResult) -> None:
-            connection.complete(self._answer_batch(command, batch, result, unique))
+            connection.complete(self._answer_batch(command, topic, queue_id, count, result, unique=unique))
 
         result = self._put_messages(batch, done)
         if result is None:
             let_go(command)
             return DEFERRED
-        return self._answer_batch(command, batch, result, unique)
+        return self._answer_batch(command, topic, queue_id, count, result, unique=unique)
 
     def _batch(
         self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
@@ -361,8 +377,10 @@ class SendMessageProcessor:
             raise properties_too_long(len(text))
         shared = dict(pairs(text))
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
+        parts = self._batches.parts_of(command.body) if self._batches is not None else None
         try:
-            parts = parts_of(command.body, self._checks.batch_item)
+            if parts is None:
+                parts = parts_of(command.body, self._checks.batch_item)
         except BatchError as error:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
         if not parts.keys:
@@ -381,17 +399,25 @@ class SendMessageProcessor:
         return batch, shared.get("UNIQ_KEY")
 
     def _answer_batch(
-        self, command: RemotingCommand, batch: MessageBatch, result: PutMessageResult, unique: str | None
-    ) -> Reply:
+        self,
+        command: RemotingCommand,
+        topic: str,
+        queue_id: int,
+        count: int,
+        result: PutMessageResult,
+        *,
+        unique: str | None,
+    ) -> bytes | RemotingCommand:
         if not result.ok:
             return command.reply(refusal_code(result.status), result.remark or result.status.name, self._ext)
-        self._count(batch.topic, len(batch.keys), result.size)
+        self._count(topic, count, result.size)
         ids = message_ids(self._store_host, result.offsets or [result.physical_offset])
         added = self._ext
-        if not result.status and not command.encoding and unique is None and self._templated:
+        is_plain = unique is None or (unique.isascii() and unique.isalnum())
+        if is_plain and not result.status and not command.encoding and self._templated:
             region, trace = added["MSG_REGION"], added["TRACE_ON"]
-            return batch_reply(region, trace, ids, batch.queue_id, result.queue_offset, command.opaque)
-        ext = added | {"msgId": ids, "queueId": str(batch.queue_id), "queueOffset": str(result.queue_offset)}
+            return batch_reply(region, trace, ids, queue_id, result.queue_offset, command.opaque, unique)
+        ext = added | {"msgId": ids, "queueId": str(queue_id), "queueOffset": str(result.queue_offset)}
         if unique is not None:
             ext["transactionId"] = unique
         return command.reply(_STORED[result.status], None, ext)

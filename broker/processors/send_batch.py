@@ -6,7 +6,7 @@ What can be done to all messages of a batch at once is not done to each of them.
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from broker.processors.message_text import index_keys, pairs, tag_hash, tag_hash_of
 from broker.processors.send_checks import NOT_IN_A_BATCH
@@ -16,19 +16,6 @@ from protocol.command import LANGUAGE
 from protocol.index_batch import KeyColumns
 from protocol.message import key_words
 from protocol.record_batch import BatchMessages, ListedMessages
-
-if TYPE_CHECKING:
-    from protocol.record_batch_numpy import AlikeMessages
-try:
-    from protocol.alike_texts import texts_of
-    from protocol.index_batch_numpy import AlikeKeys
-    from protocol.record_batch_numpy import alike_messages
-except ImportError:  # numpy is optional: equal results, at two to three times the cost
-
-    def alike_messages(data: Any) -> "AlikeMessages | None":  # noqa: ARG001 - as its other form
-        """No messages are moved together."""
-        return None
-
 
 _END: Final = "\x03"
 """Stands in front of each text where those of all messages are looked through together; no usual text has it in it."""
@@ -44,9 +31,6 @@ Each match begins at a mark and goes to the next one: with as many matches as ma
 Of equal names the last counts.
 """
 
-_LONGEST_KEY: Final = 128
-"""Longer keys are left to a way that does not make four bytes of each letter of a thousand keys."""
-_SPACE: Final = ord(" ")
 _pack_words: Final = struct.Struct(">II").pack
 _pack_offset: Final = struct.Struct(">Q").pack
 
@@ -64,11 +48,6 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None]) -> BatchParts:
 
     Raises BatchError where the body is no batch, and what ``check`` raises.
     """
-    alike = alike_messages(body)
-    if alike is not None:
-        known = _parts_alike(alike)
-        if known is not None:
-            return known
     columns = split_batch(body)
     messages, raw = ListedMessages(columns), columns.properties
     texts = _marked(raw)
@@ -85,28 +64,6 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None]) -> BatchParts:
         tags_codes.append(tag_hash(properties))
         keys.append(index_keys(properties))
     return BatchParts(messages, tags_codes, keys)
-
-
-def _parts_alike(messages: "AlikeMessages") -> BatchParts | None:
-    """The same where all messages are laid out alike; None where somebody has to look at each."""
-    words = messages.column("KEYS")
-    if (
-        not messages.is_plain
-        or not NOT_IN_A_BATCH.isdisjoint(messages.values)
-        or (words is not None and bool((words == _SPACE).any()))
-    ):
-        return None
-    tag = messages.same("TAGS")
-    if tag is not None:
-        tags_codes = [tag_hash_of(tag)] * len(messages)
-    elif (tags := messages.column("TAGS")) is not None:
-        tags_codes = list(map(tag_hash_of, texts_of(tags)))
-    else:
-        tags_codes = [0] * len(messages)
-    columns = [column for column in (messages.column("UNIQ_KEY"), words) if column is not None]
-    if any(column.shape[1] > _LONGEST_KEY for column in columns):
-        return None
-    return BatchParts(messages, tags_codes, AlikeKeys(columns) if columns else [()] * len(messages))
 
 
 def _marked(raw: Sequence[bytes]) -> str:
@@ -145,11 +102,17 @@ def message_ids(host: bytes, offsets: Iterable[int]) -> str:
     return packed.hex(",", len(host) + 8).upper()
 
 
-def batch_reply(region: str, trace: str, ids: str, queue_id: int, queue_offset: int, opaque: int) -> bytes:
-    """The whole reply to a batch that was stored, in the JSON form. ``region`` needs no escapes in JSON."""
+def batch_reply(
+    region: str, trace: str, ids: str, queue_id: int, queue_offset: int, opaque: int, unique: str | None = None
+) -> bytes:
+    """The whole reply to a batch that was stored, in the JSON form. Texts need no escapes in JSON.
+
+    ``unique``: the unique key of the batch as a whole, where it has one.
+    """
+    transaction = "" if unique is None else f',"transactionId":"{unique}"'
     header = (
         f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{trace}","msgId":"{ids}",'
-        f'"queueId":"{queue_id}","queueOffset":"{queue_offset}"}},"flag":1,"language":"{LANGUAGE}",'
+        f'"queueId":"{queue_id}","queueOffset":"{queue_offset}"{transaction}}},"flag":1,"language":"{LANGUAGE}",'
         f'"opaque":{opaque},"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
     ).encode()
     size = len(header)

@@ -32,7 +32,7 @@ from remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
 
-_MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSION_MASK
+MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSION_MASK
 """Bits of sysFlag that are stored as they come."""
 _LONGEST_REPLY: Final = 1024
 _LONGEST_UNIQUE: Final = 256
@@ -151,7 +151,7 @@ class DirectSends:
                 or header.batch
                 or frame.code != code
                 or not self._usable
-                or header.sys_flag & ~_MEANINGLESS
+                or header.sys_flag & ~MEANINGLESS
             ):
                 return None
             match = usual(text)

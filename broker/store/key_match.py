@@ -61,8 +61,8 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
     """Up to ``limit`` of the records at ``offsets``, newest first, that have the key and were stored in ``times`` (ms).
 
     None where a candidate has to be looked at in another way: it is unusual, damaged, or not known to be in memory.
-    None as well for more than ``most`` bytes. Bodies that this process has put were whole when they came in, and are not
-    summed up again.
+    None as well for more than ``most`` bytes. Bodies that this process has put were whole when they came in: their sums
+    are not made again.
     """
     file = log.find(offsets[0]) if offsets else None
     if file is None or not is_usual(topic, key):

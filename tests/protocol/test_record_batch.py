@@ -116,8 +116,9 @@ def test_lengths_that_lie_are_not_alike(at: int) -> None:
 def test_numbers_that_do_not_fit_are_refused_by_both() -> None:
     encoded = encode_batch([(0, b"body", b"")] * COUNT)
     for form in (ListedMessages(split_batch(encoded)), alike(encoded)):
-        with pytest.raises(struct.error):
-            form.records(head(queue_id=1 << 40))
+        for more in ({"queue_id": 1 << 40}, {"queue_offset": (1 << 63) - COUNT + 1}):
+            with pytest.raises(struct.error):
+                form.records(head(**more))
 
 
 def test_a_number_of_each_message_lies_where_the_record_says() -> None:

@@ -1,0 +1,193 @@
+"""Batches whose messages are laid out alike, by column: their parts for the general way, and a short way of their own.
+
+The short way goes from the bytes of the header to those of the reply. What is unusual is passed over before anything
+has happened, and send.py does it from the beginning; tests hold both to the same records and replies. Needs numpy.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import msgspec
+
+from broker.processors.common import born_host
+from broker.processors.message_text import tag_hash_of, usual
+from broker.processors.send_batch import BatchParts
+from broker.processors.send_checks import NOT_IN_A_BATCH
+from broker.processors.send_direct import MEANINGLESS, DirectSends
+from broker.store.types import MessageRows, PutMessageResult
+from protocol.alike_texts import Matrix, texts_of
+from protocol.batch_layout import BatchLayout, BatchLayouts
+from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
+from protocol.frame import encode
+from protocol.index_batch_numpy import AlikeKeys
+from protocol.record import MAX_PROPERTIES, pack_shared
+from protocol.record_batch_numpy import AlikeMessages, BatchRows
+from protocol.topic_rules import MAX_TOPIC_LENGTH
+from remoting.connection import Connection
+from remoting.handlers import DEFERRED, HandlerTable, Later
+
+if TYPE_CHECKING:
+    from broker.parts import BrokerParts
+
+
+class BatchAnswer(Protocol):
+    """Counts the messages of a batch that was stored, and makes the reply."""
+
+    def __call__(
+        self,
+        command: RemotingCommand,
+        topic: str,
+        queue_id: int,
+        count: int,
+        result: PutMessageResult,
+        *,
+        unique: str | None,
+    ) -> bytes | RemotingCommand:
+        """``unique``: the unique key of the batch as a whole."""
+        ...
+
+
+_LONGEST_KEY: Final = 128
+"""Longer keys are left to a way that does not make four bytes of each letter of a thousand keys."""
+_SPACE: Final = ord(" ")
+_HOST: Final = 8
+"""Bytes of a host with an IPv4 address."""
+
+
+class AlikeBatches:
+    """What is known of the layouts of batches."""
+
+    def __init__(self) -> None:
+        self._layouts = BatchLayouts()
+
+    def direct(self, parts: "BrokerParts", direct: DirectSends, answer: BatchAnswer) -> "DirectBatches":
+        """The short way."""
+        return DirectBatches(parts, self, direct, answer)
+
+    def find(self, body: Any) -> tuple[Matrix, BatchLayout, AlikeKeys | None] | None:
+        """The messages of a batch, a row for each, and their keys; None where somebody has to look at each."""
+        found = self._layouts.find(body)
+        if found is None:
+            return None
+        rows, layout = found
+        if not layout.is_plain or not NOT_IN_A_BATCH.isdisjoint(layout.values):
+            return None
+        unique, words = layout.column(rows, "UNIQ_KEY"), layout.column(rows, "KEYS")
+        columns = [column for column in (unique, words) if column is not None]
+        if any(column.shape[1] > _LONGEST_KEY for column in columns) or (
+            words is not None and bool((words == _SPACE).any())
+        ):
+            return None
+        return rows, layout, AlikeKeys(columns) if columns else None
+
+    def parts_of(self, body: Any) -> BatchParts | None:
+        """See send_batch.parts_of; None for what is to be looked at there."""
+        found = self.find(body)
+        if found is None:
+            return None
+        rows, layout, keys = found
+        count = len(rows)
+        tag = layout.same("TAGS")
+        if tag is not None:
+            tags_codes = [tag_hash_of(tag)] * count
+        elif (tags := layout.column(rows, "TAGS")) is not None:
+            tags_codes = list(map(tag_hash_of, texts_of(tags)))
+        else:
+            tags_codes = [0] * count
+        return BatchParts(AlikeMessages(rows, layout), tags_codes, [()] * count if keys is None else keys)
+
+
+class DirectBatches:
+    """The short way: for a batch to a topic that exists, with messages of one tag, where the log has room."""
+
+    def __init__(self, parts: "BrokerParts", alike: AlikeBatches, direct: DirectSends, answer: BatchAnswer) -> None:
+        """``direct`` knows topics and queues that can be sent to."""
+        self._alike = alike
+        self._direct = direct
+        self._answer = answer
+        self._log = parts.store.commit_log
+        self._put = parts.store.put_alike
+        self._waits = parts.store.syncs_each_put
+        self._store_host = parts.store_host
+        self._decode: Callable[[memoryview], Any] = direct.decoders[RequestCode.SEND_MESSAGE_V2]
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the code of batches."""
+        table.register_direct(RequestCode.SEND_BATCH_MESSAGE, self._serve)
+
+    def _serve(
+        self, connection: Connection, head: memoryview, body: memoryview
+    ) -> bytes | Literal[Later.DEFERRED] | None:
+        try:
+            frame = self._decode(head)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        header = frame.header
+        topic = self._direct.topic(header.topic)
+        if (
+            topic is None
+            or frame.flag
+            or frame.code != RequestCode.SEND_BATCH_MESSAGE
+            or not header.batch
+            or header.sys_flag & ~MEANINGLESS
+            or len(header.topic) > MAX_TOPIC_LENGTH
+        ):
+            return None
+        unique = None
+        text = header.properties
+        if text:
+            match = usual(text if text.endswith("\x02") else text + "\x02")
+            if match is None or len(text) > MAX_PROPERTIES:
+                return None
+            unique = match[2]
+        found = self._alike.find(body)
+        queue = self._direct.queue(topic, header.queue_id)
+        if found is None or queue is None:
+            return None
+        rows, layout, keys = found
+        tag = layout.same("TAGS")
+        host = connection.data.get("host") or born_host(connection)
+        if keys is None or (tag is None and "TAGS" in layout.values) or len(host) != _HOST:
+            return None
+        count = len(rows)
+        if count * (queue.overhead + 2 * _HOST + layout.body_length + layout.text_length) > self._log.max_message_size:
+            return None
+        shared = partial(
+            _shared, header.sys_flag, header.born_timestamp, host, self._store_host, header.reconsume_times or 0
+        )
+        placed = BatchRows(rows, layout, (queue.magic, queue.queue_id, queue.topic_part), shared)
+        put = MessageRows(
+            queue.topic,
+            (queue,),
+            placed,
+            layout.body_length,
+            layout.text_length,
+            tag_hash_of(tag) if tag else 0,
+            keys,
+        )
+        command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, frame.opaque)
+        answer = partial(self._answer, command, queue.topic, queue.queue_id, count, unique=unique)
+        result = self._put(put, partial(self._durable, connection, answer) if self._waits else None)
+        if result is None:
+            return None
+        if self._waits:
+            return DEFERRED
+        reply = answer(result)
+        return reply if isinstance(reply, bytes) else encode(reply)
+
+    def _durable(
+        self,
+        connection: Connection,
+        answer: Callable[[PutMessageResult], bytes | RemotingCommand],
+        result: PutMessageResult,
+    ) -> None:
+        """The end of a batch that has waited for the disk."""
+        connection.complete(answer(result))
+
+
+def _shared(
+    sys_flag: int, born_timestamp: int, born: bytes, stored: bytes, reconsume_times: int, store_timestamp: int
+) -> bytes:
+    return pack_shared(sys_flag, born_timestamp, born, store_timestamp, stored, reconsume_times)

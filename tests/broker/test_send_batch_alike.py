@@ -1,0 +1,213 @@
+"""The short way of a batch: the same records and replies as the long one, and nothing done where it passes over."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.controller import BrokerController
+from broker.store.running_flags import Flag
+from broker.testing import running_broker
+from protocol.batch import encode_batch
+from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
+from tests.broker.wire_client import WireClient, pull_ext
+
+COUNT = 20
+TEXT = "KEYS\x01k{at:04d}\x02UNIQ_KEY\x017F0000010001AABBCCDD00000001{at:04X}\x02TAGS\x01TagA\x02"
+_opaque = iter(range(100_000, 200_000))
+
+
+def fields(**more: str) -> dict[str, str]:
+    return {
+        "a": "group",
+        "b": "Orders",
+        "c": "TBW102",
+        "d": "4",
+        "e": "1",
+        "f": "0",
+        "g": "1700000000001",
+        "h": "7",
+        "i": "WAIT\x01true\x02",
+        "j": "0",
+        "k": "false",
+        "m": "true",
+    } | more
+
+
+def batch(text: str = TEXT, count: int = COUNT, body: bytes = b"body", start: int = 0) -> bytes:
+    return encode_batch([(at, body + b"%04d" % at, text.format(at=at).encode()) for at in range(start, start + count)])
+
+
+async def ask(
+    client: WireClient, ext: dict[str, str], body: bytes, *, short: bool, flag: int = 0
+) -> RemotingCommand | None:
+    """Send a frame whose code stands in front, or behind a blank: then nobody takes it for the short way."""
+    opaque = next(_opaque)
+    header = json.dumps({"code": 320, "extFields": ext, "flag": flag, "opaque": opaque}, separators=(",", ":"))
+    raw = header.encode() if short else b" " + header.encode()
+    await client.stream.send_all(struct.pack(">II", 4 + len(raw) + len(body), len(raw)) + raw + body)
+    return None if flag & 2 else await client.reply(opaque)
+
+
+async def both(client: WireClient, ext: dict[str, str], body: bytes) -> list[tuple[int, str | None, dict[str, Any]]]:
+    """What a batch is answered on the short way, and on the long one."""
+    replies = []
+    for short in (True, False):
+        reply = await ask(client, ext, body, short=short)
+        assert reply is not None
+        replies.append((reply.code, reply.remark, reply.ext_fields()))
+    return replies
+
+
+def taken(broker: BrokerController, queue_id: int = 1) -> bool:
+    """Whether a batch came to the queue on the short way."""
+    return broker.parts.store.commit_log.queue("Orders", queue_id).last_size > 0
+
+
+async def made(client: WireClient, broker: BrokerController) -> None:
+    """The topic is there, with its queue 1 empty."""
+    reply = await ask(client, fields(e="0"), batch(), short=False)
+    assert reply is not None
+    assert reply.code == 0
+    assert not taken(broker, 0)
+
+
+@pytest.mark.parametrize("shared", ["", "WAIT\x01true\x02", "WAIT\x01true", "UNIQ_KEY\x01ABC1\x02TAGS\x01x"])
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, shared: str) -> None:
+    async with running_broker(tmp_path, flushDiskType=flush) as broker, WireClient.connect(broker.endpoint) as client:
+        await made(client, broker)
+        assert (await ask(client, fields(), batch(start=100), short=False)) is not None
+        assert not taken(broker)
+        (code, _, first), (_, _, second) = await both(client, fields(i=shared, j="3"), batch())
+        assert code == 0
+        assert taken(broker)
+        assert (first.pop("queueOffset"), second.pop("queueOffset")) == (str(COUNT), str(2 * COUNT))
+        ids, others = first.pop("msgId").split(","), second.pop("msgId").split(",")
+        assert first == second
+        messages = []
+        for begin in (COUNT, 2 * COUNT):
+            wanted = {"queueId": 1, "subscription": "TagA", "maxMsgNums": COUNT}
+            messages += await client.pull_messages("Orders", begin, **wanted)
+        assert [message.offset_message_id for message in messages] == ids + others
+        own = {"queue_offset", "commit_log_offset", "store_timestamp", "offset_message_id"}
+        for one, two in zip(messages[:COUNT], messages[COUNT:], strict=True):
+            assert {name: getattr(one, name) for name in one.__struct_fields__ if name not in own} == {
+                name: getattr(two, name) for name in two.__struct_fields__ if name not in own
+            }
+        assert [message.queue_offset for message in messages] == list(range(COUNT, 3 * COUNT))
+        assert [message.body for message in messages[:COUNT]] == [b"body%04d" % at for at in range(COUNT)]
+        index = broker.parts.store.index
+        assert index is not None
+        await index.flush_pending()
+        for key in ("k0003", f"7F0000010001AABBCCDD00000001{3:04X}"):
+            found = broker.parts.store.query_message("Orders", key, 32, 0, 1 << 62)
+            assert found is not None
+            assert found.count == 3  # one in the batch that made the topic
+            found.release()
+
+
+@pytest.mark.parametrize(
+    ("change", "body", "code"),
+    [
+        ({"e": "-1"}, batch(), 0),
+        ({"e": "99"}, batch(), 29),
+        ({"f": "4"}, batch(), 16),
+        ({"f": "128"}, batch(), 13),
+        ({"g": "x"}, batch(), 1),
+        ({"j": str(1 << 40)}, batch(), 1),
+        ({"g": str(1 << 63)}, batch(), 1),
+        ({"i": "WAIT\x01false\x02"}, batch(), 0),
+        ({"i": "TRAN_MSG\x01true\x02"}, batch(), 16),
+        ({"i": "x" * 40_000}, batch(), 13),
+        ({}, b"", 13),
+        ({}, b"no batch", 13),
+        ({}, batch()[:-1], 13),
+        ({}, batch(count=3), 0),
+        ({}, batch(TEXT.replace("TagA", "Tag{at:04d}")), 0),
+        ({}, batch(TEXT.replace("k{", "k {")), 0),
+        ({}, batch(TEXT + "DELAY\x011\x02"), 13),
+        ({}, batch(TEXT + "TRAN_MSG\x01true\x02"), 13),
+        ({}, batch("colour\x01blue\x02"), 0),
+        ({}, batch("KEYS\x01" + "k" * 200 + "\x02"), 0),
+        ({}, batch(body=b"b" * (4 << 20) + b"b", count=16)[: 1 << 20], 13),
+    ],
+)
+async def test_what_is_not_ordinary_is_left_to_the_long_way(
+    client: WireClient, broker: BrokerController, change: dict[str, str], body: bytes, code: int
+) -> None:
+    await made(client, broker)
+    before = broker.parts.store.max_phy_offset
+    short, long = await both(client, fields(**change), body)
+    assert short[:2] == long[:2]
+    assert short[0] == code
+    assert not taken(broker)
+    assert (broker.parts.store.max_phy_offset > before) is (code == 0)
+
+
+async def test_a_batch_that_is_larger_than_a_message_may_be_is_refused_by_both(
+    client: WireClient, broker: BrokerController
+) -> None:
+    await made(client, broker)
+    assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=3000")).code == 0
+    before = broker.parts.store.max_phy_offset
+    short, long = await both(client, fields(), batch(body=b"b" * 200))
+    assert short[:2] == long[:2]
+    assert short[0] != 0
+    assert broker.parts.store.max_phy_offset == before
+    assert not taken(broker)
+
+
+async def test_messages_without_a_tag_and_with_other_lengths_take_it_too(
+    client: WireClient, broker: BrokerController
+) -> None:
+    await made(client, broker)
+    for text, body in (("UNIQ_KEY\x01{at:032X}\x02", b""), (TEXT, b"b" * 3000), (TEXT[:-1], b"b")):
+        before = broker.parts.store.max_offset("Orders", 1)
+        (code, _, first), _ = await both(client, fields(), batch(text, 40, body))
+        assert code == 0
+        assert first["queueOffset"] == str(before)
+        assert taken(broker)
+        broker.parts.store.commit_log.queue("Orders", 1).last_size = 0
+
+
+async def test_oneways_and_refusals(client: WireClient, broker: BrokerController) -> None:
+    await made(client, broker)
+    await ask(client, fields(), batch(), short=True, flag=2)
+    assert len(await client.pull_messages("Orders", queueId=1)) == COUNT  # so it has been served
+    broker.parts.store.flags.set(Flag.DISK_FULL, "the disk is full")
+    short, long = await both(client, fields(), batch())
+    assert short[:2] == long[:2]
+    assert short[0] == 14
+    broker.parts.store.flags.clear(Flag.DISK_FULL)
+    assert not taken(broker)
+    assert broker.parts.store.max_offset("Orders", 1) == COUNT
+    assert (await both(client, fields(), batch()))[0][0] == 0
+    assert taken(broker)
+
+
+async def test_they_are_counted_as_any_others(client: WireClient, broker: BrokerController) -> None:
+    await made(client, broker)
+    items = [broker.parts.stats.items(name)["Orders"] for name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")]
+    steps = []
+    for short in (True, False):
+        before = [item.value for item in items]
+        assert (await ask(client, fields(), batch(), short=short)) is not None
+        steps.append([item.value - value for item, value in zip(items, before, strict=True)])
+    assert steps[0] == steps[1]
+    assert steps[0][0] == COUNT
+
+
+async def test_consumers_that_wait_hear_of_it(client: WireClient, broker: BrokerController) -> None:
+    await made(client, broker)
+    async with WireClient.connect(broker.endpoint) as other:
+        wait = pull_ext("Orders", queueId=1, sysFlag=6)
+        opaque = await other.post(RequestCode.PULL_MESSAGE, wait)
+        assert (await other.pull("Orders", queueId=3)).code == 19  # the first one waits by now
+        assert (await ask(client, fields(), batch(), short=True)) is not None
+        reply = await other.reply(opaque)
+        assert reply.code == 0
+        assert taken(broker)
