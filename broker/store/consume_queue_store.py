@@ -12,12 +12,12 @@ from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 DIRECTORY: Final = "consumequeue"
 _SCAN: Final = 512
-_AHEAD: Final = 1024
-"""Units that are read at once for a consumer behind the tail: it comes back for the next ones."""
-_AHEAD_FROM: Final = 8
+_BLOCK: Final = 1024
+"""Units that are read at once for a consumer behind the tail: it comes back for the next ones, as others do."""
+_BLOCK_FROM: Final = 8
 """Fewer units than this are a look at a single place."""
-_MOST_AHEAD: Final = 256
-"""Queues of which the last units read are kept (20 KiB each where they were read ahead)."""
+_MOST_BLOCKS: Final = 256
+"""Blocks of units that are kept (20 KiB each)."""
 
 
 class QueueState(NamedTuple):
@@ -53,7 +53,7 @@ class ConsumeQueueStore:
         self.units = 0
         self._asleep: dict[str, dict[int, QueueState]] = {}
         self._moved: list[ConsumeQueue] = []
-        self._ahead: dict[ConsumeQueue, tuple[int, bytes]] = {}
+        self._blocks: dict[tuple[ConsumeQueue, int], bytes] = {}
         self.queues_with_units = 0
 
     # -- finding
@@ -163,32 +163,41 @@ class ConsumeQueueStore:
     def read(self, queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
         """Up to ``count`` units from ``offset`` on, at least one; None if they have to come from the device.
 
-        The offset lies in [first_offset, next_offset). One call reads from the tail or from one file.
+        The offset lies in [first_offset, next_offset). One call reads from one file at most.
         """
         if offset >= queue.tail_offset:
             return queue.tail_units(offset, count)
-        known = self._ahead.get(queue)
-        goes_on = False
-        if known is not None:
-            first, units = known
-            at = (offset - first) * UNIT_SIZE
-            if 0 <= at <= len(units) - count * UNIT_SIZE:
-                return units[at : at + count * UNIT_SIZE]
-            goes_on = 0 < at <= len(units)
+        file_offset = queue.file_of(offset)
+        begin = offset - (offset - file_offset) % _BLOCK
+        end = min(begin + _BLOCK, file_offset + queue.units_per_file)
+        block = self._blocks.get((queue, begin))
+        if block is None and _BLOCK_FROM <= count <= _BLOCK and end <= queue.tail_offset:
+            block = self._read_block(queue, begin, end)
+        if block is not None:
+            found = block[(offset - begin) * UNIT_SIZE : (offset - begin + count) * UNIT_SIZE]
+            rest = count - len(found) // UNIT_SIZE
+            if not rest or end - file_offset == queue.units_per_file:
+                return found
+            return found + (self.read(queue, end, rest) or b"")
+        count = min(count, file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
+        return self._read_file(queue, offset, count)
+
+    def _read_block(self, queue: ConsumeQueue, begin: int, end: int) -> bytes | None:
+        """Units that are all in a file and will be asked for in parts; None where not all of them are in memory."""
+        block = self._read_file(queue, begin, end - begin)
+        if block is not None:
+            if len(self._blocks) >= _MOST_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[queue, begin] = block
+        return block
+
+    def _read_file(self, queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
+        """Units of one file; None where they are not in memory."""
         file_offset = queue.file_of(offset)
         fd = self.descriptors.get(queue.path_of(file_offset))
         if fd is None:
             return None
-        most = min(file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
-        count = min(count, most)
-        wanted = min(most, _AHEAD) if goes_on and count >= _AHEAD_FROM else count
-        found = self.disk.pread_cached(fd, wanted * UNIT_SIZE, (offset - file_offset) * UNIT_SIZE)
-        if found is None or count < _AHEAD_FROM:
-            return found
-        if self._ahead.pop(queue, None) is None and len(self._ahead) >= _MOST_AHEAD:
-            del self._ahead[next(iter(self._ahead))]
-        self._ahead[queue] = (offset, found)
-        return found[: count * UNIT_SIZE]
+        return self.disk.pread_cached(fd, count * UNIT_SIZE, (offset - file_offset) * UNIT_SIZE)
 
     async def read_cold(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
         """The same, waiting for the device where needed; no bytes if the file is gone."""
@@ -278,7 +287,7 @@ class ConsumeQueueStore:
         """Forget every queue; the files stay. For recovery, to load them again."""
         self.queues.clear()
         self._asleep.clear()
-        self._ahead.clear()
+        self._blocks.clear()
         self.dirty.clear()
         self.recount()
 
@@ -294,7 +303,8 @@ class ConsumeQueueStore:
     def drop_queue(self, queue: ConsumeQueue) -> None:
         """Forget a queue; its files are the caller's."""
         queue.deleted = True
-        self._ahead.pop(queue, None)
+        for key in [key for key in self._blocks if key[0] is queue]:
+            del self._blocks[key]
         self._count(queue, 0)
         queues = self.queues.get(queue.topic)
         if queues is not None and queues.get(queue.queue_id) is queue:

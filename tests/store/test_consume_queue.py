@@ -15,7 +15,7 @@ from broker.store.queue_clean import QueueCleaner
 from broker.store.queue_files import QueueFileError, erase_units, load_queue
 from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag, RunningFlags
-from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT, UNIT_SIZE
+from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT
 from tests.store.simdisk import SimDisk
 
 PER_FILE = 10
@@ -447,9 +447,15 @@ def test_units_of_a_batch_are_put_as_one_by_one(dirty: bool, start: int) -> None
         assert getattr(one, name) == getattr(many, name), name
 
 
-async def test_units_behind_the_tail_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_queue_store, "_AHEAD_FROM", 3)
-    monkeypatch.setattr(consume_queue_store, "_MOST_AHEAD", 1)
+def units(first: int, stop: int) -> bytes:
+    return b"".join(UNIT.pack(1000 * number, 100, number) for number in range(first, stop))
+
+
+async def test_units_behind_the_tail_are_read_in_blocks_for_all_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files hold 10 units, of which blocks of four are kept."""
+    monkeypatch.setattr(consume_queue_store, "_BLOCK", 4)
+    monkeypatch.setattr(consume_queue_store, "_BLOCK_FROM", 3)
+    monkeypatch.setattr(consume_queue_store, "_MOST_BLOCKS", 3)
     rig = Rig()
     queue = rig.put(25)
     other = rig.put(25, queue_id=1)
@@ -457,26 +463,50 @@ async def test_units_behind_the_tail_are_read_ahead(monkeypatch: pytest.MonkeyPa
     for one in (queue, other):
         one.forget_written(0)
         assert await rig.store.read_cold(one, 0, 1)
-    assert rig.store.read(queue, 0, 3) == b"".join(UNIT.pack(1000 * number, 100, number) for number in range(3))
-    rig.disk.cold = True
-    assert rig.store.read(queue, 3, 3) is None, "one read tells nothing of the next"
-    rig.disk.cold = False
     assert await rig.store.read_cold(queue, 10, 1)
-    assert rig.store.read(queue, 10, 3)
+    read = rig.store.read
+    assert read(queue, 5, 2) == units(5, 7)
     rig.disk.cold = True
-    assert rig.store.read(queue, 13, 3) is None, "nor does a jump"
+    assert read(queue, 5, 3) is None, "a look at a single place tells nothing of others"
     rig.disk.cold = False
-    assert rig.store.read(queue, 0, 3)
-    units = b"".join(UNIT.pack(1000 * number, 100, number) for number in range(2, 10))
-    assert rig.store.read(queue, 2, 3) == units[: 3 * UNIT_SIZE]
+    assert read(queue, 1, 3) == units(1, 4)
     rig.disk.cold = True
-    assert rig.store.read(queue, 5, 4) == units[3 * UNIT_SIZE : 7 * UNIT_SIZE]
-    assert rig.store.read(queue, 8, 3) is None, "the file ends before"
-    assert rig.store.read(other, 0, 3) is None
+    assert read(queue, 0, 4) == units(0, 4), "who comes later gets what was read"
+    assert read(queue, 3, 1) == units(3, 4)
+    assert read(queue, 2, 5) == units(2, 4), "as much as is there"
     rig.disk.cold = False
-    first = rig.store.read(other, 0, 3)
+    assert read(queue, 2, 5) == units(2, 7)
+    assert read(queue, 7, 4) == units(7, 10), "the file ends before"
+    assert read(queue, 12, 3) == units(12, 15)
     rig.disk.cold = True
-    assert rig.store.read(queue, 5, 4) is None, "not more queues than agreed are kept"
-    assert rig.store.read(other, 0, 3) == first
+    assert read(queue, 8, 3) == units(8, 10)
+    assert read(queue, 0, 3) is None, "not more than agreed is kept"
+    rig.disk.cold = False
+    first = read(other, 0, 3)
+    rig.disk.cold = True
+    assert read(other, 0, 3) == first == units(0, 3)
     rig.store.drop_queue(other)
-    assert rig.store.read(other, 0, 3) is None
+    assert read(other, 0, 3) is None
+    assert read(queue, 8, 3) == units(8, 10)
+    rig.store.forget_all()
+    assert read(queue, 8, 3) is None
+
+
+async def test_blocks_end_where_the_tail_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the tail is not in a file as a whole, and more of it comes."""
+    monkeypatch.setattr(consume_queue_store, "_BLOCK", 4)
+    monkeypatch.setattr(consume_queue_store, "_BLOCK_FROM", 1)
+    rig = Rig()
+    queue = rig.put(6)
+    assert await rig.flush.write()
+    queue.forget_written(0)
+    assert queue.tail_offset == 6
+    assert await rig.store.read_cold(queue, 0, 1)
+    for first in range(6):
+        for count in range(1, 7):
+            found = rig.store.read(queue, first, count)
+            assert found
+            assert found == units(first, min(first + count, 6))[: len(found)]
+    queue.put(6000, 100, 6, 6)
+    assert rig.store.read(queue, 5, 1) == units(5, 6)
+    assert rig.store.read(queue, 6, 1) == units(6, 7)
