@@ -23,9 +23,9 @@ _VALUE_END: Final = VALUE_END.encode()
 _LONGEST_TEXT: Final = 4096
 _LEAST: Final = 16
 """Fewer messages are quicker one by one."""
-_LAYOUTS: Final = 16
+_LAYOUTS: Final = 32
 """Layouts known at once."""
-_LARGEST_ROOM: Final = 256 * 1024
+_LARGEST_ROOM: Final = 128 * 1024
 """Bytes of records for which room is kept: 4 MiB with as many layouts as are known."""
 _LOWEST: Final = 3
 _SPAN: Final = 124
@@ -35,12 +35,14 @@ _SPAN: Final = 124
 class BatchLayout:
     """Messages of the same three lengths whose properties have the same names, with values at the same places.
 
-    ``values``: columns of each property's value, counted from the properties' length on, which stands behind the body.
-    ``is_plain``: whether the properties are nothing but pairs of different names, each with a value. ``differs``: which
-    of these columns may be different in each message; ``lowest`` has the bytes of the others.
+    ``is_plain``: whether the properties are nothing but pairs of different names, each with a value; what is said of
+    values counts only then. ``values``: columns of each property's value, from the properties' length on, which stands
+    behind the body. ``differs``: which of these columns may be different in each message; ``lowest``: what stands in
+    the others, and the lowest byte that may stand in these.
     """
 
     __slots__ = (
+        "__weakref__",
         "_heads",
         "_room",
         "_span",
@@ -56,7 +58,8 @@ class BatchLayout:
     def __init__(self, rows: Matrix, body_length: int, common: TextLayout, known: "BatchLayout | None") -> None:
         """``rows``: messages of a batch, ``common`` is about what is behind their bodies.
 
-        ``known`` is what was known of messages of these lengths: values that differed there may differ here too.
+        ``known`` is what was known of messages of these lengths. Values that differed there, or were others than here,
+        may differ from now on, though all messages of this batch have the same.
         """
         self.size = rows.shape[1]
         self.body_length = body_length
@@ -64,17 +67,18 @@ class BatchLayout:
         self.values = common.values
         self._heads = _heads(rows)[0].copy()
         lowest, highest = (np.frombuffer(text, dtype=np.uint8) for text in (common.lowest, common.highest))
+        text = common.lowest[2:]  # no separator is anywhere else in another row
+        pieces = text.count(_VALUE_END) + (bool(text) and not text.endswith(_VALUE_END))
+        self.is_plain = pieces == len(common.values)
         differs: Flags = lowest != highest
         if known is not None and known.values == common.values:
             differs |= known.differs | (lowest != known.lowest)
         for place in common.values.values():  # of two batches' ids other digits are the same
             differs[place] = differs[place].any()
+        differs &= lowest >= _LOWEST  # a separator within a value
         self.differs: Flags = differs
         self.lowest: Matrix = np.where(differs, np.uint8(_LOWEST), lowest)
         self._span = np.where(differs, np.uint8(_SPAN), np.uint8(0))
-        text = common.lowest[2:]  # no separator is anywhere else in another row
-        pieces = text.count(_VALUE_END) + (bool(text) and not text.endswith(_VALUE_END))
-        self.is_plain = pieces == len(common.values)
         self._room: _Room | None = None
 
     @property
@@ -88,10 +92,15 @@ class BatchLayout:
             (rows[:, self.text_at :] - self.lowest > self._span).any()
         )
 
-    def same(self, name: str) -> str | None:
-        """The value of a property that all messages have in common; None where they may not have."""
+    def same(self, rows: Matrix, name: str) -> str | None:
+        """The value of a property that all messages have in common; None where they have not, or it is no property."""
         place = self.values.get(name)
-        return None if place is None or self.differs[place.start] else self.lowest[place].tobytes().decode("ascii")
+        if place is None:
+            return None
+        if not self.differs[place].any():
+            return self.lowest[place].tobytes().decode("ascii")
+        column = rows[:, self.text_at + place.start : self.text_at + place.stop]
+        return column[0].tobytes().decode("ascii") if (column == column[0]).all() else None
 
     def column(self, rows: Matrix, name: str) -> Matrix | None:
         """Each message's value of a property as bytes of their own; None where none has it."""
@@ -111,15 +120,17 @@ class BatchLayout:
             room = _Room(self, shape)
             if len(room.bytes) <= _LARGEST_ROOM:
                 self._room = room
-        return room.bytes, room.fill(rows, head)
+        return room.bytes, room.fill(self, rows, head)
 
 
 class _Room:
-    """Room for the records of batches of one layout, shape and topic; ``shape``: messages, bytes in common, topic."""
+    """Room for the records of batches of one layout, shape and topic; ``shape``: messages, bytes in common, topic.
+
+    It does not know its layout: with a cycle both would stay until the garbage collection, which comes seldom.
+    """
 
     def __init__(self, layout: BatchLayout, shape: tuple[int, int, bytes]) -> None:
         self.shape = shape
-        self._layout = layout
         count, shared, topic = shape
         self._fixed = record.around_shared(shared)
         body_at = self._fixed.size
@@ -143,9 +154,9 @@ class _Room:
         self._numbers = np.arange(count, dtype=np.int64)
         self._steps = self._numbers * size
 
-    def fill(self, rows: Matrix, head: BatchHead) -> Numbers:
+    def fill(self, layout: BatchLayout, rows: Matrix, head: BatchHead) -> Numbers:
         """Put messages in; the physical offset of each."""
-        layout, last = self._layout, len(rows) - 1
+        last = len(rows) - 1
         end = head.physical_offset + last * self.size
         front, _ = (  # the last one's numbers have to fit too
             self._fixed.pack(self.size, head.magic, 0, head.queue_id, 0, head.queue_offset + at, offset, head.shared, 0)
@@ -180,11 +191,13 @@ class BatchLayouts:
         layout = known = self._known.get(lengths)
         if layout is None or not layout.fits(rows):
             layout = _learnt(rows, body_length, known)
-            if layout is None:
-                return None
-            while len(self._known) >= _LAYOUTS:
-                del self._known[next(iter(self._known))]
-            self._known[lengths] = layout
+        if layout is None:
+            return None
+        if known is not None:
+            del self._known[lengths]
+        elif len(self._known) >= _LAYOUTS:
+            del self._known[next(iter(self._known))]
+        self._known[lengths] = layout
         return rows, layout
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from protocol.alike_rows import Numbers, packed_units
 from protocol.alike_texts import Matrix
 from protocol.batch import AROUND, FLAG_AT, BatchItem
-from protocol.batch_layout import BatchLayout, BatchLayouts
+from protocol.batch_layout import BatchLayout
 from protocol.record_batch import BatchHead
 
 
@@ -49,10 +49,6 @@ class AlikeMessages:
         flags = np.ndarray(len(rows), ">i4", rows, FLAG_AT, (layout.size,)).tolist()
         texts = rows[:, AROUND + layout.body_length :]
         return list(map(BatchItem, flags, layout.bodies(rows), [text.tobytes() for text in texts]))
-
-    def column(self, name: str) -> Matrix | None:
-        """Each message's value of a property as bytes of their own; None where none has it."""
-        return self.layout.column(self._rows, name)
 
     def copied(self) -> "AlikeMessages":
         """See BatchMessages."""
@@ -103,9 +99,3 @@ class BatchRows:
         """See AlikeRows."""
         assert self._offsets is not None
         return packed_units(self._offsets, self._size, tags_code)
-
-
-def alike_messages(data: Any) -> AlikeMessages | None:
-    """The messages of a batch body where they are laid out alike; None where they are not, or are no batch."""
-    found = BatchLayouts().find(data)
-    return None if found is None else AlikeMessages(*found)

@@ -57,13 +57,13 @@ _HOST: Final = 8
 
 
 class AlikeBatches:
-    """What is known of the layouts of batches."""
+    """Takes batches apart by column, with what is known of their layouts; ``direct`` makes the short way."""
 
     def __init__(self) -> None:
         self._layouts = BatchLayouts()
 
     def direct(self, parts: "BrokerParts", direct: DirectSends, answer: BatchAnswer) -> "DirectBatches":
-        """The short way."""
+        """The short way, which shares what is known with the general one."""
         return DirectBatches(parts, self, direct, answer)
 
     def find(self, body: Any) -> tuple[Matrix, BatchLayout, AlikeKeys | None] | None:
@@ -89,7 +89,7 @@ class AlikeBatches:
             return None
         rows, layout, keys = found
         count = len(rows)
-        tag = layout.same("TAGS")
+        tag = layout.same(rows, "TAGS")
         if tag is not None:
             tags_codes = [tag_hash_of(tag)] * count
         elif (tags := layout.column(rows, "TAGS")) is not None:
@@ -147,7 +147,7 @@ class DirectBatches:
         if found is None or queue is None:
             return None
         rows, layout, keys = found
-        tag = layout.same("TAGS")
+        tag = layout.same(rows, "TAGS")
         host = connection.data.get("host") or born_host(connection)
         if keys is None or (tag is None and "TAGS" in layout.values) or len(host) != _HOST:
             return None

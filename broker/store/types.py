@@ -102,7 +102,10 @@ class AlikeRows(Protocol):
     def __len__(self) -> int: ...
 
     def records(self, starts: Sequence[int], physical_offset: int, store_timestamp: int) -> memoryview:
-        """Their bytes: ``starts`` has the next offset of each queue, ``physical_offset`` is the first one's."""
+        """Their bytes: ``starts`` has the next offset of each queue, ``physical_offset`` is the first one's.
+
+        Asked for once, before ``units``; they are copied before other rows are asked.
+        """
         ...
 
     def units(self, tags_code: int) -> bytes:

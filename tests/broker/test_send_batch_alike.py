@@ -174,6 +174,31 @@ async def test_messages_without_a_tag_and_with_other_lengths_take_it_too(
         broker.parts.store.commit_log.queue("Orders", 1).last_size = 0
 
 
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_batches_of_one_layout_that_come_together_do_not_mix(tmp_path: Path, flush: str) -> None:
+    async with running_broker(tmp_path, flushDiskType=flush) as broker, WireClient.connect(broker.endpoint) as client:
+        await made(client, broker)
+        frames, opaques = b"", []
+        for number in range(6):
+            text = TEXT.replace("TagA", "TagB") if number % 2 else TEXT
+            opaques.append(opaque := next(_opaque))
+            body = batch(text, start=100 * number)
+            header = json.dumps({"code": 320, "extFields": fields(), "opaque": opaque}, separators=(",", ":")).encode()
+            frames += struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
+        await client.stream.send_all(frames)
+        replies = [await client.reply(opaque) for opaque in opaques]
+        assert [reply.ext_fields()["queueOffset"] for reply in replies] == [str(COUNT * at) for at in range(6)]
+        assert taken(broker)
+        for tag, first in (("TagA", 0), ("TagB", 1)):
+            bodies: list[bytes] = []
+            for begin in range(0, 6 * COUNT, COUNT):
+                wanted = {"queueId": 1, "subscription": tag, "maxMsgNums": COUNT}
+                if begin // COUNT % 2 == first:
+                    bodies += [message.body for message in await client.pull_messages("Orders", begin, **wanted)]
+            expected = [b"body%04d" % (100 * number + at) for number in range(first, 6, 2) for at in range(COUNT)]
+            assert bodies == expected
+
+
 async def test_oneways_and_refusals(client: WireClient, broker: BrokerController) -> None:
     await made(client, broker)
     await ask(client, fields(), batch(), short=True, flag=2)

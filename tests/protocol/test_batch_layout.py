@@ -1,11 +1,14 @@
 """A layout that was learnt from one batch says of the next ones what a look at all of their bytes would."""
 
+import gc
+import weakref
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import record
 from protocol.batch import encode_batch, split_batch
-from protocol.batch_layout import BatchLayouts
+from protocol.batch_layout import BatchLayout, BatchLayouts
 from protocol.record import pack_host
 from protocol.record_batch import BatchHead, ListedMessages
 from protocol.record_batch_numpy import AlikeMessages
@@ -45,10 +48,12 @@ def expect_the_same(layouts: BatchLayouts, body: bytes) -> bool:
         assert found is fresh is None
         return False
     (rows, layout), (_, expected) = found, fresh
-    assert (layout.values, layout.is_plain) == (expected.values, expected.is_plain)
+    assert layout.is_plain == expected.is_plain
     assert (layout.body_length, layout.text_length) == (expected.body_length, expected.text_length)
-    for name in layout.values:
-        assert layout.same(name) in {None, expected.same(name)}
+    if layout.is_plain:
+        assert layout.values == expected.values
+    for name in layout.values if layout.is_plain else ():
+        assert layout.same(rows, name) == expected.same(rows, name)
         mine, its = layout.column(rows, name), expected.column(rows, name)
         assert mine is not None
         assert its is not None
@@ -82,9 +87,37 @@ def test_any_byte_may_be_another_one_in_the_next_batch(text: str, changes: list[
 def test_a_value_that_was_the_same_in_all_may_be_another_one_later() -> None:
     layouts = BatchLayouts()
     known = [layouts.find(body_of(text)) for text in (TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[1])]
-    layout = [found[1] for found in known if found is not None]
-    assert [each.same("TAGS") for each in layout] == ["TagA", None, None, None]
-    assert layout[1] is layout[2] is layout[3], "learnt once more, not with each batch"
+    found = [each for each in known if each is not None]
+    assert [layout.same(rows, "TAGS") for rows, layout in found] == ["TagA", "TagB", "TagA", "TagB"]
+    assert [layout.same(rows, "UNIQ_KEY") for rows, layout in found] == [None] * 4
+    assert found[1][1] is found[2][1] is found[3][1], "learnt once more, not with each batch"
+
+
+def test_a_value_with_a_separator_in_it_is_learnt_once() -> None:
+    layouts = BatchLayouts()
+    text = "UNIQ_KEY\x01{at:04d}\x02x\x01a\x01{at:04d}\x02"
+    first, second = layouts.find(body_of(text)), layouts.find(body_of(text, 5000))
+    assert first is not None
+    assert second is not None
+    assert first[1] is second[1]
+    assert expect_the_same(layouts, body_of(text, 70))
+
+
+def test_texts_that_are_no_pairs_say_nothing_of_others() -> None:
+    layouts = BatchLayouts()
+    for text in ("abc\x02\x01xd", "abcx\x01\x02d", "abcx\x01xd"):
+        assert expect_the_same(layouts, body_of(text))
+
+
+def test_what_is_not_alike_takes_nothing_of_what_is_known() -> None:
+    layouts = BatchLayouts()
+    found = layouts.find(body_of(TEXTS[0]))
+    odd = encode_batch([(at, b"%04d" % at, TEXTS[at % 10].format(at=at).encode()) for at in range(COUNT)])
+    assert layouts.find(odd) is None
+    again = layouts.find(body_of(TEXTS[0], 40))
+    assert found is not None
+    assert again is not None
+    assert again[1] is found[1]
 
 
 def test_ids_that_go_on_counting_are_not_learnt_again() -> None:
@@ -110,11 +143,23 @@ def test_each_batch_has_its_own_records_whatever_was_made_before() -> None:
         assert bytes(records) == ListedMessages(split_batch(body)).records(head(77, topic))[0]
 
 
-def test_what_is_known_has_a_limit() -> None:
+def test_what_is_known_has_a_limit_and_what_is_used_stays() -> None:
     layouts = BatchLayouts()
-    for size in range(4, 400, 4):
-        assert expect_the_same(layouts, body_of(TEXTS[0], size=size))
-    assert len(layouts._known) <= 16
+    used: list[weakref.ref[BatchLayout]] = []
+    gone: list[weakref.ref[BatchLayout]] = []
+    gc.disable()
+    try:
+        for size in range(4, 400, 4):
+            assert expect_the_same(layouts, body_of(TEXTS[0], size=size))
+            for number, kept in ((size, gone), (4, used)):
+                found = layouts.find(body_of(TEXTS[0], size=number))
+                assert found is not None
+                kept.append(weakref.ref(found[1]))
+                del found
+        assert len({layout() for layout in used}) == 1
+        assert sum(layout() is not None for layout in gone) == len(layouts._known) == 32
+    finally:
+        gc.enable()
     large = layouts.find(body_of(TEXTS[0], size=1 << 16))
     assert large is not None
     AlikeMessages(*large).records(head())

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from protocol import record
 from protocol.batch import BatchError, decode_batch, encode_batch, split_batch
+from protocol.batch_layout import BatchLayouts
 from protocol.record import pack_host
 from protocol.record_batch import BatchHead, BatchMessages, ListedMessages
-from protocol.record_batch_numpy import AlikeMessages, alike_messages
+from protocol.record_batch_numpy import AlikeMessages
 
 HOST = pack_host("127.0.0.1", 10911)
 COUNT = 70
@@ -21,6 +22,11 @@ def head(**more: Any) -> BatchHead:
     shared = record.pack_shared(0, 1, HOST, 2, HOST, 3)
     fields = {"magic": record.MAGIC_V1, "queue_id": 3, "queue_offset": 1 << 40, "physical_offset": 1 << 41}
     return BatchHead(**(fields | {"shared": shared, "topic": b"\x05Topic"} | more))
+
+
+def alike_messages(body: Any) -> AlikeMessages | None:
+    found = BatchLayouts().find(body)
+    return None if found is None else AlikeMessages(*found)
 
 
 def alike(body: bytes) -> AlikeMessages:
@@ -64,7 +70,7 @@ def test_columns_are_copies_and_records_are_new() -> None:
     data = bytearray(encode_batch([(0, b"body", f"UNIQ_KEY\x01{at:04d}\x02".encode()) for at in range(COUNT)]))
     messages = alike_messages(memoryview(data))
     assert messages is not None
-    column, kept = messages.column("UNIQ_KEY"), messages.copied()
+    column, kept = messages.layout.column(messages._rows, "UNIQ_KEY"), messages.copied()
     records, _ = messages.records(head())
     before = bytes(records)
     data[:] = bytes(len(data))
