@@ -59,6 +59,8 @@ class SyncPace:
     """Seconds for the first one; each one that comes within ``memory`` seconds doubles it, up to ``longest``."""
     longest: Final = 4.0
     memory: Final = 2.0
+    largest: Final = 1 << 20
+    """Bytes that are synced inline at most: how long more of them take is not what the last ones tell."""
 
     def __init__(self, place: SyncPlace) -> None:
         self._place = place
@@ -66,11 +68,11 @@ class SyncPace:
         self._not_before = 0.0
         self._penalty = self.penalty
 
-    def inline(self) -> bool:
-        """True where the next sync may run on the loop."""
+    def inline(self, size: int) -> bool:
+        """True where the next sync, of ``size`` bytes, may run on the loop."""
         if self._place is not SyncPlace.AUTO:
             return self._place is SyncPlace.INLINE
-        return self._average < self.short and time.perf_counter() >= self._not_before
+        return size <= self.largest and self._average < self.short and time.perf_counter() >= self._not_before
 
     def took(self, seconds: float) -> None:
         """Note how long a sync took in the kernel."""
@@ -113,7 +115,8 @@ class LogSync:
     def flush_inline(self) -> bool | None:
         """As ``flush``, in this turn of the loop; None where that may take long or cannot be: nothing has happened."""
         dirty = self._dirty()
-        if self._lock.locked() or len(dirty) > 1 or not self._pace.inline():
+        size = sum(end - file.flushed for file, end in dirty)
+        if self._lock.locked() or len(dirty) > 1 or not self._pace.inline(size):
             return None
         if self.failed:
             return False
@@ -155,7 +158,7 @@ class LogSync:
         for file, end in dirty:
             if file.destroyed:  # it expired while an older one was synced
                 continue
-            if not await self._sync(file):
+            if not await self._sync(file, end - file.flushed):
                 return False
             file.flushed = end
             self.flushed_offset = file.start + end
@@ -163,10 +166,10 @@ class LogSync:
             self.on_flushed(self.flushed_offset, timestamp)
         return True
 
-    async def _sync(self, file: MappedFile) -> bool:
+    async def _sync(self, file: MappedFile, size: int) -> bool:
         file.hold()
         try:
-            if self._pace.inline():
+            if self._pace.inline(size):
                 took = _timed_sync(file)
             else:
                 took = await self._disk.run(_timed_sync, file)

@@ -52,7 +52,7 @@ class WritePath:
         """``delay_ms``: the delay of each level, [0] being none."""
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.log = log
-        self.sync = LogSync(log, flags, sync_place)
+        self.sync = LogSync(log, flags, sync_place if sync_flush else SyncPlace.THREAD)  # else nobody waits for it
         self._flags = flags
         self._stats = stats
         self._dispatcher = dispatcher
