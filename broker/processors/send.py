@@ -19,7 +19,7 @@ from broker.processors.message_text import (
     tag_hash,
     waits_for_store,
 )
-from broker.processors.send_batch import batch_reply, message_ids, parts_of
+from broker.processors.send_batch import SentBatch, batch_reply, message_ids, parts_of
 from broker.processors.send_checks import (
     SendChecks,
     SendHeader,
@@ -27,6 +27,7 @@ from broker.processors.send_checks import (
     properties_too_long,
     random_queue,
 )
+from broker.processors.send_codes import STORED, refusal_code
 from broker.processors.send_direct import DirectSends
 from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import sysflag
@@ -54,24 +55,6 @@ _UNUSUAL_FLAGS: Final = (
     | sysflag.INNER_BATCH
 )
 _pack_words: Final = struct.Struct(">II").pack
-_STORED: Final = {
-    PutMessageStatus.PUT_OK: ResponseCode.SUCCESS,
-    PutMessageStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
-    PutMessageStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    PutMessageStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
-}
-_REFUSED: Final = {
-    PutMessageStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.WHEEL_TIMER_MSG_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
-    PutMessageStatus.OS_PAGE_CACHE_BUSY: ResponseCode.SYSTEM_BUSY,
-}
-
-
-def refusal_code(status: PutMessageStatus) -> int:
-    """The response code for a put that did not happen."""
-    return int(_REFUSED.get(status, ResponseCode.SYSTEM_ERROR))
 
 
 def _nobody(_result: PutMessageResult) -> None:
@@ -251,7 +234,7 @@ class SendMessageProcessor:
             "queueOffset": str(result.queue_offset),
             "transactionId": unique,
         }
-        return command.reply(_STORED[status], None, ext)
+        return command.reply(STORED[status], None, ext)
 
     def _message_id(self, physical_offset: int) -> str:
         return f"{self._host_hex}{physical_offset:016X}"
@@ -349,21 +332,21 @@ class SendMessageProcessor:
         self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
     ) -> Outcome:
         batch, unique = self._batch(connection, command, header, config)
-        topic, queue_id, count = batch.topic, batch.queue_id, len(batch.keys)
+        sent = SentBatch(command, batch.topic, batch.queue_id, len(batch.keys), unique)
         if command.is_oneway:
             result = self._put_messages(batch, _nobody)
             if result is not None and result.ok:
-                self._count(topic, count, result.size)
+                self._count(sent.topic, sent.messages, result.size)
             return None
 
         def done(result: PutMessageResult) -> None:
-            connection.complete(self._answer_batch(command, topic, queue_id, count, result, unique=unique))
+            connection.complete(self._answer_batch(sent, result))
 
         result = self._put_messages(batch, done)
         if result is None:
             let_go(command)
             return DEFERRED
-        return self._answer_batch(command, topic, queue_id, count, result, unique=unique)
+        return self._answer_batch(sent, result)
 
     def _batch(
         self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
@@ -398,16 +381,8 @@ class SendMessageProcessor:
         )
         return batch, shared.get("UNIQ_KEY")
 
-    def _answer_batch(
-        self,
-        command: RemotingCommand,
-        topic: str,
-        queue_id: int,
-        count: int,
-        result: PutMessageResult,
-        *,
-        unique: str | None,
-    ) -> bytes | RemotingCommand:
+    def _answer_batch(self, sent: SentBatch, result: PutMessageResult) -> bytes | RemotingCommand:
+        command, topic, queue_id, count, unique = sent
         if not result.ok:
             return command.reply(refusal_code(result.status), result.remark or result.status.name, self._ext)
         self._count(topic, count, result.size)
@@ -420,4 +395,4 @@ class SendMessageProcessor:
         ext = added | {"msgId": ids, "queueId": str(queue_id), "queueOffset": str(result.queue_offset)}
         if unique is not None:
             ext["transactionId"] = unique
-        return command.reply(_STORED[result.status], None, ext)
+        return command.reply(STORED[result.status], None, ext)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from broker.config import BrokerConfig
 from broker.processors.common import let_go
 from broker.processors.message_text import index_keys, join_properties, tag_hash
-from broker.processors.send import refusal_code
 from broker.processors.send_checks import UNIT_RETRY, V3_4_9, SendChecks
+from broker.processors.send_codes import refusal_code
 from broker.store.types import MessageInner, PutMessageResult
 from protocol.body import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
 from protocol.codes import RequestCode, ResponseCode

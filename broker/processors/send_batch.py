@@ -12,7 +12,7 @@ from broker.processors.message_text import index_keys, pairs, tag_hash, tag_hash
 from broker.processors.send_checks import NOT_IN_A_BATCH
 from protocol.batch import split_batch
 from protocol.codes import VERSION
-from protocol.command import LANGUAGE
+from protocol.command import LANGUAGE, RemotingCommand
 from protocol.index_batch import KeyColumns
 from protocol.message import key_words
 from protocol.record_batch import BatchMessages, ListedMessages
@@ -41,6 +41,16 @@ class BatchParts(NamedTuple):
     messages: BatchMessages
     tags_codes: Sequence[int]
     keys: list[tuple[str, ...]] | KeyColumns
+
+
+class SentBatch(NamedTuple):
+    """What the reply to a batch needs to know. ``messages``: how many. ``unique``: the unique key of the batch as a whole."""
+
+    command: RemotingCommand
+    topic: str
+    queue_id: int
+    messages: int
+    unique: str | None
 
 
 def parts_of(body: Any, check: Callable[[dict[str, str]], None]) -> BatchParts:

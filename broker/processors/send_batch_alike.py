@@ -6,13 +6,13 @@ has happened, and send.py does it from the beginning; tests hold both to the sam
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from broker.processors.common import born_host
 from broker.processors.message_text import tag_hash_of, usual
-from broker.processors.send_batch import BatchParts
+from broker.processors.send_batch import BatchParts, SentBatch
 from broker.processors.send_checks import NOT_IN_A_BATCH
 from broker.processors.send_direct import MEANINGLESS, DirectSends
 from broker.store.types import MessageRows, PutMessageResult
@@ -31,23 +31,8 @@ from remoting.handlers import DEFERRED, HandlerTable, Later
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
 
-
-class BatchAnswer(Protocol):
-    """Counts the messages of a batch that was stored, and makes the reply."""
-
-    def __call__(
-        self,
-        command: RemotingCommand,
-        topic: str,
-        queue_id: int,
-        count: int,
-        result: PutMessageResult,
-        *,
-        unique: str | None,
-    ) -> bytes | RemotingCommand:
-        """``unique``: the unique key of the batch as a whole."""
-        ...
-
+BatchAnswer = Callable[[SentBatch, PutMessageResult], bytes | RemotingCommand]
+"""Counts the messages of a batch that was stored, and makes the reply."""
 
 _LONGEST_KEY: Final = 128
 """Longer keys are left to a way that does not make four bytes of each letter of a thousand keys."""
@@ -168,23 +153,18 @@ class DirectBatches:
             keys,
         )
         command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, frame.opaque)
-        answer = partial(self._answer, command, queue.topic, queue.queue_id, count, unique=unique)
-        result = self._put(put, partial(self._durable, connection, answer) if self._waits else None)
+        sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)
+        result = self._put(put, partial(self._durable, connection, sent) if self._waits else None)
         if result is None:
             return None
         if self._waits:
             return DEFERRED
-        reply = answer(result)
+        reply = self._answer(sent, result)
         return reply if isinstance(reply, bytes) else encode(reply)
 
-    def _durable(
-        self,
-        connection: Connection,
-        answer: Callable[[PutMessageResult], bytes | RemotingCommand],
-        result: PutMessageResult,
-    ) -> None:
+    def _durable(self, connection: Connection, sent: SentBatch, result: PutMessageResult) -> None:
         """The end of a batch that has waited for the disk."""
-        connection.complete(answer(result))
+        connection.complete(self._answer(sent, result))
 
 
 def _shared(

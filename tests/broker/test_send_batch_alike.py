@@ -13,28 +13,17 @@ from broker.testing import running_broker
 from protocol.batch import encode_batch
 from protocol.codes import RequestCode
 from protocol.command import RemotingCommand
+from tests.broker.test_send_direct import ask as ask_any
+from tests.broker.test_send_direct import v2
 from tests.broker.wire_client import WireClient, pull_ext
 
 COUNT = 20
 TEXT = "KEYS\x01k{at:04d}\x02UNIQ_KEY\x017F0000010001AABBCCDD00000001{at:04X}\x02TAGS\x01TagA\x02"
-_opaque = iter(range(100_000, 200_000))
+_opaque = iter(range(300_000, 400_000))
 
 
 def fields(**more: str) -> dict[str, str]:
-    return {
-        "a": "group",
-        "b": "Orders",
-        "c": "TBW102",
-        "d": "4",
-        "e": "1",
-        "f": "0",
-        "g": "1700000000001",
-        "h": "7",
-        "i": "WAIT\x01true\x02",
-        "j": "0",
-        "k": "false",
-        "m": "true",
-    } | more
+    return v2("WAIT\x01true\x02", m="true") | more
 
 
 def batch(text: str = TEXT, count: int = COUNT, body: bytes = b"body", start: int = 0) -> bytes:
@@ -44,12 +33,7 @@ def batch(text: str = TEXT, count: int = COUNT, body: bytes = b"body", start: in
 async def ask(
     client: WireClient, ext: dict[str, str], body: bytes, *, short: bool, flag: int = 0
 ) -> RemotingCommand | None:
-    """Send a frame whose code stands in front, or behind a blank: then nobody takes it for the short way."""
-    opaque = next(_opaque)
-    header = json.dumps({"code": 320, "extFields": ext, "flag": flag, "opaque": opaque}, separators=(",", ":"))
-    raw = header.encode() if short else b" " + header.encode()
-    await client.stream.send_all(struct.pack(">II", 4 + len(raw) + len(body), len(raw)) + raw + body)
-    return None if flag & 2 else await client.reply(opaque)
+    return await ask_any(client, ext, short=short, code=320, flag=flag, body=body)
 
 
 async def both(client: WireClient, ext: dict[str, str], body: bytes) -> list[tuple[int, str | None, dict[str, Any]]]:
