@@ -44,7 +44,10 @@ class BatchParts(NamedTuple):
 
 
 class SentBatch(NamedTuple):
-    """What the reply to a batch needs to know. ``messages``: how many. ``unique``: the unique key of the batch as a whole."""
+    """What the reply to a batch needs to know.
+
+    ``messages``: how many; ``unique``: the unique key of the batch as a whole.
+    """
 
     command: RemotingCommand
     topic: str
