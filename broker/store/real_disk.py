@@ -95,6 +95,9 @@ class RealDisk:
             # Zeros written bring pages into memory many at a time; a fault would take and clear each of them alone.
             self._clear(fd, offset, offset + length)
         self._advise(view, mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE)
+        if large:
+            # A fault would bring in several large pages behind its own, and keep the processor until all are cleared.
+            self._advise(view, mmap.MADV_RANDOM)
         for at in range(0, length, _TOUCH_STEP):
             part = view[at : at + _TOUCH_STEP]
             try:

@@ -191,6 +191,20 @@ def test_large_pages_are_zero_too_and_what_was_let_go_comes_back(tmp_path: Path)
     disk.close(fd)
 
 
+def test_large_pages_are_made_for_what_was_asked_for_only(tmp_path: Path) -> None:
+    """What the kernel adds on its own account it clears at once, and nothing else gets the processor meanwhile."""
+    disk = RealDisk()
+    large = 2 << 20
+    fd = disk.create(str(tmp_path / "file"), 8 * large)
+    mapping = disk.map(fd, 8 * large)
+    disk.allocate(fd, 0, 8 * large)
+    disk.reserve(fd, 0, mapping.view[:large], large=True)
+    assert disk.in_memory(fd, MappedPart(mapping, 0, large)) == large
+    assert disk.in_memory(fd, MappedPart(mapping, large, 8 * large)) == large
+    mapping.close()
+    disk.close(fd)
+
+
 @pytest.mark.parametrize("loss", list(Loss))
 def test_a_replaced_file_is_the_old_or_the_new_one_after_a_cut_at_any_call(loss: Loss) -> None:
     cut_at = 0
