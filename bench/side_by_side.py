@@ -1,8 +1,8 @@
 """Apache's broker and ours under the same load, one after the other in the same minutes; prints the ratios.
 
 ``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--runs 1] [--python PATH]
-[--beside PATH] [--json FILE]``. All brokers get the same properties file but for ports and directories. Needs Go, a JDK
-and Maven.
+[--beside PATH] [--json FILE]``. All brokers get the same properties file but for ports and directories. What one of
+them has written is on the device before the next one is measured. Needs Go, a JDK and Maven.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.processes import HERE, BrokerProcess, describe, load_tool, our_command
+from bench.quiet import settle
 from tests.interop.harness import partners
 from tests.interop.harness.servers import APACHE_OPENINGS
 
@@ -71,6 +72,7 @@ def compare(tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, sec
     got: dict[str, list[dict[str, Any]]] = {broker.name: [] for broker in brokers}
     for _ in range(rounds):
         for broker in brokers:
+            os.sync()  # else what the other one has written would go to the device meanwhile
             got[broker.name].append(load(tool, broker.port, ROWS[row][1], seconds))
     result: dict[str, Any] = {
         name: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
@@ -104,6 +106,7 @@ def run_all(rows: list[str], rounds: int, seconds: int, pythons: dict[str, str |
         todo = [row for row in rows if ROWS[row][0] == flush]
         if not todo:
             continue
+        settle()  # the stores of the mode before have just been deleted
         root = Path(tempfile.mkdtemp(prefix="trimq-sidebyside-"))
         try:
             with ExitStack() as stack:
