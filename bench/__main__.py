@@ -120,6 +120,9 @@ def _read(name: str) -> Any:
 def _side_by_side(numbers: dict[str, Any]) -> list[str]:
     text = [
         "Medians of all rounds. A load that had failures, or a floor that is not reached, is marked.",
+        "Brokers that are not measured are idle."
+        if numbers.get("together", True)
+        else "Brokers that are not measured are paused; what they have written is on the device.",
         "",
         "| row | Apache msg/s | ours msg/s | throughput | floor | Apache p99 ms | ours p99 ms | p99 | ceiling | |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
@@ -268,6 +271,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=6)
     parser.add_argument("--runs", type=int, default=1, help="how often the comparison with Apache's broker is run")
     parser.add_argument("--beside", help="another interpreter, for a second broker of ours in that comparison")
+    parser.add_argument("--together", action="store_true", help="in that comparison idle brokers are not paused")
     arguments = parser.parse_args()
     skipped = set(filter(None, arguments.skip.split(",")))
     if skipped - set(PARTS):
@@ -275,6 +279,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     comparison = ["--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds), "--runs", str(arguments.runs)]
     comparison += ["--beside", arguments.beside] if arguments.beside else []
+    comparison += ["--together"] if arguments.together else []
     comparison += ["--rows", arguments.rows] if arguments.rows else []
     for name in PARTS:
         if name not in skipped:

@@ -106,6 +106,15 @@ class BrokerProcess:
         """Stops the process."""
         self.stop()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The process and its children do nothing meanwhile."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.process.pid, signal.SIGCONT)
+
     def memory_mib(self) -> float:
         """Anonymous memory now."""
         return anonymous_memory_mib(self.process.pid)

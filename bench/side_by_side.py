@@ -1,8 +1,9 @@
 """Apache's broker and ours under the same load, one after the other in the same minutes; prints the ratios.
 
 ``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--runs 1] [--python PATH]
-[--beside PATH] [--json FILE]``. All brokers get the same properties file but for ports and directories. What one of
-them has written is on the device before the next one is measured. Needs Go, a JDK and Maven.
+[--beside PATH] [--together] [--json FILE]``. All brokers get the same properties file but for ports and directories.
+While one is measured, what the others have written is on the device, and they are paused (SIGSTOP): an idle broker of
+Apache's takes a tenth of a core, by so many wake-ups that one beside it loses up to a fifth. Needs Go, a JDK and Maven.
 """
 
 import argparse
@@ -67,13 +68,19 @@ def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
     return figures
 
 
-def compare(tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, seconds: int) -> dict[str, Any]:
-    """A row's medians for each broker, and ours divided by Apache's."""
+def compare(
+    tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, seconds: int, *, together: bool = False
+) -> dict[str, Any]:
+    """A row's medians for each broker, and ours divided by Apache's; with ``together`` the others are not paused."""
     got: dict[str, list[dict[str, Any]]] = {broker.name: [] for broker in brokers}
     for _ in range(rounds):
         for broker in brokers:
             os.sync()  # else what the other one has written would go to the device meanwhile
-            got[broker.name].append(load(tool, broker.port, ROWS[row][1], seconds))
+            with ExitStack() as stack:
+                for other in brokers:
+                    if other is not broker and not together:
+                        stack.enter_context(other.paused())
+                got[broker.name].append(load(tool, broker.port, ROWS[row][1], seconds))
     result: dict[str, Any] = {
         name: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
         for name, runs in got.items()
@@ -99,7 +106,9 @@ def compare(tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, sec
     return result
 
 
-def run_all(rows: list[str], rounds: int, seconds: int, pythons: dict[str, str | None]) -> dict[str, Any]:
+def run_all(
+    rows: list[str], rounds: int, seconds: int, pythons: dict[str, str | None], *, together: bool = False
+) -> dict[str, Any]:
     """All rows, first those of asynchronous flush, each mode on fresh stores. ``pythons``: of each broker of ours."""
     results: dict[str, Any] = {"rows": {}, "processes": {}}
     for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
@@ -120,7 +129,7 @@ def run_all(rows: list[str], rounds: int, seconds: int, pythons: dict[str, str |
                 for broker in brokers:  # something to pull and query on both; it warms the JIT compiler too
                     load(tool, broker.port, WARM_UP, 60)
                 for row in todo:
-                    results["rows"][row] = compare(tool, brokers, row, rounds, seconds)
+                    results["rows"][row] = compare(tool, brokers, row, rounds, seconds, together=together)
                 results["processes"][flush] = {
                     broker.name: {
                         "boot_s": round(broker.boot_seconds, 2),
@@ -143,16 +152,19 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="all of it so often; the figures are those of the last one")
     parser.add_argument("--python", help="what runs our broker; its requirements have to be installed beside it")
     parser.add_argument("--beside", help="another interpreter, for a second broker of ours in the same rounds")
+    parser.add_argument("--together", action="store_true", help="idle brokers go on beside the one that is measured")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.python or arguments.beside:
         os.environ["PYTHONPATH"] = str(HERE.parent)
     pythons = {"ours": arguments.python} | ({"beside": arguments.beside} if arguments.beside else {})
     runs = [
-        run_all(arguments.rows.split(","), arguments.rounds, arguments.seconds, pythons) for _ in range(arguments.runs)
+        run_all(arguments.rows.split(","), arguments.rounds, arguments.seconds, pythons, together=arguments.together)
+        for _ in range(arguments.runs)
     ]
     results = runs[-1]
     results["runs"] = [{row: found["ratios"] for row, found in run["rows"].items()} for run in runs]
+    results["together"] = arguments.together
     results["pythons"] = {name: describe(python or sys.executable) for name, python in pythons.items()}
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
