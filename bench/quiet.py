@@ -14,18 +14,21 @@ _LOOK_SECONDS: Final = 0.1
 _WORDS: Final = slice(3, None)
 
 
-def settle(limit: float = 60.0) -> bool:
-    """Write all that waits, then wait until no device has had anything to do for a second; False after ``limit`` s."""
+def settle(limit: float = 60.0) -> None:
+    """Write all that waits, then wait until no device has had anything to do for a second.
+
+    After ``limit`` seconds it says that one still has, and gives up.
+    """
     os.sync()
     began = still_since = time.monotonic()
     before = _counters()
     while (now := time.monotonic()) - still_since < _STILL_SECONDS:
         if now - began > limit:
-            return False
+            print(f"a device is still busy after {limit:g} s: figures that depend on it are too low", flush=True)
+            return
         time.sleep(_LOOK_SECONDS)
         if (counters := _counters()) != before:
             before, still_since = counters, time.monotonic()
-    return True
 
 
 def _counters() -> list[list[str]]:
