@@ -121,7 +121,7 @@ def _side_by_side(numbers: dict[str, Any]) -> list[str]:
     text = [
         "Medians of all rounds. A load that had failures, or a floor that is not reached, is marked.",
         "Brokers that are not measured are idle."
-        if numbers.get("together", True)
+        if numbers["together"]
         else "Brokers that are not measured are paused; what they have written is on the device.",
         "",
         "| row | Apache msg/s | ours msg/s | throughput | floor | Apache p99 ms | ours p99 ms | p99 | ceiling | |",
