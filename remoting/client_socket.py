@@ -13,6 +13,8 @@ import anyio
 
 _HEAD_START: Final = 0.25
 """Seconds that an address gets before the next one is tried beside it (RFC 8305)."""
+_AT_ONCE: Final = 0.25
+"""Seconds that a connection takes to whoever is there; less than until a SYN is sent again."""
 
 
 class _Address(NamedTuple):
@@ -24,8 +26,28 @@ class _Address(NamedTuple):
 
 
 async def connect_socket(host: str, port: int) -> socket.socket:
-    """A connection to the first address of ``host`` that takes one. Raises OSError."""
+    """A connection to the first address of ``host`` that takes one. Raises OSError.
+
+    A name is looked up again where that took a while. Its server may have been away and be back at another address, and
+    whoever has the old one by now (containers that start again swap theirs) has answered a SYN that was sent again.
+    """
     addresses = await _addresses(host, port)
+    looked_up = anyio.current_time()
+    sock = await _first_to_connect(host, addresses)
+    if _family(host) is not None or anyio.current_time() - looked_up <= _AT_ONCE:
+        return sock
+    try:
+        addresses = await _addresses(host, port)
+        if sock.getpeername() in [address.socket_address for address in addresses]:
+            return sock
+    except BaseException:
+        sock.close()
+        raise
+    sock.close()
+    return await _first_to_connect(host, addresses)
+
+
+async def _first_to_connect(host: str, addresses: list[_Address]) -> socket.socket:
     winner: socket.socket | None = None
     errors: list[OSError] = []
 
@@ -61,12 +83,19 @@ async def connect_socket(host: str, port: int) -> socket.socket:
 
 
 async def _addresses(host: str, port: int) -> list[_Address]:
+    family = _family(host)
+    if family is not None:
+        return [_Address(family, socket.SOCK_STREAM, 0, "", (host, port))]
+    return [_Address(*found) for found in await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+def _family(host: str) -> int | None:
+    """That of an address; None for a name. Asyncio would start a thread to find that out."""
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
-        return [_Address(*found) for found in await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    family = socket.AF_INET if version == 4 else socket.AF_INET6  # asyncio would start a thread to find that out
-    return [_Address(family, socket.SOCK_STREAM, 0, "", (host, port))]
+        return None
+    return socket.AF_INET if version == 4 else socket.AF_INET6
 
 
 def _families_in_turn(addresses: list[_Address]) -> list[_Address]:

@@ -1,4 +1,6 @@
-"""Sends or reads with the SDK: run on the host and inside containers. sdk_job.py send|read|flood NAMESRV TOPIC [COUNT]
+"""What the tests do with the SDK, on the host and inside containers. sdk_job.py send|read|flood NAMESRV TOPIC [COUNT]
+
+sdk_job.py brokers NAMESRV prints the names of the brokers that a name server knows.
 
 send: COUNT messages with the bodies 0, 1, ...; every third has the tag "third", the others "other".
 read: prints the bodies of all messages that are there, each once.
@@ -13,6 +15,7 @@ import anyio
 import anyio.to_thread
 
 from client import Message, Producer, PullConsumer
+from client.admin import Admin
 from client.errors import RocketMQError
 
 READ_SECONDS = 120
@@ -54,6 +57,11 @@ async def flood(namesrv: str, topic: str) -> None:
             number += 1
 
 
+async def brokers(namesrv: str) -> None:
+    async with Admin(namesrv=namesrv) as admin:
+        print(*sorted((await admin.cluster_info()).broker_addr_table))
+
+
 if __name__ == "__main__":
-    jobs: dict[str, Callable[..., Awaitable[None]]] = {"send": send, "read": read, "flood": flood}
+    jobs: dict[str, Callable[..., Awaitable[None]]] = {"send": send, "read": read, "flood": flood, "brokers": brokers}
     anyio.run(jobs[sys.argv[1]], *sys.argv[2:])

@@ -72,6 +72,8 @@ def test_an_upgrade_loses_nothing(cluster: Docker, tmp_path: Path) -> None:
         acknowledged = sender.end()
     assert not before & {cluster.container(name) for name in BROKERS}
     cluster.wait_healthy(*NAMESRVS, *BROKERS)
+    each = OUTSIDE.split(";")  # they may have swapped addresses
+    wait_until(lambda: all(tuple(job("brokers", at).split()) == BROKERS for at in each), "both know both brokers")
     assert acknowledged <= set(job("read", OUTSIDE, "Upgrade").split())
 
 

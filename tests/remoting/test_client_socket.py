@@ -10,6 +10,7 @@ import structlog.testing
 
 from protocol.command import RemotingCommand
 from protocol.frame import FrameDecoder, encode
+from remoting import client_socket
 from remoting.client import ClientConnection, RemotingClient
 from remoting.client_socket import connect_socket
 
@@ -52,6 +53,59 @@ def test_where_no_address_takes_one_the_first_error_is_told(
         addresses(monkeypatch)
         with pytest.raises(OSError, match="name has no address"):
             await connect_socket("name", 1)
+
+    run(main)
+
+
+def lookups(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> list[tuple[str, int]]:
+    """One address for each lookup of a name; gives back those that are still to come."""
+    left = list(found)
+
+    async def getaddrinfo(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", left.pop(0))]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", getaddrinfo)
+    return left
+
+
+def was_closed(server: socket.socket) -> bool:
+    """Whether the connection that has come to the server has been closed by who made it."""
+    with server.accept()[0] as peer:
+        return peer.recv(1) == b""
+
+
+def test_a_name_whose_address_went_to_another_server_meanwhile(
+    run: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when two name servers' containers start again and swap addresses while a broker tries to reach one of them."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as server:
+            monkeypatch.setattr(client_socket, "_AT_ONCE", 0.0)  # a connection takes longer
+            lookups(monkeypatch, other.getsockname(), server.getsockname())
+            with await connect_socket("name", 1) as sock:
+                assert sock.getpeername() == server.getsockname()
+            assert was_closed(other)
+            lookups(monkeypatch, server.getsockname(), server.getsockname())
+            with await connect_socket("name", 1) as sock:
+                assert sock.getpeername() == server.getsockname()
+            lookups(monkeypatch, other.getsockname())
+            with pytest.raises(IndexError):  # the second lookup fails
+                await connect_socket("name", 1)
+            assert was_closed(other)
+
+    run(main)
+
+
+def test_a_name_is_looked_up_once_where_its_server_answers_at_once(
+    run: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            monkeypatch.setattr(client_socket, "_AT_ONCE", 60.0)
+            left = lookups(monkeypatch, server.getsockname(), ("127.0.0.1", closed_port()))
+            with await connect_socket("name", 1) as sock:
+                assert (sock.getpeername(), len(left)) == (server.getsockname(), 1)
 
     run(main)
 
