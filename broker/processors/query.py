@@ -71,8 +71,7 @@ class QueryMessageProcessor:
             found = query(header.topic, header.key, header.max_num, *times, _COPIED)
             if found is None:
                 return None
-            records, timestamp, last_phy = found
-            size = sum(map(len, records))
+            records, size, timestamp, last_phy = found
             text = _TEMPLATE % (last_phy, timestamp, frame.opaque)
             length = len(text)
             return b"".join([_pack_words(length + 4 + size, length), text, *records])

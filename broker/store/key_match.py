@@ -8,7 +8,6 @@ from functools import lru_cache
 from time import monotonic
 from typing import Any, Final
 
-from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.warm_ranges import CHUNK
 from protocol.hashing import crc32_of_each
@@ -18,8 +17,9 @@ from protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH
 
 HEAD_SIZE: Final = 88
 """Bytes in front of the body, with IPv4 hosts."""
-_head_at = struct.Struct(">III16xQI16xQ20xI").unpack_from
-"""Size, magic, CRC of the body, place in the log, sysFlag, store time and body length."""
+_head_at = struct.Struct(">II20xQI16xQ20xI").unpack_from
+"""Size, magic, place in the log, sysFlag, store time and body length."""
+_crc_at = struct.Struct(">8xI").unpack_from
 _UNIQUE: Final = b"UNIQ_KEY\x01"
 _KEYS: Final = b"KEYS\x01"
 _END: Final = b"\x02"
@@ -31,8 +31,8 @@ _CRC_BITS: Final = 0x7FFFFFFF
 _LONGEST: Final = 0xFFFF
 """Bytes of properties that the number in front of them can tell."""
 
-Matches = tuple[list[memoryview], list[MappedFile]]
-"""Views of records, the oldest first, and the files that they belong to: to be held for as long as they are kept."""
+Matches = tuple[list[bytes], int]
+"""Records, the oldest first, and how many bytes they are together."""
 
 
 def is_usual(topic: str, key: str) -> bool:
@@ -61,8 +61,8 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
     """Up to ``limit`` of the records at ``offsets``, newest first, that have the key and were stored in ``times`` (ms).
 
     None where a candidate has to be looked at in another way: it is unusual, damaged, or not known to be in memory.
-    None as well for more than ``most`` bytes. Bodies that this process has put were whole when they came in: their sums
-    are not made again.
+    None as well for more than ``most`` bytes, as what is found is copied. Bodies that this process has put were whole
+    when they came in: their sums are not made again.
     """
     file = log.find(offsets[0]) if offsets else None
     if file is None or not is_usual(topic, key):
@@ -75,10 +75,10 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
     keys, unique = _KEYS + word + _END, _UNIQUE + word + _END
     covers, warm_until, now = log.warm.covers, log.warm.until, monotonic()
     own_from = log.own_from
-    views: list[memoryview] = []
+    found: list[bytes] = []
     bodies: list[memoryview] = []
     sums: list[int] = []
-    files = [file]
+    left = most
     start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
     raw: Any = view.obj
     before = file.end
@@ -88,7 +88,6 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
             file = log.find(phy)
             if file is None:
                 return None
-            files.append(file)
             start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
             raw = view.obj
             at = phy - start
@@ -96,45 +95,47 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
             return None
         before = phy
         is_hot = at >= hot_from
+        within = at % CHUNK
         if (
             not is_hot
-            and (at % CHUNK > _LAST_HEAD or warm_until.get(phy - at % CHUNK, 0.0) < now)
+            and (within > _LAST_HEAD or warm_until.get(phy - within, 0.0) < now)
             and not covers(file, at, at + OVERHEAD_V1)
         ):
             return None
-        size, own_magic, crc, place, sys_flag, store_time, body_length = _head_at(view, at)
+        size, own_magic, place, sys_flag, store_time, body_length = _head_at(view, at)
         end = at + size
         if place != phy or own_magic != magic or sys_flag & _V6 or end > stop:
             return None
         if not first <= store_time <= last:
             continue
-        if not is_hot and at % CHUNK + size > CHUNK and not covers(file, at, end):
+        left -= size
+        if left < 0 or (not is_hot and within + size > CHUNK and not covers(file, at, end)):
             return None
-        body_end = at + HEAD_SIZE + body_length
-        text = raw[body_end:end]
-        length = len(text)
-        if length not in fronts:
+        record = raw[at:end]
+        behind = HEAD_SIZE + body_length
+        length = size - behind
+        beginning = fronts.get(length)
+        if beginning is None:
             if not 0 <= length - begin <= _LONGEST:
                 return None
-            fronts[length] = front + (length - begin).to_bytes(2, "big") + keys
-        if text.startswith(fronts[length]):  # many clients write KEYS first
-            if text.count(_KEYS, begin) != 1:
+            beginning = fronts[length] = front + (length - begin).to_bytes(2, "big") + keys
+        if record.startswith(beginning, behind):  # many clients write KEYS first
+            if record.count(_KEYS, behind + begin) != 1:
                 return None
-        elif not text.startswith(fronts[length][:begin]) or not _has_key(text, begin, unique, keys, word):
+        elif not record.startswith(beginning[:begin], behind) or not _has_key(
+            record, behind + begin, unique, keys, word
+        ):
             return None
         if body_length and phy < own_from:
-            bodies.append(view[body_end - body_length : body_end])
-            sums.append(crc)
-        most -= size
-        if most < 0:
-            return None
-        views.append(view[at:end])
-        if len(views) >= limit:
+            bodies.append(view[at + HEAD_SIZE : at + behind])
+            sums += _crc_at(record)
+        found.append(record)
+        if len(found) >= limit:
             break
     if sums and [value & _CRC_BITS for value in crc32_of_each(bodies)] != sums:
         return None
-    views.reverse()
-    return views, files
+    found.reverse()
+    return found, most - left
 
 
 def _has_key(text: bytes, begin: int, unique: bytes, keys: bytes, word: bytes) -> bool:

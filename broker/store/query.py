@@ -5,7 +5,6 @@ Source: RocketMQ's DefaultMessageStore (queryMessage, lookMessageByOffset, getOf
 """
 
 import struct
-import sys
 from collections.abc import Generator
 from enum import Enum
 from operator import itemgetter
@@ -34,9 +33,10 @@ _place: Final = itemgetter(0)
 Reads = Generator[tuple[int, int], bytes, Any]
 """Steps of a read that yield (offset, length) of what has to be waited for."""
 
-_ANY_SIZE: Final = sys.maxsize
-HotQuery = tuple[list[memoryview], int, int]
-"""Records, oldest first, and store time and log offset of the index's newest entry."""
+_COPIED: Final = 256 * 1024
+"""Up to this much is copied out of the log; larger answers are sent from where they lie."""
+HotQuery = tuple[list[bytes], int, int, int]
+"""Records, oldest first, their bytes, and store time and log offset of the index's newest entry."""
 
 
 class BoundaryType(Enum):
@@ -124,22 +124,16 @@ class MessageFinder:
             offsets = self._index.select(topic, key, begin, end, _candidates(limit))
         except Cold:
             return None
-        hot = matches(self._log.files, offsets, topic, key, limit, (begin, end), _ANY_SIZE)
+        hot = matches(self._log.files, offsets, topic, key, limit, (begin, end), _COPIED)
         if hot is None:
             result: QueryMessageResult | None = _at_once(self._match(offsets, topic, key, limit, begin, end))
             return result
-        buffers, files = hot
-        for file in files:
-            file.hold()
+        records, size = hot
         timestamp, last_phy = self._index.last_update
-        release = files[0].release if len(files) == 1 else Hold(files)
-        return QueryMessageResult(buffers, len(buffers), sum(map(len, buffers)), timestamp, last_phy, release)
+        return QueryMessageResult(records, len(records), size, timestamp, last_phy)
 
     def query_hot(self, topic: str, key: str, max_num: int, begin: int, end: int, most: int) -> HotQuery | None:
-        """The same where some are found, of ``most`` bytes, and all candidates are usual records in memory, else None.
-
-        The views are good until the next await.
-        """
+        """The same where some are found, of ``most`` bytes, and all candidates are usual records in memory; or None."""
         index, limit = self._index, min(max_num, self.max_query)
         if index is None or limit <= 0:
             return None
@@ -148,7 +142,7 @@ class MessageFinder:
         except Cold:
             return None
         found = matches(self._log.files, offsets, topic, key, limit, (begin, end), most)
-        return (found[0], *index.last_update) if found and found[0] else None
+        return (*found, *index.last_update) if found and found[0] else None
 
     async def query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
         """The same, waiting for the device."""

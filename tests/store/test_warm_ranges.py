@@ -100,7 +100,7 @@ async def test_queries_take_the_same_way(now: Now) -> None:
         _age(store)
         found = store.query_message(TOPIC, "k1", 10, 0, 1 << 60)
         assert found is not None
-        assert isinstance(found.buffers[0], memoryview)
+        assert found.count == 1
         found.release()
         disk.cold = True
         now.time += WARM_SECONDS + 0.1
