@@ -33,7 +33,7 @@ _place: Final = itemgetter(0)
 Reads = Generator[tuple[int, int], bytes, Any]
 """Steps of a read that yield (offset, length) of what has to be waited for."""
 
-_COPIED: Final = 256 * 1024
+_COPIED: Final = 1 << 20
 """Up to this much is copied out of the log; larger answers are sent from where they lie."""
 HotQuery = tuple[list[bytes], int, int, int]
 """Records, oldest first, their bytes, and store time and log offset of the index's newest entry."""
