@@ -7,6 +7,7 @@ on asyncio alike, and nothing is copied on the way.
 import ipaddress
 import os
 import socket
+from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -36,14 +37,12 @@ async def connect_socket(host: str, port: int) -> socket.socket:
     sock = await _first_to_connect(host, addresses)
     if _family(host) is not None or anyio.current_time() - looked_up <= _AT_ONCE:
         return sock
-    try:
+    with ExitStack() as unless_kept:
+        unless_kept.enter_context(sock)
         addresses = await _addresses(host, port)
         if sock.getpeername() in [address.socket_address for address in addresses]:
+            unless_kept.pop_all()
             return sock
-    except BaseException:
-        sock.close()
-        raise
-    sock.close()
     return await _first_to_connect(host, addresses)
 
 
