@@ -295,6 +295,14 @@ async def test_one_of_several_words_is_found_in_the_short_way() -> None:
         assert matches(store.files, places[1:], TOPIC, "k", 5, (0, FAR), 1 << 30) is None
 
 
+@pytest.mark.parametrize("unique", ["", "U1"])
+async def test_of_two_keys_properties_the_last_counts(unique: str) -> None:
+    async with opened(SimDisk(), BIG) as store:
+        phy = (await put(store, b"x", unique=unique, keys="k1", more="KEYS\x01other\x02")).physical_offset
+        assert _short(store, [phy]) is None
+        assert await by_key(store, "k1") == []
+
+
 async def test_the_short_way_gives_up_where_the_answer_is_large() -> None:
     async with opened(SimDisk(), BIG) as store:
         sizes = [(await put(store, b"x", unique=f"U{number}", keys="k1")).size for number in range(2)]
