@@ -5,7 +5,6 @@ The usual record only: sent over IPv4, its key the whole of UNIQ_KEY or KEYS, in
 
 import struct
 from functools import lru_cache
-from time import monotonic
 from typing import Any, Final
 
 from broker.store.mapped_file_queue import MappedFileQueue
@@ -73,7 +72,8 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
     first, last = times
     word = key.encode()
     keys, unique = _KEYS + word + _END, _UNIQUE + word + _END
-    covers, warm_until, now = log.warm.covers, log.warm.until, monotonic()
+    warm = log.warm
+    covers, chunks, tick = warm.covers, warm.chunks_of(file), warm.tick()
     own_from = log.own_from
     found: list[bytes] = []
     bodies: list[memoryview] = []
@@ -89,7 +89,7 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
             if file is None:
                 return None
             start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
-            raw = view.obj
+            raw, chunks = view.obj, warm.chunks_of(file)
             at = phy - start
         if phy >= before or at + OVERHEAD_V1 > stop:
             return None
@@ -98,7 +98,7 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
         within = at % CHUNK
         if (
             not is_hot
-            and (within > _LAST_HEAD or warm_until.get(phy - within, 0.0) < now)
+            and (within > _LAST_HEAD or chunks[at // CHUNK] <= tick)
             and not covers(file, at, at + OVERHEAD_V1)
         ):
             return None

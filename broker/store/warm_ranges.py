@@ -5,9 +5,10 @@ memory. Those written lately are (``MappedFile.hot_from``); of others a chunk th
 warm for two seconds. The kernel may give up within them what was only looked at and not read: where memory is short.
 """
 
+from array import array
 from collections.abc import Sequence
 from time import monotonic
-from typing import Final
+from typing import Final, TypeAlias
 
 from broker.store.mapped_file import MappedFile
 
@@ -15,57 +16,80 @@ CHUNK: Final = 32 * 1024
 """Bytes that are warm together, or not."""
 _AHEAD: Final = 8
 """Chunks that are looked at together for a consumer, which goes on: the call costs more than what it looks at."""
-WARM_SECONDS: Final = 2.0
-_MOST: Final = 1 << 16
-"""Chunks remembered (2 GiB of log); beyond that all are forgotten and looked at again."""
+WARM_SECONDS: Final = 2
+_TICKS: Final = 8
+"""Ticks of the clock a second."""
+_MOST: Final = 1 << 20
+"""Chunks remembered (32 GiB of log, 4 MiB of memory); beyond that all are forgotten and looked at again."""
 _SPARSE: Final = 8
 """Records spread over more than this many times their size are looked at one by one."""
+
+Chunks: TypeAlias = "array[int]"
+"""For each chunk of a file the tick at which what was seen of it is too old; 0 for what nobody has seen."""
 
 
 class WarmRanges:
     """Chunks of the log's files that were found in memory. Belongs to the event loop; never waits."""
 
     def __init__(self) -> None:
-        self.until: dict[int, float] = {}
-        """Log offsets at which chunks begin, and when what was seen of each is too old (monotonic seconds)."""
+        self._chunks: dict[int, Chunks] = {}
+        self._count = 0
+
+    @staticmethod
+    def tick() -> int:
+        """The time for ``chunks_of``: chunks with a later one are warm."""
+        return int(monotonic() * _TICKS)
+
+    def chunks_of(self, file: MappedFile) -> Chunks:
+        """What was seen of a file's chunks; after another call it may be out of use, and still says the truth.
+
+        A row of numbers: a dict of as many chunks was two or three cache misses for each record of a query.
+        """
+        chunks = self._chunks.get(file.start)
+        if chunks is None:
+            count = -(-file.size // CHUNK)
+            if self._count + count > _MOST:
+                self._chunks.clear()
+                self._count = 0
+            chunks = self._chunks[file.start] = array("I", bytes(4 * count))
+            self._count += count
+        return chunks
 
     def covers(self, file: MappedFile, begin: int, end: int, ahead: int = 1) -> bool:
         """True where [begin, end) of a file, which it has written, is in memory; looks ``ahead`` chunks far."""
         if begin >= file.hot_from:
             return True
-        until = self.until
-        start = file.start
-        now = monotonic()
-        for at in range(begin - begin % CHUNK, min(end, file.hot_from), CHUNK):
-            if until.get(start + at, 0.0) < now and not self._look(file, at, ahead, now + WARM_SECONDS):
+        chunks = self.chunks_of(file)
+        tick = int(monotonic() * _TICKS)
+        first, last = begin // CHUNK, (min(end, file.hot_from) - 1) // CHUNK
+        if chunks[first] > tick and (last <= first or min(chunks[first : last + 1]) > tick):
+            return True
+        for number in range(first, max(first, last) + 1):  # a unit that the device has spoilt may tell of no bytes
+            if chunks[number] <= tick and not self._look(file, chunks, number, ahead, tick):
                 return False
         return True
 
-    def _look(self, file: MappedFile, at: int, count: int, until: float) -> bool:
-        """Note which of ``count`` chunks from a position on are in memory; False where the first of them is not."""
-        wrote = file.wrote
+    def _look(self, file: MappedFile, chunks: Chunks, number: int, count: int, tick: int) -> bool:
+        """Note which of ``count`` chunks are in memory; False where the first of them is not."""
+        at, wrote = number * CHUNK, file.wrote
         seen = file.in_memory(at, min(at + count * CHUNK, wrote))
         if seen < min(at + CHUNK, wrote):
             return False
-        if seen < wrote:
-            seen -= seen % CHUNK
-        if len(self.until) + count > _MOST:
-            self.until.clear()
-        for place in range(file.start + at, file.start + seen, CHUNK):
-            self.until[place] = until
+        end = seen // CHUNK if seen < wrote else -(-seen // CHUNK)
+        chunks[number:end] = array("I", [tick + WARM_SECONDS * _TICKS]) * (end - number)
         return True
 
     def is_read(self, file: MappedFile, begin: int, end: int) -> bool:
         """True where somebody has looked at a part of [begin, end) of a file a moment ago."""
-        until, start = self.until, file.start
-        now = monotonic()
-        chunks = range(begin - begin % CHUNK, end, CHUNK) if until else ()
-        return any(until.get(start + at, 0.0) >= now for at in chunks)
+        chunks = self._chunks.get(file.start)
+        return chunks is not None and max(chunks[begin // CHUNK : -(-end // CHUNK)], default=0) > self.tick()
 
     def forget(self, file: MappedFile, begin: int, end: int) -> None:
         """[begin, end) of a file has left memory."""
-        for at in range(begin - begin % CHUNK, end, CHUNK) if self.until else ():
-            self.until.pop(file.start + at, None)
+        chunks = self._chunks.get(file.start)
+        if chunks is not None:
+            for number in range(begin // CHUNK, -(-end // CHUNK)):
+                chunks[number] = 0
 
     def covers_all(self, file: MappedFile, places: Sequence[int], sizes: Sequence[int]) -> bool:
         """True where records at rising log offsets are all in memory."""

@@ -1,5 +1,3 @@
-from time import monotonic
-
 import pytest
 import trio
 from hypothesis import given
@@ -320,7 +318,7 @@ async def test_a_head_that_ends_in_a_part_that_is_not_in_memory_is_not_looked_at
         assert phy == CHUNK - 20
         (file,) = store.files.files
         file.hot_from = file.size
-        store.files.warm.until[0] = monotonic() + 60
+        store.files.warm.chunks_of(file)[0] = store.files.warm.tick() + 1000
         disk.cold = True
         assert matches(store.files, [phy], TOPIC, "k1", 5, (0, 1), 1 << 30) is None
 

@@ -122,18 +122,67 @@ async def test_records_far_apart_are_looked_at_one_by_one(now: Now) -> None:
 
 
 async def test_not_more_chunks_than_agreed_are_remembered(now: Now, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_ranges, "_MOST", 2)
+    disk = CountingDisk()
+    async with opened(disk, settings(mapped_file_size_commit_log=4 * CHUNK)) as store:
+        while len(store.files.files) < 3:
+            await put(store, bytes(4000))
+        _age(store)
+        warm = WarmRanges()
+        first, second, third = store.files.files
+        monkeypatch.setattr(warm_ranges, "_MOST", 2 * 4)
+        assert all(warm.covers(file, 0, 10) for file in (first, second))
+        disk.cold = True
+        assert warm.covers(first, 0, 10), "two files are not more than agreed"
+        disk.cold = False
+        assert warm.covers(third, 0, 10)
+        disk.cold = True
+        assert warm.covers(third, 0, 10)
+        assert not warm.covers(first, 0, 10), "forgotten"
+        assert not warm.is_read(second, 0, 10), "forgotten"
+        assert now.time == 100.0
+
+
+async def test_only_what_nobody_has_seen_is_looked_at_again(now: Now) -> None:
     disk = CountingDisk()
     async with opened(disk, BIG) as store:
-        for _ in range(40):
+        for _ in range(80):
             await put(store, bytes(4000))
         _age(store)
         warm = WarmRanges()
         (file,) = store.files.files
-        assert warm.covers(file, 0, 4 * CHUNK)
-        assert len(warm.until) <= 2
+        assert warm.covers(file, 0, CHUNK)
+        assert warm.covers(file, 2 * CHUNK, 3 * CHUNK)
+        disk.looks.clear()
+        assert warm.covers(file, CHUNK - 1, 3 * CHUNK)
+        assert disk.looks == [(CHUNK, 2 * CHUNK)]
+        file.hot_from = 4 * CHUNK
+        assert warm.covers(file, 0, 5 * CHUNK)
+        assert disk.looks[1:] == [(3 * CHUNK, 4 * CHUNK)], "what was written lately is in memory"
+        warm.forget(file, CHUNK, 2 * CHUNK)
+        assert [warm.is_read(file, at * CHUNK, at * CHUNK + 1) for at in range(5)] == [True, False, True, True, False]
         disk.cold = True
-        assert not warm.covers(file, 0, CHUNK), "forgotten"
+        now.time += WARM_SECONDS - 0.2
+        assert warm.covers(file, 0, CHUNK)
+        assert not warm.covers(file, 0, CHUNK + 1)
+        now.time += 0.2
+        assert not warm.is_read(file, 0, 4 * CHUNK)
+        assert not warm.covers(file, 0, CHUNK)
+
+
+@pytest.mark.parametrize("size", [0, -5])
+async def test_a_record_of_no_bytes_is_looked_for_where_it_begins(now: Now, size: int) -> None:
+    """A unit that the device has spoilt may tell of one."""
+    disk = CountingDisk()
+    async with opened(disk, BIG) as store:
+        for _ in range(20):
+            await put(store, bytes(4000))
+        _age(store)
+        warm = WarmRanges()
+        (file,) = store.files.files
+        disk.cold = True
+        assert not warm.covers(file, CHUNK, CHUNK + size)
+        disk.cold = False
+        assert all(warm.covers(file, CHUNK, CHUNK + size) for _ in range(2))
         assert now.time == 100.0
 
 
