@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pipeline.topics.connecting import connect
 from pipeline.topics.planning import Range
 from protocol import sysflag
 from protocol.codes import RequestCode, ResponseCode
@@ -116,12 +117,10 @@ class Lane:
 
     def loads(self) -> Iterator[Load]:
         """What replies bring, in the order of offsets, up to the end of the range or of the lane."""
-        host, _, port = self._address.rpartition(":")
         with (
             suppress(OSError, FrameError, RemotingError, _EndOfLaneError),
-            socket.create_connection((host.strip("[]"), int(port)), self._timeout) as connection,
+            connect(self._address, self._timeout) as connection,
         ):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield from self._pulled(connection)
         yield from self._give()
 

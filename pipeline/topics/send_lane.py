@@ -10,12 +10,12 @@ whoever sends it again (delivery), with patience and as often as it takes.
 
 import random
 import select
-import socket
 from collections.abc import Sequence
 from typing import Final
 
 from client.message import MessageQueue
 from client.sending import STATUS, send_command
+from pipeline.topics.connecting import connect
 from pipeline.topics.plain_rows import Request
 from protocol.errors import FrameError
 from protocol.frame import FrameDecoder, encode_head
@@ -35,9 +35,7 @@ class _Way:
     """One broker's connection. ``waiting`` are requests without a reply, ``refused`` those with a bad one."""
 
     def __init__(self, address: str, timeout: float) -> None:
-        host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connect(address, timeout)
         self._socket.setblocking(False)
         self._timeout = timeout
         self._poll = select.poll()
