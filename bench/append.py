@@ -15,7 +15,7 @@ import trio
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.commit_log import CommitLog
-from broker.store.flush import SyncPlace
+from broker.store.log_sync import SyncPlace
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.memory import LogMemory
 from broker.store.real_disk import RealDisk

@@ -1,15 +1,11 @@
 """The log onto the device: group commit for SYNC_FLUSH, flushing by time for ASYNC_FLUSH.
 
-A sync that began after a record's bytes were in the mapping makes the record durable when it returns. Files are synced
-oldest first, so that the flushed offset covers a contiguous prefix. A sync that failed is never tried again: the kernel
-may have dropped the pages, and a second sync would report success. The store is read-only from then on.
+What a sync is, and where it runs, is said in log_sync.py.
 Source: RocketMQ's CommitLog.GroupCommitService, FlushRealTimeService and FlushDiskWatcher.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum
 from itertools import groupby
 from operator import itemgetter
 from typing import Final
@@ -19,10 +15,8 @@ import trio
 from msgspec import Struct
 
 from broker.store.commit_log import CommitLog
-from broker.store.disk import Disk
-from broker.store.mapped_file import MappedFile
+from broker.store.log_sync import LogSync
 from broker.store.paced import PacedService
-from broker.store.running_flags import Flag, RunningFlags
 from broker.store.types import (
     MessageBatch,
     MessageInner,
@@ -31,163 +25,11 @@ from broker.store.types import (
     PutMessageResult,
     PutMessageStatus,
 )
-from remoting.durations import Durations
 
 PAGE: Final = 4096
 _TURN: Final = 256
 
 _log = structlog.get_logger(__name__)
-
-
-class SyncPlace(Enum):
-    """Where the data sync of a group runs."""
-
-    THREAD = "thread"
-    INLINE = "inline"
-    AUTO = "auto"
-    """Inline while syncs are short: the hop to a thread and back costs more than a quick device takes."""
-
-
-class SyncPace:
-    """Decides whether the next sync may stop the loop: only while the last ones were well under the 5 ms rule."""
-
-    short: Final = 0.0015
-    """Average seconds up to which a sync runs inline."""
-    long: Final = 0.004
-    """One sync that takes so long sends the following ones to a thread for a while."""
-    penalty: Final = 0.25
-    """Seconds for the first one; each one that comes within ``memory`` seconds doubles it, up to ``longest``."""
-    longest: Final = 4.0
-    memory: Final = 2.0
-    largest: Final = 1 << 20
-    """Bytes that are synced inline at most: how long more of them take is not what the last ones tell."""
-
-    def __init__(self, place: SyncPlace) -> None:
-        self._place = place
-        self._average = 0.0
-        self._not_before = 0.0
-        self._penalty = self.penalty
-
-    def inline(self, size: int) -> bool:
-        """True where the next sync, of ``size`` bytes, may run on the loop."""
-        if self._place is not SyncPlace.AUTO:
-            return self._place is SyncPlace.INLINE
-        return size <= self.largest and self._average < self.short and time.perf_counter() >= self._not_before
-
-    def took(self, seconds: float) -> None:
-        """Note how long a sync took in the kernel."""
-        self._average += (seconds - self._average) / 8
-        if seconds > self.long:
-            now = time.perf_counter()
-            if now - self._not_before > self.memory:
-                self._penalty = self.penalty
-            self._not_before = now + self._penalty
-            self._penalty = min(2 * self._penalty, self.longest)
-
-
-def _timed_sync(file: MappedFile) -> float:
-    begin = time.perf_counter()
-    file.sync()
-    return time.perf_counter() - begin
-
-
-class LogSync:
-    """The flushed offset, and the one way to move it."""
-
-    def __init__(self, log: CommitLog, flags: RunningFlags, place: SyncPlace = SyncPlace.THREAD) -> None:
-        self._log = log
-        self._disk: Disk = log.files.disk
-        self._flags = flags
-        self._pace = SyncPace(place)
-        self._lock = trio.Lock()
-        self.flushed_offset = log.files.flushed_offset
-        self.failed = ""
-        """Why there will be no further sync; empty as long as all have succeeded."""
-        self.durations = Durations()
-        """How long syncs took in the kernel."""
-        self.on_flushed: Callable[[int, int], None] = lambda _offset, _store_timestamp: None
-        """Hears of a new flushed offset and of a store timestamp that no durable record's is below (checkpoint)."""
-
-    def restart(self) -> None:
-        """Recovery has set the positions."""
-        self.flushed_offset = self._log.files.flushed_offset
-
-    def flush_inline(self) -> bool | None:
-        """As ``flush``, in this turn of the loop; None where that may take long or cannot be: nothing has happened."""
-        dirty = self._dirty()
-        size = sum(end - file.flushed for file, end in dirty)
-        if self._lock.locked() or len(dirty) > 1 or not self._pace.inline(size):
-            return None
-        if self.failed:
-            return False
-        timestamp = self._log.last_store_timestamp
-        for file, end in dirty:
-            try:
-                took = _timed_sync(file)
-            except OSError as error:
-                self._fail(file, error)
-                return False
-            self._note(took)
-            file.flushed = end
-            self.flushed_offset = file.start + end
-            self.on_flushed(self.flushed_offset, timestamp)
-        return True
-
-    async def flush(self) -> bool:
-        """Make all records durable that are in the mapping now; False where a sync has failed, now or before."""
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._lock.acquire()
-        try:
-            return not self.failed and await self._flush()
-        finally:
-            self._lock.release()
-
-    def _dirty(self) -> list[tuple[MappedFile, int]]:
-        """Files that have to be synced, oldest first, and up to where records are in them."""
-        return [(file, file.committed) for file in self._log.files.files if file.flushed < file.committed]
-
-    def _note(self, took: float) -> None:
-        self._pace.took(took)
-        self.durations.add(took)
-
-    async def _flush(self) -> bool:
-        timestamp = self._log.last_store_timestamp
-        dirty = self._dirty()
-        for file, end in dirty:
-            if file.destroyed:  # it expired while an older one was synced
-                continue
-            if not await self._sync(file, end - file.flushed):
-                return False
-            file.flushed = end
-            self.flushed_offset = file.start + end
-        if dirty:
-            self.on_flushed(self.flushed_offset, timestamp)
-        return True
-
-    async def _sync(self, file: MappedFile, size: int) -> bool:
-        file.hold()
-        try:
-            if self._pace.inline(size):
-                took = _timed_sync(file)
-            else:
-                took = await self._disk.run(_timed_sync, file)
-        except OSError as error:
-            self._fail(file, error)
-            return False
-        finally:
-            file.release()
-        self._note(took)
-        return True
-
-    def _fail(self, file: MappedFile, error: OSError) -> None:
-        self.failed = (
-            f"the data sync of {file.path} failed ({error.strerror or error}): what was not yet on the device may be "
-            "lost. The store is read-only; check the device and restart"
-        )
-        self._flags.set(Flag.NOT_WRITEABLE, self.failed, forever=True)
-        _log.error("commit_log_sync_failed", file=file.path, error=str(error), flushed_offset=self.flushed_offset)
 
 
 Synced = MessageInner | MessageBatch | MessageRows
@@ -269,7 +111,7 @@ class GroupCommitService:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 while self._pending:
-                    if not await self._sync.flush():
+                    if not await self._sync.advance():
                         self._fail()
                         break
                     while self._complete():

@@ -4,7 +4,7 @@ Source: RocketMQ's DefaultMessageStore.
 """
 
 from collections.abc import AsyncIterator, Callable, Container, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any, Final
 
 import structlog
@@ -22,11 +22,11 @@ from broker.store.disk import Disk
 from broker.store.dispatcher import MessageArriving, StoreDispatcher
 from broker.store.durable_files import make_durable_directory
 from broker.store.fault_note import FaultNote
-from broker.store.flush import SyncPlace
 from broker.store.get_message import MessageGetter
 from broker.store.hot_calls import HotCalls
 from broker.store.index_file import IndexShape
 from broker.store.index_service import IndexService
+from broker.store.log_sync import SyncPlace
 from broker.store.mapped_file import MappedFile
 from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 from broker.store.memory import log_memory, memory_limit
@@ -123,14 +123,15 @@ class MessageStore(HotCalls):
             lock = await self.disk.run(StoreLock.acquire, self.disk, self.root)
         try:
             path = await self._open()
-            async with trio.open_nursery() as nursery:
-                self._start(path, nursery)
-                try:
-                    yield self
-                finally:
-                    with trio.CancelScope(shield=True):
-                        await self._stop(path)
-                    nursery.cancel_scope.cancel()
+            with closing(path.sync):
+                async with trio.open_nursery() as nursery:
+                    self._start(path, nursery)
+                    try:
+                        yield self
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            await self._stop(path)
+                        nursery.cancel_scope.cancel()
         finally:
             self._close_files()
             lock.release()

@@ -15,7 +15,8 @@ from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.allocate import AllocateMappedFileService
 from broker.store.commit import CommitRealTimeService
 from broker.store.commit_log import CommitLog
-from broker.store.flush import FlushRealTimeService, GroupCommitService, LogSync, Synced, SyncPlace
+from broker.store.flush import FlushRealTimeService, GroupCommitService, Synced
+from broker.store.log_sync import LogSync, SyncPlace
 from broker.store.memory import LogMemory
 from broker.store.put_lock import Put, PutMessageLock
 from broker.store.running_flags import Flag, RunningFlags

@@ -382,6 +382,7 @@ async def test_a_device_that_fails_or_is_late(tmp_path: Path, monkeypatch: pytes
                 return False
 
             monkeypatch.setattr(sync, "flush_inline", lambda: None)
+            monkeypatch.setattr(sync, "advance", flush)
             monkeypatch.setattr(sync, "flush", flush)
             monkeypatch.setattr(sync, "failed", "the device is gone")
             replies = await side.burst([send_frame(number) for number in numbers], numbers)

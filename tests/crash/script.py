@@ -14,7 +14,7 @@ import trio
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.services.state_file import StateFile, StateFileError, encode_pieces
-from broker.store.flush import SyncPlace
+from broker.store.log_sync import SyncPlace
 from broker.store.message_store import MessageStore
 from broker.store.types import PutMessageResult, PutMessageStatus
 from protocol.hashing import tags_code

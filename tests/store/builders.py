@@ -11,7 +11,7 @@ from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.commit_log import CommitLog
 from broker.store.disk import Disk
 from broker.store.durable_files import make_durable_directory
-from broker.store.flush import SyncPlace
+from broker.store.log_sync import SyncPlace
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.memory import LogMemory
 from broker.store.running_flags import RunningFlags

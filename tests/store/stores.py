@@ -8,7 +8,7 @@ import trio.testing
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.disk import Disk
-from broker.store.flush import SyncPlace
+from broker.store.log_sync import SyncPlace
 from broker.store.message_store import MessageStore
 from broker.store.types import GetMessageStatus, PutMessageResult, PutMessageStatus
 from protocol.hashing import tags_code

@@ -1,15 +1,13 @@
 import errno
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
 
 import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from broker.store.disk import MappedPart
 from broker.store.durable_files import make_durable_directory
-from broker.store.flush import SyncPace, SyncPlace
+from broker.store.log_sync import SyncPlace
 from broker.store.message_store import MessageStore
 from broker.store.types import PutMessageResult, PutMessageStatus
 from protocol.message import decode_messages
@@ -19,8 +17,6 @@ from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, settings
 
-_T = TypeVar("_T")
-_Ts = TypeVarTuple("_Ts")
 FIRST = f"{LOG}/{0:020d}"
 OK = PutMessageStatus.PUT_OK
 
@@ -324,84 +320,6 @@ async def test_an_error_at_any_call_acknowledges_nothing_that_is_not_durable(num
         failed_at += 1
     assert failed_at > 25
     assert refused
-
-
-def test_inline_only_while_syncs_are_short() -> None:
-    pace = SyncPace(SyncPlace.AUTO)
-    assert pace.inline(1000)
-    for _ in range(20):
-        pace.took(0.0003)
-    assert pace.inline(1000)
-    pace.took(0.02)
-    assert not pace.inline(1000)
-    slow = SyncPace(SyncPlace.AUTO)
-    for _ in range(20):
-        slow.took(0.003)
-    assert not slow.inline(1000)
-    assert SyncPace(SyncPlace.INLINE).inline(1000)
-    assert not SyncPace(SyncPlace.THREAD).inline(1000)
-    assert SyncPace(SyncPlace.AUTO).inline(1 << 20)
-    assert not SyncPace(SyncPlace.AUTO).inline((1 << 20) + 1)
-
-
-def test_each_long_sync_soon_after_another_doubles_the_time_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("broker.store.flush.time.perf_counter", lambda: now)
-    pace = SyncPace(SyncPlace.AUTO)
-
-    def inline_after(seconds: float) -> bool:
-        nonlocal now
-        now += seconds
-        for _ in range(40):  # short ones, so that only the long one counts
-            pace.took(0.0001)
-        return pace.inline(1000)
-
-    pace.took(0.005)
-    assert not inline_after(0.24)
-    assert inline_after(0.02)
-    pace.took(0.005)
-    assert not inline_after(0.48)
-    assert inline_after(0.03)
-    inline_after(10)
-    pace.took(0.005)
-    assert inline_after(0.26)
-
-
-class Watched(SimDisk):
-    """Notes which syncs stop the loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_thread = False
-        self.syncs: list[bool] = []
-
-    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
-        def in_thread(*arguments: *_Ts) -> _T:
-            self.in_thread = True
-            try:
-                return fn(*arguments)
-            finally:
-                self.in_thread = False
-
-        return await super().run(in_thread, *args)
-
-    def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
-        self.syncs.append(self.in_thread)
-        super().data_sync(fd, part)
-
-
-@pytest.mark.parametrize(("sync", "inline"), [(False, False), (True, True)])
-async def test_the_loop_waits_for_a_sync_only_where_somebody_waits_for_its_reply(sync: bool, inline: bool) -> None:
-    disk = Watched()
-    store = MessageStore(settings(sync=sync), disk=disk, clock=ManualClock(), sync_place=SyncPlace.AUTO)
-    async with store.opened():
-        await trio.testing.wait_all_tasks_blocked()
-        disk.syncs.clear()
-        done: list[PutMessageResult] = []
-        store.put_message(message(b"one"), done.append)
-        assert await store.write_path.sync.flush()
-        assert disk.syncs
-        assert (False in disk.syncs) is inline
 
 
 async def test_what_a_round_has_put_is_synced_and_answered_at_its_end() -> None:

@@ -9,7 +9,7 @@ import trio.testing
 
 from broker.config import FlushDiskType, MessageStoreConfig
 from broker.store.disk import Disk
-from broker.store.flush import SyncPlace
+from broker.store.log_sync import SyncPlace
 from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
 from broker.store.real_disk import RealDisk
 from broker.store.running_flags import Flag
