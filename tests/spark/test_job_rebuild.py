@@ -139,8 +139,8 @@ def test_brokers_open_the_result(spark: SparkSession, tmp_path: Path, java: Java
         place = {"topic": "Rebuilt", "broker": "broker-a", "queue": 0}
         offsets = producer.ask("offsets", **place)
         assert (offsets["min"], offsets["max"]) == (0, 60)
+        # No seek: beside a pull under way this client may lose it, with either broker. A new group starts at the first.
         reader.ask("assign", queues=[place])
-        reader.ask("seek", **place, to="begin")
         assert [one["body"] for one in reader.poll(60)] == texts
         found = wait_until(lambda: producer.query_key("Rebuilt", "key17"), "a key")
         assert [one["body"] for one in found] == ["message 17"]
