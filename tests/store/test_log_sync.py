@@ -62,15 +62,20 @@ def test_each_long_sync_soon_after_another_doubles_the_time_in_a_thread(monkeypa
             pace.took(0.0001)
         return pace.inline(1000)
 
+    first = SyncPace.penalty
     pace.took(0.005)
-    assert not inline_after(0.24)
+    assert not inline_after(first - 0.01)
     assert inline_after(0.02)
     pace.took(0.005)
-    assert not inline_after(0.48)
-    assert inline_after(0.03)
-    inline_after(10)
+    assert not inline_after(2 * first - 0.01)
+    assert inline_after(0.02)
+    inline_after(SyncPace.memory + 0.1)
     pace.took(0.005)
-    assert inline_after(0.26)
+    assert inline_after(first + 0.01)
+    for _ in range(6):
+        pace.took(0.005)
+        assert not inline_after(first)
+    assert inline_after(SyncPace.longest)
 
 
 class Watched(SimDisk):
