@@ -12,7 +12,7 @@ SOURCES := $(ROOMS) pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
 SPARK ?= oldest newest
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash test-partners test-clients test-spark check-spark test-operations check check-format \
+.PHONY: help run test crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
 	check-lint check-types check-public-types check-layers check-generated \
 	format generate bench lock changelog clean
 
@@ -75,6 +75,15 @@ test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,-m "slow and not partners" -o faulthandler_timeout=0 tests/crash $(ARGS))
+
+mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## break the code in 40 ways, and see that the tests find each; ARGS=recovery for some
+	@$(compile)
+	@$(BIN)/python -m tests.crash.mutations $(ARGS)
+
+# What is long and rare: before an issue is called resolved, and each night.
+nightly: mutations ## mutations, the crash enumeration with more seeds, 50 kills under load
+	@$(BIN)/python -m tests.crash --seeds 1-5
+	@$(BIN)/python -m tests.crash.kill --kills 50
 
 test-partners: $(VENV)/.dev-stamp ## clients, Spark, operations: all of them, though one fails
 	@$(MAKE) --no-print-directory --keep-going test-clients check-spark test-spark test-operations
