@@ -183,9 +183,17 @@ class ConsumeAdminProcessor:
                 ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of the group {header.group} is online to be moved"
             )
         ext = {"topic": header.topic, "group": header.group, "timestamp": str(header.timestamp)}
-        for client in members:
-            client.connection.send_oneway(
+        missed = [
+            client.client_id
+            for client in members
+            if not client.connection.send_oneway(
                 RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body, oneway=True)
+            )
+        ]
+        if missed:
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                f"these consumers do not take what they are sent, and were not told to move: {', '.join(missed[:10])}",
             )
 
     def _members(self, group: str) -> list[ClientChannel]:
