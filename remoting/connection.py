@@ -41,7 +41,7 @@ class Connection:
     ``peer`` and ``peer_text`` ("ip:port") say who it is, ``encoding`` is that of the client's last frame, ``data`` is
     for whoever has to remember something about it, and ``on_close`` is called once with it when it is gone.
     ``inflight`` and ``held`` count requests without a reply and long polls. ``slices`` is held by the one request of
-    all connections that works on a long reply now, ``max_frame`` the longest frame in bytes.
+    all connections that works on a long reply now.
     """
 
     __slots__ = (
@@ -64,7 +64,6 @@ class Connection:
         "held_back",
         "inflight",
         "mask",
-        "max_frame",
         "on_close",
         "out",
         "paused",
@@ -86,7 +85,6 @@ class Connection:
         self.on_close: list[Callable[[Connection], None]] = []
         self.inflight = 0
         self.held = 0
-        self.max_frame = reactor.limits.max_frame
         self.slices = reactor.slices
         # The rest is the reactor's.
         self.sock = sock

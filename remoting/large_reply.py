@@ -15,7 +15,7 @@ import trio
 from protocol.codes import ResponseCode
 from protocol.command import RemotingCommand
 from protocol.errors import RemotingError
-from protocol.frame import encode_head
+from protocol.frame import MAX_FRAME, encode_head
 from remoting.handlers import Outcome
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LargeReply:
     def __init__(self, connection: "Connection", command: RemotingCommand) -> None:
         self._connection = connection
         self._command = command
-        self._most = connection.max_frame - _HEADER
+        self._most = MAX_FRAME - _HEADER
         self._pieces: list[bytes] = []
         self._parts: list[bytes] = []
         self._slice_end = 0.0
@@ -68,7 +68,7 @@ class LargeReply:
         if self.size > self._most:
             raise RemotingError(
                 ResponseCode.SYSTEM_ERROR,
-                f"the reply would be longer than a frame may be ({self._connection.max_frame} bytes): ask for less",
+                f"the reply would be longer than a frame may be ({MAX_FRAME} bytes): ask for less",
             )
         self._parts.append(piece)
 
