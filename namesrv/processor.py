@@ -3,10 +3,11 @@
 ClientRequestProcessor answers routes, DefaultRequestProcessor everything else; the names are RocketMQ's.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -47,9 +48,12 @@ from protocol.headers.namesrv import (
     WipeWritePermResponseHeader,
     WritePermRequestHeader,
 )
+from protocol.json_pieces import list_pieces, object_pieces, table_pieces
 from protocol.register_broker_body import decode_register_broker_body
 from remoting.clock import Clock
 from remoting.config import Configuration, parse_changes
+from remoting.handlers import Outcome
+from remoting.large_reply import in_slices
 from remoting.properties import ConfigError, decode, replace_values
 from remoting.server import Connection, Handler, HandlerTable
 
@@ -57,6 +61,7 @@ _WATCHED: Final = "namesrv.watched"
 """Attachment of a connection whose closing removes brokers."""
 
 _log = structlog.get_logger("namesrv")
+_NO_TOPICS: Final = msgspec.to_builtins(TopicList())
 
 
 class ClientRequestProcessor:
@@ -183,9 +188,14 @@ class DefaultRequestProcessor:
             header=QueryDataVersionResponseHeader(changed=changed), body=encode_json(ours) if ours else b""
         )
 
-    def get_broker_cluster_info(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def get_broker_cluster_info(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_BROKER_CLUSTER_INFO (106)."""
-        return request.reply(body=encode_json(self._routes.cluster_info(self._listener)))
+        info = self._routes.cluster_info(self._listener)
+        pieces = object_pieces(
+            ("brokerAddrTable", table_pieces(info.broker_addr_table)),
+            ("clusterAddrTable", table_pieces(info.cluster_addr_table)),
+        )
+        return await in_slices(connection, request, pieces)
 
     def get_broker_member_group(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """GET_BROKER_MEMBER_GROUP (901)."""
@@ -209,17 +219,17 @@ class DefaultRequestProcessor:
 
     # topics
 
-    def get_all_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def get_all_topics(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
         if not self._config.enable_all_topic_list:
             return request.reply(ResponseCode.SYSTEM_ERROR, "switched off by enableAllTopicList=false")
-        return _topic_list(request, self._routes.topics.names())
+        return await _topic_list(connection, request, self._routes.topics.names())
 
-    def get_topics_by_cluster(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def get_topics_by_cluster(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_TOPICS_BY_CLUSTER (224); empty for an unknown cluster."""
         self._check_topic_lists()
         cluster = request.header(GetTopicsByClusterRequestHeader).cluster
-        return _topic_list(request, self._routes.topics.names(self._routes.broker_names(cluster)))
+        return await _topic_list(connection, request, self._routes.topics.names(self._routes.broker_names(cluster)))
 
     def get_system_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
@@ -229,20 +239,20 @@ class DefaultRequestProcessor:
             body.broker_addr = address
         return request.reply(body=encode_json(body))
 
-    def get_unit_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def get_unit_topics(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_UNIT_TOPIC_LIST (311)."""
         self._check_topic_lists()
-        return _topic_list(request, self._routes.topics.unit_topics())
+        return await _topic_list(connection, request, self._routes.topics.unit_topics())
 
-    def get_has_unit_sub_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def get_has_unit_sub_topics(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
         self._check_topic_lists()
-        return _topic_list(request, self._routes.topics.has_unit_sub_topics())
+        return await _topic_list(connection, request, self._routes.topics.has_unit_sub_topics())
 
-    def get_has_unit_sub_ununit_topics(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def get_has_unit_sub_ununit_topics(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
         self._check_topic_lists()
-        return _topic_list(request, self._routes.topics.has_unit_sub_ununit_topics())
+        return await _topic_list(connection, request, self._routes.topics.has_unit_sub_ununit_topics())
 
     def _check_topic_lists(self) -> None:
         if not self._config.enable_topic_list:
@@ -302,13 +312,13 @@ class DefaultRequestProcessor:
             self._routes.forget_route(key)
         _log.info("kv_config_changed", namespace=namespace, key=key, peer=connection.peer_text)
 
-    def get_kv_list(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def get_kv_list(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_KVLIST_BY_NAMESPACE (219)."""
         namespace = request.header(GetKVListByNamespaceRequestHeader).namespace
         table = self._kv_config.namespace(namespace)
         if table is None:
             return request.reply(ResponseCode.QUERY_NOT_FOUND, f"there is no namespace {namespace}")
-        return request.reply(body=encode_json(KVTable(table=dict(table))))
+        return await in_slices(connection, request, object_pieces(("table", table_pieces(table))))
 
     # configuration
 
@@ -357,8 +367,9 @@ class DefaultRequestProcessor:
             )
 
 
-def _topic_list(request: RemotingCommand, topics: list[str]) -> RemotingCommand:
-    return request.reply(body=encode_json(TopicList(topic_list=topics)))
+async def _topic_list(connection: Connection, request: RemotingCommand, topics: Iterable[str | None]) -> Outcome:
+    members = dict(_NO_TOPICS) | {"topicList": list_pieces(topics)}
+    return await in_slices(connection, request, object_pieces(*members.items()))
 
 
 async def _save_changes(path: Path, changes: dict[str, str]) -> None:

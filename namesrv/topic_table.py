@@ -3,12 +3,13 @@
 Pure state. Entries are replaced, never changed in place, so that whoever was given one keeps what it was given.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from protocol.body import PERM_READ, PERM_WRITE, QueueData, TopicConfig, TopicQueueMappingInfo
+from protocol.json_pieces import in_order
 
 UNIT_FLAG: Final = 1
 """topicSysFlag: the topic belongs to a unit."""
@@ -104,29 +105,31 @@ class TopicQueueTable:
             self.put(topic, msgspec.structs.replace(old, perm=change(old.perm)))
         return len(topics)
 
-    def names(self, broker_names: Collection[str] | None = None) -> list[str]:
-        """All topics, or those with queues on any of the given broker names, sorted."""
+    def names(self, broker_names: Collection[str] | None = None) -> Iterator[str | None]:
+        """All topics, or those with queues on any of the given broker names, sorted. None: see ``in_order``."""
         if broker_names is None:
-            return sorted(self._topics)
+            return in_order(self._topics)
         wanted = set(broker_names)
-        return sorted(topic for topic, brokers in self._topics.items() if not wanted.isdisjoint(brokers))
+        return in_order(self._topics, lambda topic: not wanted.isdisjoint(self._topics.get(topic, ())))
 
-    def unit_topics(self) -> list[str]:
+    def unit_topics(self) -> Iterator[str | None]:
         """Topics with the unit flag."""
         return self._by_flag(lambda flag: bool(flag & UNIT_FLAG))
 
-    def has_unit_sub_topics(self) -> list[str]:
+    def has_unit_sub_topics(self) -> Iterator[str | None]:
         """Topics that units consume."""
         return self._by_flag(lambda flag: bool(flag & UNIT_SUB_FLAG))
 
-    def has_unit_sub_ununit_topics(self) -> list[str]:
+    def has_unit_sub_ununit_topics(self) -> Iterator[str | None]:
         """Topics that units consume and that belong to none."""
         return self._by_flag(lambda flag: flag & (UNIT_FLAG | UNIT_SUB_FLAG) == UNIT_SUB_FLAG)
 
-    def _by_flag(self, wanted: Callable[[int], bool]) -> list[str]:
-        return sorted(
-            topic for topic, brokers in self._topics.items() if wanted(next(iter(brokers.values())).topic_sys_flag)
-        )
+    def _by_flag(self, wanted: Callable[[int], bool]) -> Iterator[str | None]:
+        def fits(topic: str) -> bool:
+            brokers = self._topics.get(topic)
+            return brokers is not None and wanted(next(iter(brokers.values())).topic_sys_flag)
+
+        return in_order(self._topics, fits)
 
 
 def queue_data(broker_name: str, config: TopicConfig, perm_mask: int = -1) -> QueueData:

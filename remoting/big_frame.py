@@ -21,13 +21,24 @@ class BigFrame:
     def __init__(self, size: int, first: memoryview, spare: bytearray | None = None) -> None:
         self.size = size
         self.filled = len(first)
-        self.buffer = spare or bytearray(min(size, max(RECEIVE_BUFFER, 2 * self.filled)))
+        self.buffer = spare or bytearray(self.wanted(size, self.filled, None))
         self.buffer[: self.filled] = first
 
+    @staticmethod
+    def wanted(size: int, filled: int, spare: bytearray | None) -> int:
+        """Bytes of the first buffer of a frame."""
+        return len(spare) if spare else min(size, max(RECEIVE_BUFFER, 2 * filled))
+
+    def growth(self) -> int:
+        """By how much a full buffer has to grow."""
+        return min(self.size - self.filled, self.filled)
+
+    def grow(self, more: int) -> None:
+        """Make room for ``more`` bytes."""
+        self.buffer += bytes(more)
+
     def receive(self, sock: socket.socket) -> int:
-        """Read on; how many bytes came. Raises as recv does."""
-        if self.filled == len(self.buffer):
-            self.buffer += bytes(min(self.size - self.filled, self.filled))
+        """Read on, into a buffer with room; how many bytes came. Raises as recv does."""
         count = sock.recv_into(memoryview(self.buffer)[self.filled : self.size])
         self.filled += count
         return count

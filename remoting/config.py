@@ -327,11 +327,30 @@ class NettyServerConfig:
         maximum=_INT32_MAX,
         ours=True,
     )
+    max_unfinished_frame_bytes: int = option(
+        0,
+        "Memory that all frames together may take which have begun to arrive and not ended; beyond it the slowest "
+        "sender is closed. At least twice frameMaxLength; 0 takes a sixteenth of the memory of the machine or its "
+        "control group, from 64 MiB to 1 GiB.",
+        unit="bytes",
+        minimum=0,
+        ours=True,
+    )
+    min_frame_progress_bytes: int = option(
+        65536,
+        "A frame that has begun to arrive brings so many bytes or its end in every "
+        "serverChannelMaxIdleTimeSeconds, or its connection gets closed.",
+        unit="bytes",
+        minimum=1,
+        ours=True,
+    )
 
     def problem(self) -> tuple[str, str] | None:
         """Which key does not fit the others, and what was expected of it."""
         if self.write_buffer_low_water_mark > self.write_buffer_high_water_mark:
             return "writeBufferLowWaterMark", f"at most writeBufferHighWaterMark ({self.write_buffer_high_water_mark})"
+        if 0 < self.max_unfinished_frame_bytes < 2 * self.frame_max_length:
+            return "maxUnfinishedFrameBytes", f"0, or at least twice frameMaxLength ({self.frame_max_length})"
         return None
 
 

@@ -1,7 +1,7 @@
 """Connection: one accepted client, as handlers and services see it."""
 
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,7 @@ from protocol.frame import encode, encode_head
 from remoting.errors import RemotingSendError, RemotingTimeoutError
 from remoting.handlers import HandlerTable, Outcome, Reply, own_bytes
 from remoting.out_buffer import Buffer, OutBuffer
+from remoting.put_off import PutOff
 
 if TYPE_CHECKING:
     from remoting.big_frame import BigFrame
@@ -39,21 +40,25 @@ class Connection:
 
     ``peer`` and ``peer_text`` ("ip:port") say who it is, ``encoding`` is that of the client's last frame, ``data`` is
     for whoever has to remember something about it, and ``on_close`` is called once with it when it is gone.
-    ``inflight`` and ``held`` count requests without a reply and long polls.
+    ``inflight`` and ``held`` count requests without a reply and long polls. ``slices`` is held by the one request of
+    all connections that works on a long reply now.
     """
 
     __slots__ = (
         "__weakref__",
         "_pending",
+        "_put_off",
         "_reactor",
         "active_at",
         "alike",
+        "aside",
         "big",
         "closed",
         "data",
         "direct",
         "dirty",
         "encoding",
+        "frame",
         "handlers",
         "held",
         "held_back",
@@ -66,6 +71,7 @@ class Connection:
         "peer_text",
         "ready",
         "rest",
+        "slices",
         "sock",
         "tasks",
     )
@@ -79,6 +85,7 @@ class Connection:
         self.on_close: list[Callable[[Connection], None]] = []
         self.inflight = 0
         self.held = 0
+        self.slices = reactor.slices
         # The rest is the reactor's.
         self.sock = sock
         self.handlers = table.handlers
@@ -91,9 +98,12 @@ class Connection:
         self.big: BigFrame | None = None
         self.dirty = False  # will be flushed at the end of the round
         self.paused = False  # not read until its out-buffer has drained
+        self.aside = False  # not read until there is memory for its unfinished frame
+        self.frame = 0  # number of the unfinished frame
         self.mask = 0  # what the selector watches
         self.active_at = 0.0
-        self.tasks = 0  # one-way requests that run as tasks
+        self.tasks = 0  # requests that run as tasks, with those that wait for it
+        self._put_off: PutOff | None = None
         self._reactor = reactor
         self._pending: dict[int, _Pending] = {}
 
@@ -104,6 +114,43 @@ class Connection:
     def waiting(self) -> int:
         """Bytes that wait to be sent."""
         return self.out.queued - self.out.sent
+
+    @property
+    def put_off(self) -> PutOff:
+        """What waits here; made when it is first needed."""
+        if self._put_off is None:
+            self._put_off = PutOff()
+        return self._put_off
+
+    def is_over(self) -> bool:
+        """Whether it has its high-water mark or more to send. Then nothing is begun that would bring it more."""
+        return not self.closed and (self.paused or self._reactor.pause_if_over(self))
+
+    async def drained(self) -> None:
+        """Return when it is not over its mark any more, or closed."""
+        while not self.closed and self.is_over():
+            await self.put_off.lot.park()
+
+    def when_drained(self, key: Hashable, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once when it is not over its mark any more, for each ``key`` the last one; never if closed.
+
+        To be used where ``is_over()`` was true.
+        """
+        self.put_off.callbacks[key] = callback
+
+    def resume(self) -> None:
+        """It has drained: go on with what had to wait. Called by the reactor."""
+        put_off = self._put_off
+        if put_off is None:
+            return
+        put_off.lot.unpark_all()
+        self._reactor.intake.tasks.start(self, put_off)
+        callbacks, put_off.callbacks = put_off.callbacks, {}
+        for callback in callbacks.values():
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
+                self._reactor.log_hook_failure(callback, error)
 
     def write(self, *buffers: Buffer) -> None:
         """Queue ``buffers``: bytes, or views of bytes that stay as they are.
@@ -142,18 +189,27 @@ class Connection:
         else:
             self.write(encode(command))
 
-    def send_oneway(self, command: RemotingCommand) -> None:
-        """Queue a request of ours that wants no reply, in the encoding of the client's last frame."""
+    def send_oneway(self, command: RemotingCommand) -> bool:
+        """Queue a request of ours that wants no reply, in the encoding of the client's last frame.
+
+        False: it was not, because the connection is over its mark; ``when_drained`` tells when to try again.
+        """
+        if self.is_over():
+            return False
         self._number(command)
         self.send(command)
+        return True
 
     async def request(self, command: RemotingCommand, timeout: float) -> RemotingCommand:
         """Ask the client and wait for its reply, ``timeout`` seconds at most.
 
-        Raises RemotingTimeoutError, RemotingSendError (the connection ended), FrameError (too long for a frame).
+        Raises RemotingTimeoutError, RemotingSendError (the connection ended, or is over its mark), FrameError (too
+        long for a frame).
         """
         if self.closed:
             raise RemotingSendError(self.peer_text, "the connection is closed", written=False)
+        if self.is_over():
+            raise RemotingSendError(self.peer_text, "the client does not take what it has been sent", written=False)
         self._number(command)
         pending = self._pending[command.opaque] = _Pending()
         try:
@@ -216,9 +272,12 @@ class Connection:
         self.closed = True
         self._reactor.forget(self, reason, broken=broken, quiet=quiet)
         self.sock.close()
-        self.rest, self.big, self.ready = b"", None, False
+        self.ready = False
         self.inflight = self.held = 0
         self.out.discard()
+        if self._put_off is not None:
+            self._put_off.callbacks.clear()
+            self.resume()
         for pending in self._pending.values():
             pending.event.set()
         callbacks, self.on_close = self.on_close, []

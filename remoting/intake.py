@@ -1,7 +1,7 @@
 """Intake: from the bytes of a socket to handler calls, and from their outcomes to replies. The reactor's hot path."""
 
 import struct
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +11,7 @@ from protocol.errors import FrameError, RemotingError
 from protocol.frame import check_length, decode, decode_at, encode
 from remoting.big_frame import SPARE_SIZE, SPARES, BigFrame
 from remoting.connection import Connection
+from remoting.handler_tasks import HandlerTasks
 from remoting.handlers import DEFERRED, DIRECT_PREFIX, HELD, Outcome, Reply, not_supported
 from remoting.held_frames import FEW, HELD_BYTES, HeldFrames
 from remoting.limits import RECEIVE_BUFFER
@@ -51,6 +52,9 @@ class Intake:
         self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + DIRECT_PREFIX)  # a look at a front never ends behind it
         self.view = memoryview(self._buffer)[:RECEIVE_BUFFER]
         self.held = HeldFrames(self)
+        self.tasks = HandlerTasks(self)
+        self._unfinished = reactor.unfinished
+        self._continues = False  # the frame that is looked at first had begun in an earlier turn
         self.all_direct = False
         """Whether direct handlers have served all that was served last."""
         self._spares: list[bytearray] = []
@@ -69,17 +73,19 @@ class Intake:
             return
         view = self.view
         end = start = begin
+        self._continues = False
         if conn.rest:
             end = start = len(conn.rest)
-            view[:start] = conn.rest
-            conn.rest = b""
+            view[:start] = self._unfinished.take(conn)
+            self._continues = True
         if conn.ready:
             conn.ready = False
         else:
             try:
                 end += conn.sock.recv_into(view[start:] if start else view)
             except BlockingIOError:
-                conn.rest = bytes(view[begin:start])
+                if start > begin:
+                    self._unfinished.keep(conn, bytes(view[begin:start]))
                 return
             except OSError as error:
                 conn.close(f"the connection was lost: {error}")
@@ -169,6 +175,8 @@ class Intake:
                     self.reactor.is_stuck(conn)
 
     def _serve_big(self, conn: Connection, big: BigFrame) -> None:
+        if big.filled == len(big.buffer) and not self._unfinished.grow(conn, big):
+            return
         try:
             count = big.receive(conn.sock)
         except BlockingIOError:
@@ -182,7 +190,7 @@ class Intake:
         self._stats.bytes_in += count
         conn.active_at = self.reactor.now
         if big.filled == big.size:
-            conn.big = None
+            self._unfinished.ended(conn, big)
             self._frames(conn, big.buffer, memoryview(big.buffer), 0, big.size)
             if len(self._spares) < SPARES and big.size <= SPARE_SIZE:
                 self._spares.append(big.buffer if len(big.buffer) == SPARE_SIZE else bytearray(SPARE_SIZE))
@@ -196,7 +204,7 @@ class Intake:
         max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
         stats = self._stats
         replies: list[bytes] = []
-        count = late = 0
+        count = late = size = looked = 0
         while end - at >= _WORDS:
             total, word, front = _front_at(buffer, at)
             stop = at + 4 + total
@@ -221,8 +229,11 @@ class Intake:
                             conn.inflight += 1
                             stats.inflight += 1
                             late += 1
-                        if not count & _LOOK_EVERY and perf_counter() >= self.turn_end:
-                            break
+                        if not count & _LOOK_EVERY:
+                            size += sum(map(len, replies[looked:]))
+                            looked = len(replies)
+                            if perf_counter() >= self.turn_end or out.queued - out.sent + size >= self._high_water:
+                                break
                         continue
             try:
                 command = decode_at(view, word, at + _WORDS, stop)
@@ -277,8 +288,11 @@ class Intake:
         ``first``: nothing of this turn was served.
         """
         left = end - at
+        unfinished = self._unfinished
+        if not first or not self._continues:
+            conn.frame += 1
         if left < 4:
-            conn.rest = bytes(self.view[at:end])
+            unfinished.keep(conn, bytes(self.view[at:end]))
             return
         (total,) = _length_at(self._buffer, at)
         try:
@@ -288,14 +302,20 @@ class Intake:
             conn.close(known or f"broken frame: {error}", broken=True)
             return
         if total + 4 <= left:
-            conn.rest = bytes(self.view[at:end])
-            conn.ready = True
-            self.reactor.continue_later(conn)
+            unfinished.keep(conn, bytes(self.view[at:end]))
+            if not conn.closed:
+                conn.ready = True
+                self.reactor.continue_later(conn)
         elif total + 4 > BIG_FRAME:
             spare = self._spares.pop() if self._spares and total + 4 <= SPARE_SIZE else None
-            conn.big = BigFrame(total + 4, self.view[at:end], spare)
+            if not unfinished.begin(conn, total + 4, self.view[at:end], spare):
+                if spare is not None:
+                    self._spares.append(spare)
+                if not conn.closed:
+                    unfinished.keep(conn, bytes(self.view[at:end]))
+                    unfinished.set_aside(conn)
         else:
-            conn.rest = bytes(self.view[at:end])
+            unfinished.keep(conn, bytes(self.view[at:end]))
 
     def conclude(self, conn: Connection, command: RemotingCommand, outcome: Outcome) -> None:
         """Do what an outcome asks for."""
@@ -313,7 +333,7 @@ class Intake:
             if not command.flag & ONEWAY_FLAG:
                 self.answer(conn, outcome)
         else:  # an awaitable; what is not one fails there, like any other mistake of a handler
-            self._start(conn, command, outcome)
+            self.tasks.add(conn, command, outcome)
 
     def answer(self, conn: Connection, reply: Reply) -> None:
         """Queue a reply; one that is too long for a frame becomes an error reply."""
@@ -349,30 +369,3 @@ class Intake:
         return command.reply(
             ResponseCode.SYSTEM_BUSY, f"system busy: {limit} requests are in flight {where}, try again in a moment"
         )
-
-    def _start(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
-        """Run the rest of a handler as a task. One-ways do not count as in flight: beyond the limit they are lost."""
-        if command.flag & ONEWAY_FLAG:
-            if conn.tasks >= self._max_inflight_here:
-                self._stats.busy += 1
-                getattr(awaitable, "close", lambda: None)()
-                return
-        elif not conn.closed:
-            conn.inflight += 1
-            self._stats.inflight += 1
-        conn.tasks += 1
-        self.reactor.start_task(self._run, conn, command, awaitable)
-
-    async def _run(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
-        outcome: Outcome
-        try:
-            outcome = await awaitable
-        except Exception as error:  # noqa: BLE001 - as for a handler that is a plain function
-            outcome = self.failure(conn, command, error)
-        finally:
-            conn.tasks -= 1
-            if not conn.closed and not command.flag & ONEWAY_FLAG:
-                conn.inflight -= 1
-                self._stats.inflight -= 1
-            self.reactor.task_ended()
-        self.conclude(conn, command, outcome)

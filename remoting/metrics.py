@@ -148,6 +148,14 @@ def reactor_families(stats: ReactorStats) -> Iterator[Metric]:
     yield counter(
         "trimq_connections_idle_closed_total", "Connections closed because they were idle.", stats.idle_closed
     )
+    yield gauge(
+        "trimq_unfinished_frame_bytes", "Memory of frames that have begun to arrive and not ended.", stats.unfinished
+    )
+    yield counter(
+        "trimq_connections_unfinished_closed_total",
+        "Connections closed because their unfinished frame was too slow, or the slowest when memory ran out.",
+        stats.unfinished_closed,
+    )
     yield counter("trimq_requests_total", "Frames received: requests, and replies to requests of ours.", stats.frames)
     yield gauge("trimq_requests_in_flight", "Requests being worked on, without held pulls.", stats.inflight)
     yield counter("trimq_requests_busy_total", "Requests answered SYSTEM_BUSY.", stats.busy)

@@ -20,10 +20,12 @@ from protocol.command import RemotingCommand
 from remoting.accept import Acceptor, listen
 from remoting.clock import Clock, SystemClock
 from remoting.connection import Connection
+from remoting.connection_scan import scan_connections
 from remoting.handlers import DEFERRED, HELD, Handler, HandlerTable, Outcome, Reply
 from remoting.intake import Intake
 from remoting.limits import ReactorLimits, ReactorStats
 from remoting.log_budget import LogBudget
+from remoting.unfinished import UnfinishedFrames
 
 __all__ = [
     "DEFERRED",
@@ -48,11 +50,6 @@ _GONE: Final = select.EPOLLHUP | select.EPOLLERR
 _MANY: Final = 2
 """Events of a round from which on it is worth a look whether there are more."""
 
-_SCAN: Final = 1.0
-"""Seconds between two looks for idle connections."""
-
-_SCANNED_AT_ONCE: Final = 1000
-
 
 class Reactor:
     """Serves connections until ``shutdown``. All of it belongs to the trio loop that ``run`` runs in.
@@ -71,6 +68,8 @@ class Reactor:
         self.connections: dict[int, Connection] = {}
         self._clock = clock or SystemClock()
         self.now = self._clock.monotonic()
+        self.slices = trio.Lock()
+        self.unfinished = UnfinishedFrames(self)
         self.intake = Intake(self)
         self._log_budget = LogBudget(self._clock)
         self._epoll = select.epoll()
@@ -82,7 +81,6 @@ class Reactor:
         self._waker = trio.lowlevel.ParkingLot()
         self._opaque = 0
         self._nursery: trio.Nursery | None = None
-        self._tasks = 0
         self._draining = False
         self._drained = trio.Event()
         self._ended = trio.Event()
@@ -116,12 +114,13 @@ class Reactor:
                 self._nursery = nursery
                 nursery.start_soon(self._serve)
                 nursery.start_soon(self._serve_outside)
-                nursery.start_soon(self._scan)
+                nursery.start_soon(scan_connections, self, self._clock)
                 task_status.started()
         finally:
             self._nursery = None
             self._acceptor.close()
             for conn in list(self.connections.values()):
+                self.intake.tasks.drop(conn)
                 conn.close("the server has stopped", quiet=True)
             self._epoll.close()
             self._ended.set()
@@ -135,7 +134,7 @@ class Reactor:
         self._acceptor.close()
         self._draining = True
         for conn in self.connections.values():
-            self._watch(conn)
+            self.watch(conn)
         self.wake()
         try:
             if self._nursery is not None:
@@ -143,7 +142,10 @@ class Reactor:
                     await self._drained.wait()
                 if scope.cancelled_caught:
                     _log.warning(
-                        "shutdown_incomplete", after_seconds=seconds, inflight=self.stats.inflight, tasks=self._tasks
+                        "shutdown_incomplete",
+                        after_seconds=seconds,
+                        inflight=self.stats.inflight,
+                        tasks=self.intake.tasks.count,
                     )
         finally:
             if self._nursery is not None:
@@ -176,16 +178,21 @@ class Reactor:
         self._flush(conn)
         return conn.closed or conn.paused
 
+    def pause_if_over(self, conn: Connection) -> bool:
+        """Pause a connection that has its high-water mark to send; whether it had. Sends nothing, closes nothing."""
+        if conn.out.queued - conn.out.sent < self.limits.high_water:
+            return False
+        self.watch(conn)
+        return True
+
     def start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Run the rest of a request in the reactor's nursery."""
         assert self._nursery is not None, "requests are served while run() runs"
-        self._tasks += 1
         self._nursery.start_soon(function, *args)
 
-    def task_ended(self) -> None:
-        """One that ``start_task`` had started is done."""
-        self._tasks -= 1
-        self.request_ended()
+    def resume_listeners(self) -> None:
+        """Listen again where nobody could be accepted a while ago."""
+        self._acceptor.resume()
 
     def request_ended(self) -> None:
         """Something in flight is done; a shutdown may wait for it."""
@@ -201,6 +208,7 @@ class Reactor:
         """It is being closed: its socket is still open, its counts are as they were."""
         fd = conn.sock.fileno()
         del self.connections[fd]
+        self.unfinished.forget(conn)
         self._epoll.unregister(fd)
         stats = self.stats
         stats.connections -= 1
@@ -285,7 +293,7 @@ class Reactor:
         while True:
             for fd, mask in events:
                 conn = connections.get(fd)
-                if mask == _READ and conn is not None and not conn.ready:
+                if mask == _READ and conn is not None and not conn.ready and not conn.paused:
                     intake.serve(conn)
                 else:
                     self._serve_event(fd, mask)
@@ -356,7 +364,7 @@ class Reactor:
         if mask & _WRITE:
             self._flush(conn)
         if mask & _READ:
-            if not conn.ready and not conn.closed:
+            if not conn.ready and not conn.paused and not conn.aside and not conn.closed:
                 self.intake.serve(conn)
         elif mask & _GONE and not conn.closed:
             self._look_whether_gone(conn)
@@ -384,9 +392,9 @@ class Reactor:
             self.stats.bytes_out += count
             conn.active_at = self.now
         if not done or conn.mask != _READ:
-            self._watch(conn)
+            self.watch(conn)
 
-    def _watch(self, conn: Connection) -> None:
+    def watch(self, conn: Connection) -> None:
         """Let the selector watch what matters: room to send, and more requests while the client takes its replies."""
         waiting = conn.out.queued - conn.out.sent
         if conn.paused and waiting <= self.limits.low_water:
@@ -394,27 +402,17 @@ class Reactor:
             self.stats.paused -= 1
             if conn.ready:
                 self._ready.append(conn)
+            conn.resume()
+            self.wake()
         elif not conn.paused and waiting >= self.limits.high_water:
             conn.paused = True
             self.stats.paused += 1
-        mask = (_WRITE if waiting else 0) | (0 if conn.paused or self._draining else _READ)
+        mask = (_WRITE if waiting else 0) | (0 if conn.paused or conn.aside or self._draining else _READ)
         if mask != conn.mask:
             conn.mask = mask
             self._epoll.modify(conn.sock.fileno(), mask)
 
     def _is_drained(self) -> bool:
-        return not (self.stats.inflight or self._tasks or any(conn.out.chunks for conn in self.connections.values()))
-
-    # idle connections
-
-    async def _scan(self) -> None:
-        while True:
-            await self._clock.sleep(_SCAN)
-            self.now = self._clock.monotonic()
-            self._acceptor.resume()
-            for count, conn in enumerate(list(self.connections.values()), 1):
-                if self.now - conn.active_at >= self.limits.idle and not conn.closed:
-                    self.stats.idle_closed += 1
-                    conn.close(f"neither sent nor received for {self.limits.idle:g} s")
-                if count % _SCANNED_AT_ONCE == 0:
-                    await trio.lowlevel.checkpoint()
+        return not (
+            self.stats.inflight or self.intake.tasks.count or any(conn.out.chunks for conn in self.connections.values())
+        )

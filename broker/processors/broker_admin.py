@@ -1,12 +1,12 @@
 """The broker itself: its configuration (25, 26), how it is doing (28, 315, 317), its queues' units (321)."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from broker.config import BrokerConfig, MessageStoreConfig
-from broker.processors.common import queue_table
-from broker.processors.consume_stats import ConsumeStatsReader
+from broker.processors.common import invalid
+from broker.processors.consume_stats import ConsumeStatsReader, QueueTable
 from broker.services.state_file import StateFileError
 from broker.store.disk import DiskSpace
 from protocol.body import DataVersion, encode_json
@@ -21,7 +21,8 @@ from protocol.headers.admin import (
 from protocol.topic_rules import SCHEDULE_TOPIC
 from remoting.config import parse_changes
 from remoting.connection import Connection
-from remoting.handlers import HandlerTable
+from remoting.handlers import HandlerTable, Outcome
+from remoting.large_reply import LargeReply
 from remoting.properties import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _MOST_UNITS: Final = 65_536
 """Units that one reply shows."""
+_UNITS_AT_ONCE: Final = 500
+_UNIT_TEXT: Final = b'{"physicOffset":%d,"physicSize":%d,"tagsCode":%d}'
 VERSION_TEXT: Final = "V5_3_3"
 """What clusterList shows as this broker's version: the protocol version that replies carry."""
 
@@ -152,25 +155,26 @@ class BrokerAdminProcessor:
             )
         return command.reply(body=encode_json(data))
 
-    async def consume_stats(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consume_stats(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_BROKER_CONSUME_STATS (317): for each group and topic how far it is."""
         only_ordered = command.header(GetBrokerConsumeStatsRequestHeader).is_order
-        groups: list[bytes] = []
         total = 0
-        for group in list(self._parts.groups.table):
-            tables = []
-            for topic in self._topics_shown(group, only_ordered):
-                stats = await self._consume_stats.of_topic(group, topic)
-                if stats is not None:
-                    total += sum(wrapper.broker_offset - wrapper.consumer_offset for _, wrapper in stats.entries)
-                    tables.append(queue_table("offsetTable", stats.entries, consumeTps=stats.tps))
-            groups.append(b"{%b:[%b]}" % (msgspec.json.encode(group), b",".join(tables)))
-        body = b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}' % (
-            msgspec.json.encode(self._parts.address),
-            b",".join(groups),
-            total,
-        )
-        return command.reply(body=body)
+        async with LargeReply(connection, command) as reply:
+            reply.add(b'{"brokerAddr":%b,"consumeStatsList":[' % msgspec.json.encode(self._parts.address))
+            for number, group in enumerate(list(self._parts.groups.table)):
+                reply.add(b"%b{%b:[" % (b"," if number else b"", msgspec.json.encode(group)))
+                lead = b'{"offsetTable":{'
+                for topic in self._topics_shown(group, only_ordered):
+                    table = QueueTable(reply, lead)
+                    tps = await self._consume_stats.add_topic(table, group, topic)
+                    if tps is not None:
+                        total += table.behind
+                        reply.add(b'},"consumeTps":%b}' % encode_json(tps))
+                        lead = b',{"offsetTable":{'
+                reply.add(b"]}")
+                await reply.pause()
+            reply.add(b'],"totalDiff":%d,"totalInflightDiff":0}' % total)
+            return reply.end()
 
     def _topics_shown(self, group: str, only_ordered: bool) -> list[str]:
         topics = []
@@ -181,27 +185,41 @@ class BrokerAdminProcessor:
                 topics.append(topic)
         return topics
 
-    async def consume_queue(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """QUERY_CONSUME_QUEUE (321): units of a queue as they lie in its files."""
+    async def consume_queue(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """QUERY_CONSUME_QUEUE (321): units of a queue as they lie in its files.
+
+        INVALID_PARAMETER where more than 65,536 would have to be shown: there is no reply of a part.
+        """
         header = command.header(QueryConsumeQueueRequestHeader)
         topic, queue_id = header.topic, header.queue_id
         if not self._store.has_queue(topic, queue_id):
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"there is no queue {queue_id} of {topic}")
-        units = await self._store.queue_units(topic, queue_id, header.index, min(header.count, _MOST_UNITS))
-        body: dict[str, Any] = {
-            "maxQueueIndex": self._store.max_offset(topic, queue_id),
-            "minQueueIndex": self._store.min_offset(topic, queue_id),
-            "queueData": [
-                {"physicOffset": offset, "physicSize": size, "tagsCode": tags_code} for offset, size, tags_code in units
-            ],
-        }
-        if header.consumer_group:
-            subscription = self._parts.consumers.find_subscription(header.consumer_group, topic)
-            if subscription is None:
-                body["filterData"] = f"{header.consumer_group}@{topic} is not online!"
-            else:
-                body["subscriptionData"] = subscription
-        return command.reply(body=encode_json(body))
+        first, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        count = min(header.count, end - header.index) if header.index >= first else 0
+        if count > _MOST_UNITS:
+            raise invalid(
+                f"queue {queue_id} of {topic} has {count} units from {header.index} on: ask for {_MOST_UNITS} at most"
+            )
+        async with LargeReply(connection, command) as reply:
+            reply.add(b'{"maxQueueIndex":%d,"minQueueIndex":%d,"queueData":[' % (end, first))
+            lead = b""
+            for at in range(header.index, header.index + count, _UNITS_AT_ONCE):
+                most = min(_UNITS_AT_ONCE, header.index + count - at)
+                units = await self._store.queue_units(topic, queue_id, at, most)
+                if units:
+                    reply.add(lead + b",".join([_UNIT_TEXT % unit for unit in units]))
+                    lead = b","
+                await reply.pause()
+            reply.add(b"]")
+            if header.consumer_group:
+                subscription = self._parts.consumers.find_subscription(header.consumer_group, topic)
+                if subscription is None:
+                    text = encode_json(f"{header.consumer_group}@{topic} is not online!")
+                    reply.add(b',"filterData":' + text)
+                else:
+                    reply.add(b',"subscriptionData":' + encode_json(subscription))
+            reply.add(b"}")
+            return reply.end()
 
 
 def _used(space: DiskSpace) -> str:

@@ -27,9 +27,11 @@ from protocol.headers.client import (
     HeartbeatResponseHeader,
     UnregisterClientRequestHeader,
 )
+from protocol.json_pieces import BATCH, list_pieces, object_pieces
 from protocol.topic_rules import retry_topic
 from remoting.connection import Connection
 from remoting.handlers import HandlerTable, Outcome
+from remoting.large_reply import in_slices
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -125,14 +127,16 @@ class ClientProcessor:
             self._consumers.unregister(header.consumer_group, connection, notify=notify)
         return command.reply()
 
-    def members(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def members(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_CONSUMER_LIST_BY_GROUP (38): ids of the members; SYSTEM_ERROR for none, which clients rely on."""
         group = command.header(GetConsumerListByGroupRequestHeader).consumer_group
         info = self._consumers.group(group)
         ids = info.client_ids() if info is not None else []
         if not ids:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
-        return command.reply(body=encode_json({"consumerIdList": ids}))
+        if len(ids) <= BATCH:  # what consumers ask at every rebalance: no task for it
+            return command.reply(body=encode_json({"consumerIdList": ids}))
+        return in_slices(connection, command, object_pieces(("consumerIdList", list_pieces(ids))))
 
     def check_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """CHECK_CLIENT_CONFIG (46): whether a subscription can be served; SYSTEM_ERROR for one that is not by tag."""

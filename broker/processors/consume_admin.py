@@ -3,19 +3,22 @@
 Source: RocketMQ's AdminBrokerProcessor and Broker2Client.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
 
 from broker.config import BrokerConfig
 from broker.processors.common import no_such_group, no_such_topic, queue_table
-from broker.processors.consume_stats import ConsumeStatsReader
+from broker.processors.consume_stats import ConsumeStatsReader, QueueTable
 from broker.services.client_channel import ClientChannel
 from protocol.body import Body, MessageQueue, TopicConfig, encode_json
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
 from protocol.errors import FrameError, RemotingError
+from protocol.frame import MAX_FRAME
 from protocol.headers.admin import (
     CloneGroupOffsetRequestHeader,
     GetConsumeStatsRequestHeader,
@@ -28,16 +31,23 @@ from protocol.headers.client import (
     GetConsumerStatusRequestHeader,
     ResetOffsetRequestHeader,
 )
+from protocol.json_pieces import BATCH, object_pieces, table_pieces
 from protocol.message_id import decode_offset_id
 from remoting.connection import Connection
 from remoting.errors import RemotingTimeoutError, RemotingTransportError
-from remoting.handlers import HandlerTable
+from remoting.handlers import HandlerTable, Outcome
+from remoting.large_reply import LargeReply
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
 
 CLIENT_TIMEOUT: Final = 10.0
 """Seconds that a client has to answer what is passed on to it."""
+_SIGNS: Final = re.compile(rb'[{}"]|\\.', re.DOTALL)
+_BACKSLASHES: Final = re.compile(rb"\\+")
+_BACKSLASH: Final = ord("\\")
+_BRACES: Final = {b"{": 1, b"}": -1}
+_WINDOW: Final = 16 * 1024
 _V3_0_7: Final = 24
 _V3_1_8: Final = 62
 _MAX_LONG: Final = 2**63 - 1
@@ -74,7 +84,7 @@ class ConsumeAdminProcessor:
         table.register(RequestCode.QUERY_CORRECTION_OFFSET, self.correction_offset)
         table.register(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
 
-    async def consume_stats(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consume_stats(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_CONSUME_STATS (208): the queues of the topics asked for, or of all in which the group has offsets."""
         header = command.header(GetConsumeStatsRequestHeader)
         group = header.consumer_group
@@ -85,21 +95,27 @@ class ConsumeAdminProcessor:
             topics = [header.topic] if self._stats.subscribed(group, header.topic) else []
         else:
             topics = sorted(topic for topic in self._offsets.topics_of(group) if self._stats.subscribed(group, topic))
-        entries: list[tuple[Any, Any]] = []
         tps = 0.0
-        for topic in topics:
-            stats = await self._stats.of_topic(group, topic)
-            if stats is not None:
-                entries += stats.entries
-                tps += stats.tps
-        return command.reply(body=queue_table("offsetTable", entries, consumeTps=tps))
+        async with LargeReply(connection, command) as reply:
+            table = QueueTable(reply, b'{"offsetTable":{')
+            table.open()
+            for topic in topics:
+                tps += await self._stats.add_topic(table, group, topic) or 0.0
+            reply.add(b'},"consumeTps":%b}' % encode_json(tps))
+            return reply.end()
 
-    async def time_span(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def time_span(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """QUERY_CONSUME_TIME_SPAN (303): for each queue the times of its first, last and last consumed message."""
         header = command.header(QueryConsumeTimeSpanRequestHeader)
         config = self._topic(header.topic)
-        spans = [await self._span(header.group, header.topic, n) for n in range(config.write_queue_nums)]
-        return command.reply(body=encode_json({"consumeTimeSpanSet": spans}))
+        async with LargeReply(connection, command) as reply:
+            reply.add(b'{"consumeTimeSpanSet":[')
+            for number in range(config.write_queue_nums):
+                span = await self._span(header.group, header.topic, number)
+                reply.add((b"," if number else b"") + encode_json(span))
+                await reply.pause()
+            reply.add(b"]}")
+            return reply.end()
 
     async def _span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
         store = self._store
@@ -126,7 +142,7 @@ class ConsumeAdminProcessor:
 
     # resets
 
-    async def reset_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def reset_offset(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """INVOKE_BROKER_TO_RESET_OFFSET (222): to a time (-1: the end) or an offset, in one queue or all.
 
         By default the broker keeps the new offsets and hands each out at the next pull of its queue
@@ -138,7 +154,8 @@ class ConsumeAdminProcessor:
         config = self._topic(header.topic)
         if header.group not in self._parts.groups.table:
             raise no_such_group(header.group)
-        targets = await self._targets(header, config)
+        async with LargeReply(connection, command) as reply:
+            targets = await self._targets(header, config, reply)
         entries = [(self._parts.queue(header.topic, queue_id), offset) for queue_id, offset in targets.items()]
         if self._parts.configuration.section(BrokerConfig).use_server_side_reset_offset:
             for queue_id, offset in targets.items():
@@ -149,10 +166,16 @@ class ConsumeAdminProcessor:
             self._tell_members(header, queue_table("offsetTable", entries))
         return command.reply(body=queue_table("offsetTable", entries))
 
-    async def _targets(self, header: ResetOffsetRequestHeader, config: TopicConfig) -> dict[int, int]:
+    async def _targets(
+        self, header: ResetOffsetRequestHeader, config: TopicConfig, reply: LargeReply
+    ) -> dict[int, int]:
         queue_id = -1 if header.queue_id is None else header.queue_id
         if queue_id < 0:
-            return {n: await self._target(header, n) for n in range(config.read_queue_nums)}
+            targets = {}
+            for number in range(config.read_queue_nums):
+                targets[number] = await self._target(header, number)
+                await reply.pause()
+            return targets
         if header.offset is None or header.offset == -1:
             return {queue_id: await self._target(header, queue_id)}
         first = self._store.min_offset(header.topic, queue_id)
@@ -183,9 +206,17 @@ class ConsumeAdminProcessor:
                 ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of the group {header.group} is online to be moved"
             )
         ext = {"topic": header.topic, "group": header.group, "timestamp": str(header.timestamp)}
-        for client in members:
-            client.connection.send_oneway(
+        missed = [
+            client.client_id
+            for client in members
+            if not client.connection.send_oneway(
                 RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body, oneway=True)
+            )
+        ]
+        if missed:
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                f"these consumers do not take what they are sent, and were not told to move: {', '.join(missed[:10])}",
             )
 
     def _members(self, group: str) -> list[ClientChannel]:
@@ -194,7 +225,7 @@ class ConsumeAdminProcessor:
 
     # what clients are asked
 
-    async def consumer_status(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consumer_status(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): the offsets that the members of a group hold, by client.
 
         CONSUMER_NOT_ONLINE where there is no member, or none with the address asked for.
@@ -207,6 +238,7 @@ class ConsumeAdminProcessor:
                 ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer {wanted or ''} of the group {header.group} is online"
             )
         tables: dict[str, bytes] = {}
+        size = 0
         ext = {"topic": header.topic, "group": header.group}
 
         async def ask(client: ClientChannel) -> None:
@@ -216,13 +248,30 @@ class ConsumeAdminProcessor:
             except (RemotingTransportError, FrameError):
                 return
             if reply.code == ResponseCode.SUCCESS:
-                tables[client.client_id] = _inner_table(bytes(reply.body))
+                nonlocal size
+                size += len(reply.body)
+                if size > MAX_FRAME:
+                    nursery.cancel_scope.cancel()
+                else:
+                    tables[client.client_id] = bytes(reply.body)
 
         async with trio.open_nursery() as nursery:
             for client in members:
                 nursery.start_soon(ask, client)
-        consumer_table = b",".join(b"%b:%b" % (msgspec.json.encode(name), table) for name, table in tables.items())
-        return command.reply(body=b'{"consumerTable":{%b},"messageQueueTable":{}}' % consumer_table)
+        if size > MAX_FRAME:
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR, "the answers of the group's members do not fit into a reply: ask for one"
+            )
+        async with LargeReply(connection, command) as answer:
+            lead = b'{"consumerTable":{'
+            for name, body in tables.items():
+                start = end = 0
+                for start, end in inner_table(body):  # noqa: B007 - the last one counts
+                    await answer.pause()
+                answer.add(lead + msgspec.json.encode(name) + b":" + (body[start:end] or b"{}"))
+                lead = b","
+            answer.add((b"" if tables else lead) + b'},"messageQueueTable":{}}')
+            return answer.end()
 
     async def running_info(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_CONSUMER_RUNNING_INFO (307), passed on to the client; its reply is relayed as it comes."""
@@ -284,43 +333,50 @@ class ConsumeAdminProcessor:
         await self._offsets.persisted()
         return command.reply()
 
-    def correction_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def correction_offset(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """QUERY_CORRECTION_OFFSET (308): per queue the smallest offset of all groups but some, against one group's."""
         header = command.header(QueryCorrectionOffsetRequestHeader)
         left_out = frozenset((header.filter_groups or "").split(","))
-        smallest = self._offsets.smallest(
-            header.topic, left_out, lambda queue_id: self._store.min_offset(header.topic, queue_id)
-        )
-        for queue_id, offset in (self._offsets.query_all(header.compare_group, header.topic) or {}).items():
-            if queue_id in smallest and smallest[queue_id] > offset:
-                smallest[queue_id] = _MAX_LONG
-        return command.reply(body=encode_json({"correctionOffsets": smallest}))
+        smallest: dict[int, int] = {}
+        async with LargeReply(connection, command) as reply:
+            for queue_id, offset in self._offsets.of_others(header.topic, left_out):
+                if offset >= self._store.min_offset(header.topic, queue_id):
+                    smallest[queue_id] = min(offset, smallest.get(queue_id, offset))
+                await reply.pause()
+            for queue_id, offset in (self._offsets.query_all(header.compare_group, header.topic) or {}).items():
+                if queue_id in smallest and smallest[queue_id] > offset:
+                    smallest[queue_id] = _MAX_LONG
+            await reply.add_all(object_pieces(("correctionOffsets", table_pieces(smallest))))
+            return reply.end()
 
 
-def _inner_table(body: bytes) -> bytes:
-    """The text of ``messageQueueTable`` in a client's answer, whose keys may be objects; ``{}`` where there is none."""
+def inner_table(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where the text of ``messageQueueTable`` begins and ends in a client's answer, whose keys may be objects.
+
+    The last pair is the answer, (0, 0) where there is none; those before say that there was work.
+    """
     name = b'"messageQueueTable":'
     at = body.find(name)
     if at < 0:
-        return b"{}"
-    start = at + len(name)
+        return
+    start = at = at + len(name)
     depth = 0
     quoted = False
-    end = start
-    while end < len(body):
-        sign = body[end]
-        if quoted:
-            if sign == 0x5C:
-                end += 1
-            elif sign == 0x22:
-                quoted = False
-        elif sign == 0x22:
-            quoted = True
-        elif sign == 0x7B:
-            depth += 1
-        elif sign == 0x7D:
-            depth -= 1
-            if not depth:
-                return body[start : end + 1]
-        end += 1
-    return b"{}"
+    while at < len(body):
+        yield 0, 0
+        stop = min(at + _WINDOW, len(body))
+        if body[stop - 1] == _BACKSLASH:  # an escape is looked at as a whole
+            stop = _BACKSLASHES.match(body, stop - 1).end() + 1  # type: ignore[union-attr]
+        for count, sign in enumerate(_SIGNS.finditer(body, at, stop), 1):
+            found = sign.group()
+            if found == b'"':
+                quoted = not quoted
+            elif not quoted and found in _BRACES:
+                depth += _BRACES[found]
+                if depth <= 0:
+                    yield (start, sign.end()) if not depth else (0, 0)
+                    return
+            if count % BATCH == 0:
+                yield 0, 0
+        at = stop
+    yield 0, 0

@@ -1,9 +1,10 @@
 """How far a group is in a topic, queue by queue: what 208 and 317 answer (RocketMQ's ConsumeStats)."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from broker.services.stats import GROUP_GET_NUMS
-from protocol.body import Body, MessageQueue
+from protocol.body import Body, MessageQueue, encode_json
+from remoting.large_reply import LargeReply
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -18,11 +19,30 @@ class OffsetWrapper(Body):
     last_timestamp: int
 
 
-class ConsumeStats(NamedTuple):
-    """A topic's queues and how fast the group reads them (messages a second)."""
+class QueueTable:
+    """The entries of a table of queues, in fastjson's form, written into a reply as they are found.
 
-    entries: list[tuple[MessageQueue, OffsetWrapper]]
-    tps: float
+    ``lead`` is what stands before the first of them; nothing is written before ``open``. ``behind`` sums up by how much
+    the group is behind.
+    """
+
+    def __init__(self, reply: LargeReply, lead: bytes) -> None:
+        self._reply = reply
+        self._lead = lead
+        self.behind = 0
+
+    def open(self) -> None:
+        """Write what stands before the first entry."""
+        if self._lead != b",":
+            self._reply.add(self._lead)
+            self._lead = b""
+
+    async def add(self, queue: MessageQueue, value: Body) -> None:
+        """One more entry; others may work before the next one."""
+        self.open()
+        self._reply.add(self._lead + encode_json(queue) + b":" + encode_json(value))
+        self._lead = b","
+        await self._reply.pause()
 
 
 class ConsumeStatsReader:
@@ -31,16 +51,20 @@ class ConsumeStatsReader:
     def __init__(self, parts: "BrokerParts") -> None:
         self._parts = parts
 
-    async def of_topic(self, group: str, topic: str) -> ConsumeStats | None:
-        """How far ``group`` is in all read queues of ``topic``; None where the topic is gone."""
+    async def add_topic(self, table: QueueTable, group: str, topic: str) -> float | None:
+        """Write how far ``group`` is in all read queues of ``topic``; how many messages a second it reads.
+
+        None, and nothing is written, where the topic is gone.
+        """
         config = self._parts.topics.get(topic)
         if config is None:
             return None
-        entries = [
-            (self._parts.queue(topic, queue_id), await self._queue(group, topic, queue_id))
-            for queue_id in range(config.read_queue_nums)
-        ]
-        return ConsumeStats(entries, self._parts.stats.tps(GROUP_GET_NUMS, f"{topic}@{group}"))
+        table.open()
+        for queue_id in range(config.read_queue_nums):
+            wrapper = await self._queue(group, topic, queue_id)
+            table.behind += wrapper.broker_offset - wrapper.consumer_offset
+            await table.add(self._parts.queue(topic, queue_id), wrapper)
+        return self._parts.stats.tps(GROUP_GET_NUMS, f"{topic}@{group}")
 
     def subscribed(self, group: str, topic: str) -> bool:
         """False only where the group is online and does not subscribe to the topic."""

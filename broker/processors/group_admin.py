@@ -1,6 +1,6 @@
 """Administration of consumer groups and clients: 200, 201, 203, 204, 207, 225, 328, 343, 345, 352, 353."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import field
@@ -20,9 +20,11 @@ from protocol.headers.admin import (
     QuerySubscriptionByConsumerRequestHeader,
     UpdateGroupForbiddenRequestHeader,
 )
+from protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
 from protocol.topic_rules import group_problem
 from remoting.connection import Connection
-from remoting.handlers import HandlerTable
+from remoting.handlers import HandlerTable, Outcome
+from remoting.large_reply import in_slices
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -76,9 +78,9 @@ class GroupAdminProcessor:
             self._groups.put(*configs)
             await self._groups.persisted()
 
-    def all_configs(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def all_configs(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
-        return command.reply(body=self._groups.encode())
+        return await in_slices(connection, command, self._groups.pieces())
 
     def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_SUBSCRIPTIONGROUP_CONFIG (352): made with the defaults where that is allowed."""
@@ -108,10 +110,11 @@ class GroupAdminProcessor:
         readable = self._groups.may_read(header.group, header.topic)
         return command.reply(body=encode_json({"group": header.group, "topic": header.topic, "readable": readable}))
 
-    def topics(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def topics(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """QUERY_TOPICS_BY_CONSUMER (343): topics in which the group has offsets."""
-        topics = sorted(self._parts.offsets.topics_of(command.header(GroupRequestHeader).group))
-        return command.reply(body=encode_json({"brokerAddr": self._parts.address, "topicList": topics}))
+        topics = self._parts.offsets.topics_of(command.header(GroupRequestHeader).group)
+        body = object_pieces(("brokerAddr", self._parts.address), ("topicList", list_pieces(in_order(topics))))
+        return await in_slices(connection, command, body)
 
     def subscription(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """QUERY_SUBSCRIPTION_BY_CONSUMER (345): what the members want of the topic; left out where nobody is online."""
@@ -122,57 +125,62 @@ class GroupAdminProcessor:
             body["subscriptionData"] = found
         return command.reply(body=encode_json(body))
 
-    def consumer_connections(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consumer_connections(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_CONSUMER_CONNECTION_LIST (203); CONSUMER_NOT_ONLINE."""
         group = command.header(ConsumerGroupRequestHeader).consumer_group
         info = self._consumers.group(group)
         if info is None:
             raise RemotingError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group {group} is not online")
-        body = {
-            "connectionSet": _connections(info.channels.values()),
-            "consumeFromWhere": info.consume_from_where,
-            "consumeType": info.consume_type,
-            "messageModel": info.message_model,
-            "subscriptionTable": info.subscriptions,
-        }
-        return command.reply(body=encode_json(body))
+        body = object_pieces(
+            ("connectionSet", list_pieces(_connections(info.channels.values()))),
+            ("consumeFromWhere", info.consume_from_where),
+            ("consumeType", info.consume_type),
+            ("messageModel", info.message_model),
+            ("subscriptionTable", table_pieces(info.subscriptions)),
+        )
+        return await in_slices(connection, command, body)
 
-    def producer_connections(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def producer_connections(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_PRODUCER_CONNECTION_LIST (204); SYSTEM_ERROR for none."""
         group = command.header(ProducerGroupRequestHeader).producer_group
         channels = self._producers.channels(group)
         if not channels:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the producer group {group} is not online")
-        return command.reply(body=encode_json({"connectionSet": _connections(channels)}))
+        body = object_pieces(("connectionSet", list_pieces(_connections(channels))))
+        return await in_slices(connection, command, body)
 
-    def all_producers(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def all_producers(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_ALL_PRODUCER_INFO (328)."""
-        data = {
-            group: [
-                {
-                    "clientId": channel.client_id,
-                    "language": _language(channel.language),
-                    "lastUpdateTimestamp": channel.last_update_timestamp,
-                    "remoteIP": "/" + channel.connection.peer_text,
-                    "version": channel.version,
-                }
-                for channel in members.values()
-            ]
-            for group, members in self._producers.table.items()
-        }
-        return command.reply(body=encode_json({"data": data}))
+        groups = [
+            (group, list_pieces(_producers(members.values()))) for group, members in self._producers.table.items()
+        ]
+        return await in_slices(connection, command, object_pieces(("data", object_pieces(*groups))))
 
 
-def _connections(channels: Iterable[ClientChannel]) -> list[dict[str, Any]]:
-    return [
+def _connections(channels: Iterable[ClientChannel]) -> Iterator[dict[str, Any]]:
+    """The rows of clients as they are now: the table may change before the last one is asked for."""
+    return (
         {
             "clientAddr": channel.connection.peer_text,
             "clientId": channel.client_id,
             "language": _language(channel.language),
             "version": channel.version,
         }
-        for channel in channels
-    ]
+        for channel in list(channels)
+    )
+
+
+def _producers(channels: Iterable[ClientChannel]) -> Iterator[dict[str, Any]]:
+    return (
+        {
+            "clientId": channel.client_id,
+            "language": _language(channel.language),
+            "lastUpdateTimestamp": channel.last_update_timestamp,
+            "remoteIP": "/" + channel.connection.peer_text,
+            "version": channel.version,
+        }
+        for channel in list(channels)
+    )
 
 
 def _language(language: Any) -> str:

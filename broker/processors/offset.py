@@ -18,7 +18,8 @@ from protocol.headers.offset import (
     UpdateConsumerOffsetRequestHeader,
 )
 from remoting.connection import Connection
-from remoting.handlers import HandlerTable
+from remoting.handlers import HandlerTable, Outcome
+from remoting.large_reply import in_slices
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -110,9 +111,9 @@ class OffsetProcessor:
         timestamp = await self._store.earliest_store_time(header.topic, header.queue_id)
         return command.reply(header={"timestamp": str(timestamp)})
 
-    def all_offsets(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def all_offsets(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_ALL_CONSUMER_OFFSET (43): what consumerOffset.json would hold if it were written now."""
-        return command.reply(body=self._offsets.encode())
+        return await in_slices(connection, command, self._offsets.pieces())
 
     def all_delay_offsets(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_ALL_DELAY_OFFSET (45): what delayOffset.json would hold."""

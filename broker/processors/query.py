@@ -12,7 +12,7 @@ from broker.store.types import QueryMessageResult
 from protocol.codes import VERSION, RequestCode, ResponseCode
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.errors import RemotingError
-from protocol.frame import encode_head
+from protocol.frame import MAX_FRAME, encode_head
 from protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from remoting.connection import Connection
 from remoting.handlers import DirectHandler, HandlerTable, Outcome
@@ -28,6 +28,7 @@ _TEMPLATE: Final = (
 
 
 _QUERY: Final = int(RequestCode.QUERY_MESSAGE)
+_LARGEST: Final = MAX_FRAME - 4096
 _COPIED: Final = 32 * 1024
 """Up to this much goes out as one buffer with its head."""
 
@@ -96,6 +97,13 @@ class QueryMessageProcessor:
         return self._found(connection, command, await self._store.query_message_cold(*arguments))
 
     def _found(self, connection: Connection, command: RemotingCommand, result: QueryMessageResult) -> Outcome:
+        if result.size > _LARGEST:
+            count = len(result.buffers)
+            result.release()
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the {count} messages found do not fit into a frame ({MAX_FRAME} bytes): ask for fewer (maxNum)",
+            )
         if result.size and not command.encoding and not command.flag & 2:
             return self._found_json(connection, command, result)
         ext = {

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import field, structs
 
 from broker.config import BrokerConfig
-from broker.processors.common import invalid, no_such_topic, queue_table
+from broker.processors.common import invalid, no_such_topic
+from broker.processors.consume_stats import QueueTable
 from broker.services.stats import TOPIC_PUT_NUMS
 from broker.services.topic_attributes import alter, parse_changes
 from protocol.body import Body, TopicConfig, decode_json, encode_json
@@ -16,9 +17,11 @@ from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
 from protocol.errors import RemotingError
 from protocol.headers.admin import CreateTopicRequestHeader, TopicRequestHeader
+from protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
 from protocol.topic_rules import topic_problem
 from remoting.connection import Connection
-from remoting.handlers import HandlerTable
+from remoting.handlers import HandlerTable, Outcome
+from remoting.large_reply import LargeReply, in_slices
 
 if TYPE_CHECKING:
     from broker.parts import BrokerParts
@@ -126,9 +129,13 @@ class TopicAdminProcessor:
         if config.validate_system_topic_when_update_topic and self._topics.is_system(topic):
             raise invalid(f"the topic {topic} belongs to the broker itself (validateSystemTopicWhenUpdateTopic)")
 
-    def all_configs(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def all_configs(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_ALL_TOPIC_CONFIG (21)."""
-        return command.reply(body=encode_json(self._topics.serialize_wrapper()))
+        wrapper = self._topics.serialize_wrapper()
+        names = structs.fields(wrapper)
+        members = [(each.encode_name, getattr(wrapper, each.name)) for each in names]
+        pieces = [(name, table_pieces(value) if isinstance(value, dict) else value) for name, value in members]
+        return await in_slices(connection, command, object_pieces(*pieces))
 
     def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_TOPIC_CONFIG (351); TOPIC_NOT_EXIST."""
@@ -161,15 +168,17 @@ class TopicAdminProcessor:
         """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
         return command.reply(body=encode_json({"topicList": self._topics.system_topics()}))
 
-    async def stats(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def stats(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_TOPIC_STATS_INFO (202): for each queue its limits and the store time of its last message."""
         config = self._existing(command.header(TopicRequestHeader).topic)
-        entries = [
-            (self._parts.queue(config.topic_name, queue_id), await self._limits(config, queue_id))
-            for queue_id in range(max(config.read_queue_nums, config.write_queue_nums))
-        ]
-        tps = self._parts.stats.tps(TOPIC_PUT_NUMS, config.topic_name)
-        return command.reply(body=queue_table("offsetTable", entries, topicPutTps=tps))
+        async with LargeReply(connection, command) as reply:
+            table = QueueTable(reply, b'{"offsetTable":{')
+            table.open()
+            for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+                await table.add(self._parts.queue(config.topic_name, queue_id), await self._limits(config, queue_id))
+            tps = self._parts.stats.tps(TOPIC_PUT_NUMS, config.topic_name)
+            reply.add(b'},"topicPutTps":%b}' % encode_json(tps))
+            return reply.end()
 
     async def _limits(self, config: TopicConfig, queue_id: int) -> TopicOffset:
         topic = config.topic_name
@@ -181,11 +190,11 @@ class TopicAdminProcessor:
             last_update_timestamp=max(0, last),
         )
 
-    def consumed_by(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consumed_by(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe to the topic or have offsets in it."""
         topic = command.header(TopicRequestHeader).topic
         groups = self._parts.offsets.groups_of(topic) | set(self._parts.consumers.groups_of(topic))
-        return command.reply(body=encode_json({"groupList": sorted(groups)}))
+        return await in_slices(connection, command, object_pieces(("groupList", list_pieces(in_order(groups)))))
 
     async def clean_consume_queues(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """CLEAN_EXPIRED_CONSUMEQUEUE (306)."""

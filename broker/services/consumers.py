@@ -5,6 +5,7 @@ The members of consumer groups and their subscriptions, from heartbeats (RocketM
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import structlog
@@ -207,9 +208,9 @@ class ConsumerManager:
                 continue
             header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
             for connection in info.channels:
-                connection.send_oneway(
-                    RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
-                )
+                request = RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
+                if not connection.send_oneway(request):  # one says it all, however often the group changes meanwhile
+                    connection.when_drained(("ids_changed", group), partial(connection.send_oneway, request))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send notifications as groups change, and look for silent clients every 10 s, for ever."""

@@ -51,7 +51,7 @@ class SubscriptionGroupManager(KeptTable):
         self.forbidden_table: dict[str, dict[str, int]] = {}
         self.data_version = DataVersion()
         path = configuration.section(MessageStoreConfig).config_path / "subscriptionGroup.json"
-        self._file = StateFile(disk, str(path), self._pieces)
+        self._file = StateFile(disk, str(path), self.pieces)
         self.get = self.table.get
 
     # life
@@ -71,11 +71,8 @@ class SubscriptionGroupManager(KeptTable):
             if missing:
                 self._next_version()
 
-    def encode(self) -> bytes:
+    def pieces(self) -> Iterator[bytes]:
         """The content of subscriptionGroup.json; also the body of GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
-        return b"".join(self._pieces())
-
-    def _pieces(self) -> Iterator[bytes]:
         state = {
             "dataVersion": self.data_version,
             "forbiddenTable": self.forbidden_table,

@@ -8,6 +8,7 @@ Times lie in buckets of 200 ms: parking and waking cost the same however many pu
 """
 
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -134,9 +135,17 @@ class PullRequestHoldService:
         while self._woken:
             woken, self._woken = self._woken, []
             for request in woken:
-                if request.connection.closed:
+                connection = request.connection
+                if connection.closed:
                     continue
-                self._serve(request)
+                if connection.is_over():  # its reply would come on top of what the client does not take
+                    connection.when_drained(request, partial(self._serve_later, request))
+                else:
+                    self._serve(request)
+
+    def _serve_later(self, request: PullRequest) -> None:
+        self._woken.append(request)
+        self._wake.set()
 
     def _serve(self, request: PullRequest) -> None:
         try:

@@ -51,7 +51,7 @@ class ConsumerOffsetManager(KeptTable):
         self.reset_offset_table: Table = {}
         self.data_version = DataVersion()
         path = configuration.section(MessageStoreConfig).config_path / "consumerOffset.json"
-        self._file = StateFile(disk, str(path), self._pieces, self._interval)
+        self._file = StateFile(disk, str(path), self.pieces, self._interval)
         self._changed = self._file.changed
 
     # life
@@ -70,11 +70,8 @@ class ConsumerOffsetManager(KeptTable):
         for key in self.offset_table:
             self._index(key)
 
-    def encode(self) -> bytes:
+    def pieces(self) -> Iterator[bytes]:
         """The content of consumerOffset.json; also the body of GET_ALL_CONSUMER_OFFSET (43)."""
-        return b"".join(self._pieces())
-
-    def _pieces(self) -> Iterator[bytes]:
         state: dict[str, Any] = {"dataVersion": self.data_version, "offsetTable": self.offset_table}
         if self.pull_offset_table:
             state["pullOffsetTable"] = self.pull_offset_table
@@ -194,14 +191,10 @@ class ConsumerOffsetManager(KeptTable):
                 done += 1
         return done
 
-    def smallest(self, topic: str, without_groups: frozenset[str], min_offset: Callable[[int], int]) -> dict[int, int]:
-        """Per queue the smallest offset of all groups that is still in the store, leaving some groups out (308)."""
-        result: dict[int, int] = {}
+    def of_others(self, topic: str, without_groups: frozenset[str]) -> Iterator[tuple[int, int]]:
+        """Queues and offsets of all groups in a topic, leaving some groups out (308). They may change meanwhile."""
         for group in self._groups_of.get(topic, set()) - without_groups:
-            for queue_id, offset in self.offset_table[f"{topic}@{group}"].items():
-                if offset >= min_offset(queue_id):
-                    result[queue_id] = min(offset, result.get(queue_id, offset))
-        return result
+            yield from list(self.offset_table.get(f"{topic}@{group}", {}).items())
 
     def remove_group(self, group: str) -> None:
         """Forget a group's offsets, and the resets that wait for it."""

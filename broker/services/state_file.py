@@ -19,6 +19,7 @@ from broker.store.disk import Disk
 from broker.store.durable_files import make_durable_directory, read_whole, write_beside
 from protocol import lenient_json
 from protocol.body import DataVersion
+from protocol.json_pieces import table_pieces
 from remoting.clock import Clock
 
 E = TypeVar("E", bound=msgspec.Struct)
@@ -34,28 +35,9 @@ class StateFileError(Exception):
     """A state file cannot be read or written; the text names the file and the reason."""
 
 
-def encode_pieces(state: Mapping[str, Any], batch: int = 200) -> Iterator[bytes]:
-    """JSON text of a state.
-
-    A table of many entries comes ``batch`` entries at a time, so that the caller can pause between the pieces.
-    """
-    lead = b"{"
-    for name, value in state.items():
-        yield lead + msgspec.json.encode(name) + b":"
-        lead = b","
-        if isinstance(value, dict) and len(value) > batch:
-            yield from _table_pieces(list(value.items()), batch)
-        else:
-            yield msgspec.json.encode(value)
-    yield b"}" if lead == b"," else b"{}"
-
-
-def _table_pieces(items: list[tuple[Any, Any]], batch: int) -> Iterator[bytes]:
-    lead = b"{"
-    for at in range(0, len(items), batch):
-        yield lead + msgspec.json.encode(dict(items[at : at + batch]))[1:-1]
-        lead = b","
-    yield b"}"
+def encode_pieces(state: Mapping[str, Any]) -> Iterator[bytes]:
+    """JSON text of a state; a table of many entries comes in pieces, so that the caller can pause between them."""
+    return table_pieces(state)
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """Stand-ins for what the services stand on: connections without sockets, a configuration without a file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 from broker.config import SCHEMA
@@ -21,9 +21,26 @@ class FakeConnection:
         self.sent: list[RemotingCommand] = []
         self.settled: list[tuple[RemotingCommand, Any]] = []
         self.close_reason = ""
+        self.over = False
+        self.drained: dict[Hashable, Callable[[], object]] = {}
 
-    def send_oneway(self, command: RemotingCommand) -> None:
-        self.sent.append(command)
+    def send_oneway(self, command: RemotingCommand) -> bool:
+        if not self.over:
+            self.sent.append(command)
+        return not self.over
+
+    def is_over(self) -> bool:
+        return self.over
+
+    def when_drained(self, key: Hashable, callback: Callable[[], object]) -> None:
+        self.drained[key] = callback
+
+    def drain(self) -> None:
+        """The client takes its replies again."""
+        self.over = False
+        callbacks, self.drained = self.drained, {}
+        for callback in callbacks.values():
+            callback()
 
     def settle(self, command: RemotingCommand, outcome: Any) -> None:
         self.settled.append((command, outcome))

@@ -68,7 +68,7 @@ async def test_the_file_is_what_java_writes_and_reads() -> None:
     written = json.loads(disk.content(PATH))
     assert written["subscriptionGroupTable"]["G"] == group
     assert written["forbiddenTable"] == {"G": {"T": 4}}
-    assert json.loads(groups.encode()) == written
+    assert json.loads(b"".join(groups.pieces())) == written
 
 
 async def test_a_broken_table_of_what_is_forbidden_stops_the_start() -> None:

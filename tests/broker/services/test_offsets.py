@@ -53,7 +53,7 @@ async def test_the_file_is_what_java_writes_and_reads() -> None:
     assert written["offsetTable"] == {"T@G": {"0": 13, "1": 9}, "%RETRY%G@G": {"0": 0}, "odd@name@here": {"0": 1}}
     assert written["later"] == [1]
     assert written["dataVersion"]["counter"] == 1
-    assert json.loads(offsets.encode()) == written
+    assert json.loads(b"".join(offsets.pieces())) == written
     assert (await loaded(disk)).query("G", "T", 0) == 13
 
 
@@ -130,12 +130,12 @@ async def test_clones() -> None:
     assert offsets.clone("nobody", "H", "T") == 0
 
 
-async def test_the_smallest_offsets_of_a_topic() -> None:
+async def test_the_offsets_of_other_groups_in_a_topic() -> None:
     offsets = await loaded(SimDisk())
     for group, offset in (("A", 5), ("B", 3), ("C", 1), ("old", 0)):
         offsets.commit("me", group, "T", 0, offset)
     offsets.commit("me", "A", "T", 1, 8)
-    assert offsets.smallest("T", frozenset({"C"}), lambda queue: 1) == {0: 3, 1: 8}
+    assert sorted(offsets.of_others("T", frozenset({"C"}))) == [(0, 0), (0, 3), (0, 5), (1, 8)]
     assert offsets.groups_of("T") == {"A", "B", "C", "old"}
 
 
@@ -145,7 +145,7 @@ async def test_pull_offsets() -> None:
     assert offsets.query_pull("G", "T", 0) == 4
     offsets.commit_pull("G", "T", 0, 9)
     assert offsets.query_pull("G", "T", 0) == 9
-    assert json.loads(offsets.encode())["pullOffsetTable"] == {"T@G": {"0": 9}}
+    assert json.loads(b"".join(offsets.pieces()))["pullOffsetTable"] == {"T@G": {"0": 9}}
 
 
 async def test_what_is_removed_leaves_nothing_behind() -> None:

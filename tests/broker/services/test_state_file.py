@@ -213,10 +213,13 @@ async def test_a_change_during_a_write_is_written_too() -> None:
 # encoding
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 200, 201, 450])
 def test_pieces_are_one_json_text(count: int) -> None:
-    state = {"v": {"counter": 1}, "table": {f"k{n}": {n: n} for n in range(count)}, "x": [1]}
-    assert json.loads(b"".join(encode_pieces(state, batch=2))) == json.loads(json.dumps(state))
+    numbers = {n: n for n in range(count)}
+    table = {"first": 1} | {f"k{n}": {n: n} for n in range(count)} | {"long": numbers, "last": 2}
+    state = {"v": {"counter": 1}, "table": table, "x": [1]}
+    text = b"".join(encode_pieces(state))
+    assert text == json.dumps(state, separators=(",", ":")).encode()
 
 
 def test_no_fields_are_an_empty_object() -> None:
