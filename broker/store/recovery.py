@@ -164,11 +164,13 @@ class StoreRecovery:
 
     async def _load_queues(self, mark: CheckpointMark | None) -> int:
         """Where in the log to go on for the queues."""
-        if mark is not None and self._queue_recovery.take(mark, clean_exit=self._clean_exit):
+        recovery = self._queue_recovery
+        if mark is not None and recovery.take(mark, clean_exit=self._clean_exit):
             return mark.position
+        recovery.check_size()  # before anything is changed
         if self._checkpoint.mark is not None:  # loading deletes files of queues that are not right
             await self._checkpoint.forget()
-        return self._queue_recovery.load()
+        return recovery.load()
 
     def _note(self, text: str) -> None:
         self.report.notes.append(text)
