@@ -193,20 +193,18 @@ class ConsumeQueueStore:
         return block
 
     def _read_file(self, queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
-        """Units of one file; None where they are not in memory."""
+        """Units of one file; None where they are not in memory, or not there: ``read_cold`` tells of that."""
         file_offset = queue.file_of(offset)
         fd = self.descriptors.get(queue.path_of(file_offset))
         if fd is None:
             return None
         units = self.disk.pread_cached(fd, count * UNIT_SIZE, (offset - file_offset) * UNIT_SIZE)
-        if units is not None and len(units) != count * UNIT_SIZE:
-            raise _cut(queue, file_offset)
-        return units
+        return units if units is not None and len(units) == count * UNIT_SIZE else None
 
     async def read_cold(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
         """The same, waiting for the device where needed; no bytes if the file is gone.
 
-        Raises QueueFileError, as ``read`` does, for a file that somebody has cut since the start.
+        Raises QueueFileError for a file that somebody has cut since the start.
         """
         if offset >= queue.tail_offset:
             return queue.tail_units(offset, count)
@@ -215,7 +213,7 @@ class ConsumeQueueStore:
         path = queue.path_of(file_offset)
         data = await self.disk.run(read_units, self.disk, path, offset - file_offset, count)
         if len(data) != count * UNIT_SIZE and self.disk.stat(path) is not None:
-            raise _cut(queue, file_offset)
+            raise QueueFileError(f"{path} has lost units since the start: restart the broker, it makes the queue anew")
         if data and not queue.deleted and self.descriptors.get(path) is None:
             self.descriptors.put(path, self.disk.open(path, writable=False))
         return data
@@ -359,9 +357,3 @@ class ConsumeQueueStore:
     def close(self) -> None:
         """Close all descriptors."""
         self.descriptors.close()
-
-
-def _cut(queue: ConsumeQueue, file_offset: int) -> QueueFileError:
-    return QueueFileError(
-        f"{queue.path_of(file_offset)} has lost units since the start: restart the broker, which makes the queue anew"
-    )
