@@ -526,6 +526,66 @@ async def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(forget
         await check_all(store, {(TOPIC, 0): 24})
 
 
+# guards: recovery syncs all log files, not only the one that is written next: the kill left several of them unsynced
+@pytest.mark.parametrize("forget", [False, True])
+@pytest.mark.parametrize("more", [0, 1])
+async def test_older_log_files_that_a_killed_process_had_not_synced(forget: bool, more: int) -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 3)
+    async with killed(disk) as store:
+        await fill(store, 97, first=3)
+        again = disk.after_kill()
+    assert len(again.list("/store/commitlog")) > 2
+    if forget:
+        _forget_mark(again)
+    async with opened(again) as store:
+        await fill(store, more, first=100)
+    async with opened(again.power_cut(Loss.ALL)) as store:
+        await check_all(store, {(TOPIC, 0): 100 + more})
+
+
+# guards: units of records that are gone leave their files: RocketMQ would take them for messages, and so would a start
+# after a kill, once the log has grown over the place that they point to
+@pytest.mark.parametrize("kept", [30, 31, 35, 39])
+async def test_units_behind_a_cut_are_erased_from_their_files(kept: int) -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _forget_mark(disk)
+    async with opened(disk) as store:
+        end = (await drain(store))[kept].commit_log_offset
+    _forget_mark(disk)
+    for name in disk.list("/store/commitlog"):
+        at = max(end - int(name), 0)
+        if at < 8192:
+            _write(disk, f"/store/commitlog/{name}", bytes(8192 - at), at)
+    directory = f"/store/consumequeue/{TOPIC}/0"
+    async with opened(disk) as store:
+        assert _report(store).position == end
+        units = b"".join(disk.content(f"{directory}/{name}") for name in disk.list(directory))
+        assert len(units) == -(-kept // 10) * 200, "an empty file goes"
+        assert all(UNIT.unpack_from(units, 20 * number)[1] for number in range(kept))
+        assert not any(units[20 * kept :])
+        await check_all(store, {(TOPIC, 0): kept})
+
+
+# guards: index files behind those of the checkpoint are no part of the index, also after an orderly stop
+async def test_an_index_file_that_somebody_left_behind_an_orderly_stop() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    names = disk.list("/store/index")
+    stray = f"/store/index/{int(names[-1]) + 1000}"
+    fd = disk.create(stray, 0)
+    disk.pwrite(fd, disk.content(f"/store/index/{names[0]}"), 0)
+    disk.data_sync(fd)
+    disk.close(fd)
+    disk.sync_directory("/store/index")
+    async with opened(disk) as store:
+        assert disk.list("/store/index") == names
+        await fill(store, 5, first=40)
+        await check_all(store, {(TOPIC, 0): 45})
+
+
 async def test_half_messages_and_rolled_back_ones_stay_out_of_queues() -> None:
     disk = SimDisk()
     async with killed(disk) as store:
