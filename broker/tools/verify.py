@@ -7,10 +7,12 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, field
 
+from broker.store.checkpoint import known_log
 from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.dispatcher import StoreDispatcher, index_keys
@@ -350,7 +352,9 @@ class Verification:
             report.checkpoint.add(f"{path} has {len(data)} bytes, {checkpoint_layout.SIZE} are expected")
             return
         mark = self._mark = checkpoint_layout.decode_mark(data)
-        if mark is None:
+        if not self._store.files and (known := known_log(checkpoint_layout.decode(data), mark)):
+            report.log.add(f"{self._store.config.commit_log_path} holds no log file, {path} knows {known}")
+        elif mark is None:
             report.notes.append("the checkpoint is another broker's: the next start reads the whole log")
         elif mark.position > report.log_end:
             report.log.add(f"the log ends at {report.log_end}, the checkpoint knows it up to {mark.position}")
@@ -370,12 +374,18 @@ class Verification:
     def _check_state_files(self) -> None:
         directory = self._store.config.config_path
         for path in sorted(directory.glob("*.json")) if directory.is_dir() else ():
-            try:
-                lenient_json.loads(path.read_bytes())
-            except ValueError as error:
+            if problem := _state_problem(path):
                 backup = path.with_name(f"{path.name}.bak")
-                text = f"{path} cannot be read: {error}"
-                if backup.exists():
+                text = f"{path} cannot be read: {problem}"
+                if backup.exists() and not _state_problem(backup):
                     self.report.notes.append(f"{text}; the next start takes {backup.name}")
                 else:
                     self.report.state.add(text)
+
+
+def _state_problem(path: Path) -> str:
+    try:
+        state = lenient_json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return "" if isinstance(state, dict) else "not a JSON object"

@@ -270,10 +270,28 @@ def test_a_checkpoint_of_the_wrong_size(store: Path, conf: str) -> None:
     assert verify(store, conf)[0] == 1
 
 
+# guards: a rebuild of a store whose log is not mounted would delete its queues
+@pytest.mark.parametrize("apache", [False, True])
+def test_a_log_that_is_not_there(store: Path, conf: str, apache: bool) -> None:
+    shutil.rmtree(store / "commitlog")
+    if apache:
+        change(store / "checkpoint", 512, bytes(8))
+    before = contents(store)
+    code, report = verify(store, conf)
+    assert code == 3
+    assert "holds no log file" in report["log"]["shown"][0]
+    done = run("rebuild", store, "-c", conf)
+    assert done.exit_code == 2
+    assert "holds no log file" in done.stderr
+    assert contents(store) == before
+
+
 def test_a_state_file_that_cannot_be_read(store: Path, conf: str) -> None:
     (store / "config").mkdir()
     (store / "config" / "topics.json").write_text('{"topicConfigTable":{', encoding="utf-8")
     assert verify(store, conf)[0] == 3
+    (store / "config" / "topics.json.bak").write_text("", encoding="utf-8")
+    assert verify(store, conf)[0] == 3, "an empty backup is none"
     (store / "config" / "topics.json.bak").write_text("{}", encoding="utf-8")
     code, report = verify(store, conf)
     assert code == 0
