@@ -47,8 +47,21 @@ IMPORTANT: Final = (
 )
 @click.option("-p", "--printConfigItem", "show_all", is_flag=True, help="Print the effective configuration and exit.")
 @click.option("-m", "--printImportantConfig", "show_some", is_flag=True, help="Print its most important keys and exit.")
+@click.option(
+    "--accept-missing-log",
+    "accept_missing_log",
+    is_flag=True,
+    help="Begin with an empty log, for this start, though the checkpoint knows one: its messages are given up.",
+)
 @click.pass_context
-def main(context: click.Context, file: str | None, namesrv: str | None, show_all: bool, show_some: bool) -> None:
+def main(
+    context: click.Context,
+    file: str | None,
+    namesrv: str | None,
+    show_all: bool,
+    show_some: bool,
+    accept_missing_log: bool,
+) -> None:
     """A message broker that Apache RocketMQ's clients can use.
 
     Without a name server (-n, or namesrvAddr in the configuration) it runs one of its own on port 9876. Each key of the
@@ -65,7 +78,7 @@ def main(context: click.Context, file: str | None, namesrv: str | None, show_all
 
         print_configuration(configuration.effective(), None if show_all else IMPORTANT)
         return
-    run(configuration, began)
+    run(configuration, began, accept_missing_log=accept_missing_log)
 
 
 @main.command()
@@ -80,7 +93,7 @@ def health(context: click.Context, file: str | None, timeout: float) -> None:
     tell_readiness(_PROGRAM, lambda: load_broker(file or context.obj, environment=os.environ), timeout)
 
 
-def run(configuration: Configuration, began: float) -> None:
+def run(configuration: Configuration, began: float, *, accept_missing_log: bool = False) -> None:
     """The broker until SIGTERM or SIGINT; exit code 1 where it cannot start."""
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
@@ -89,7 +102,7 @@ def run(configuration: Configuration, began: float) -> None:
 
     close_log = open_log(_PROGRAM, configuration)
     prepare_process()
-    controller = BrokerController(configuration)
+    controller = BrokerController(configuration, accept_missing_log=accept_missing_log)
 
     def ready() -> None:
         for line in banner(controller, time.monotonic() - began):

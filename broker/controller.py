@@ -86,8 +86,17 @@ class BrokerController:
     metrics are to be read, ``parts`` are its parts. ``stopped`` is set at the end.
     """
 
-    def __init__(self, configuration: Configuration, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        accept_missing_log: bool = False,
+    ) -> None:
+        """``accept_missing_log``: see MessageStore."""
         self.configuration = configuration
+        self._accept_missing_log = accept_missing_log
         self.clock: Clock = clock or SystemClock()
         self.disk: Disk = disk or RealDisk()
         self.address = ""
@@ -168,7 +177,12 @@ class BrokerController:
         await nursery.start(metrics.probe.run)
 
     async def _open_store(self, stack: AsyncExitStack) -> MessageStore:
-        store = MessageStore(self._section(MessageStoreConfig), disk=self.disk, clock=self.clock)
+        store = MessageStore(
+            self._section(MessageStoreConfig),
+            disk=self.disk,
+            clock=self.clock,
+            accept_missing_log=self._accept_missing_log,
+        )
         self.health.checks.append(lambda: store_reasons(store))
         try:
             await stack.enter_async_context(store.opened())

@@ -4,7 +4,8 @@ What RocketMQ calls ConfigManager. A manager keeps its table in memory and says 
 the file, and many changes become one write. Who has to promise a change to a client waits for ``persisted()``.
 
 Replacing: the new text goes to ``X.tmp`` and is synced, ``X`` becomes ``X.bak``, ``X.tmp`` becomes ``X``, the directory
-is synced. A reader that finds ``X`` missing, empty or broken takes ``X.bak``; so does RocketMQ.
+is synced. A reader that finds ``X`` missing, empty or broken takes ``X.bak``; so does RocketMQ. Where there is
+something and none of it can be read, an empty file too, the start is refused: only no file at all is an empty state.
 """
 
 import time
@@ -96,7 +97,10 @@ class StateFile:
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}")
                 continue
-            if data is None or not data.strip(b"\0 \t\r\n"):
+            if data is None:
+                continue
+            if not data.strip(b"\0 \t\r\n"):
+                problems.append(f"{path}: empty ({len(data)} bytes)")
                 continue
             try:
                 state = lenient_json.loads(data)
@@ -110,7 +114,10 @@ class StateFile:
                 _log.warning("state_file_from_backup", path=path, problems=problems)
             return state
         if problems:
-            raise StateFileError("; ".join(problems))
+            raise StateFileError(
+                f"{'; '.join(problems)}: put a backup of {self.path} in its place, or delete it and its .bak to "
+                "start without this state"
+            )
         return None
 
     # writing

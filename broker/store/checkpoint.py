@@ -18,6 +18,7 @@ from broker.store.disk import Disk
 from broker.store.dispatcher import StoreDispatcher
 from broker.store.durable_files import read_whole, write_durably
 from broker.store.index_service import IndexMark, IndexService
+from broker.store.mapped_file_queue import StoreLoadError
 from broker.store.queue_files import is_full_disk
 from broker.store.queue_snapshot import write_snapshot
 from broker.store.running_flags import Flag, RunningFlags
@@ -34,6 +35,20 @@ _TRIES_WITHOUT_ROOM: Final = 3
 _LOG_FILES_FOR_ROCKETMQ: Final = 8
 """After a kill RocketMQ 5.5.0 looks for its starting point in the ten newest files of the log, and in no others."""
 _KEEP: Final = 2**63 - 1
+
+
+def known_log(fields: CheckpointFields, mark: CheckpointMark | None) -> str:
+    """What a checkpoint knows of a log, in words; "" where it is of a store without a message.
+
+    Without a mark of this broker RocketMQ's numbers count: they are zeros until the first message is flushed.
+    """
+    if mark is not None:
+        return f"a log up to offset {mark.position}" if mark.position > 0 else ""
+    stored = max(fields.physic_msg_timestamp, fields.logics_msg_timestamp)
+    position = max(fields.confirm_phy_offset, fields.logics_physical_offset)
+    if stored <= 0 and position <= 0:
+        return ""
+    return f"a log of another broker (offset {position}, last message stored at {stored} ms)"
 
 
 class StoreCheckpoint:
@@ -56,6 +71,27 @@ class StoreCheckpoint:
             _log.warning("checkpoint_unreadable", path=self.path, error=str(error))
             return
         self.mark = checkpoint_layout.decode_mark(data)
+
+    @property
+    def known_log(self) -> str:
+        """See the function."""
+        return known_log(self.fields, self.mark)
+
+    def check_missing_log(self, directory: str, *, accept: bool) -> None:
+        """There is no log file: fine in a new store, else a volume may not be mounted.
+
+        Changes nothing. Raises StoreLoadError where the checkpoint knows a log, unless that is meant (``accept``).
+        """
+        known = self.known_log
+        if not known:
+            return
+        if not accept:
+            raise StoreLoadError(
+                f"{directory} holds no log file, but {self.path} knows {known}: mount the volume of the log, correct "
+                "storePathCommitLog or put the files back; if the log is to begin anew without its messages, start "
+                "once with --accept-missing-log"
+            )
+        _log.warning("missing_log_accepted", directory=directory, checkpoint=self.path, lost=known)
 
     async def forget(self) -> None:
         """What it vouches for is made anew: nobody may believe it before that is durable. Raises OSError."""

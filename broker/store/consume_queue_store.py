@@ -7,6 +7,7 @@ from broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_abo
 from broker.store.disk import Disk
 from broker.store.dropped_topics import DroppedTopics
 from broker.store.queue_files import DescriptorCache, LoadedQueue, load_queue, read_units
+from broker.store.queue_sizes import QueueFileError, check_size, queue_directories
 from protocol.file_names import offset_name
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
@@ -192,21 +193,27 @@ class ConsumeQueueStore:
         return block
 
     def _read_file(self, queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
-        """Units of one file; None where they are not in memory."""
+        """Units of one file; None where they are not in memory, or not there: ``read_cold`` tells of that."""
         file_offset = queue.file_of(offset)
         fd = self.descriptors.get(queue.path_of(file_offset))
         if fd is None:
             return None
-        return self.disk.pread_cached(fd, count * UNIT_SIZE, (offset - file_offset) * UNIT_SIZE)
+        units = self.disk.pread_cached(fd, count * UNIT_SIZE, (offset - file_offset) * UNIT_SIZE)
+        return units if units is not None and len(units) == count * UNIT_SIZE else None
 
     async def read_cold(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
-        """The same, waiting for the device where needed; no bytes if the file is gone."""
+        """The same, waiting for the device where needed; no bytes if the file is gone.
+
+        Raises QueueFileError for a file that somebody has cut since the start.
+        """
         if offset >= queue.tail_offset:
             return queue.tail_units(offset, count)
         file_offset = queue.file_of(offset)
         count = min(count, file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
         path = queue.path_of(file_offset)
         data = await self.disk.run(read_units, self.disk, path, offset - file_offset, count)
+        if len(data) != count * UNIT_SIZE and self.disk.stat(path) is not None:
+            raise QueueFileError(f"{path} has lost units since the start: restart the broker, it makes the queue anew")
         if data and not queue.deleted and self.descriptors.get(path) is None:
             self.descriptors.put(path, self.disk.open(path, writable=False))
         return data
@@ -219,24 +226,16 @@ class ConsumeQueueStore:
         count = min(count, file_offset + queue.units_per_file - offset, queue.tail_offset - offset)
         return read_units(self.disk, queue.path_of(file_offset), offset - file_offset, count)
 
-    def peek(self, topic: str, queue_id: int, offset: int, count: int) -> bytes:
-        """Units of a queue that need not be loaded, out of one of its files. Blocks: for recovery."""
-        at = offset % self.shape.units_per_file
-        name = offset_name((offset - at) * UNIT_SIZE)
-        return read_units(self.disk, f"{self.directory}/{topic}/{queue_id}/{name}", at, count)
-
     # -- loading
 
     def load(self, limit: int) -> list[tuple[ConsumeQueue, LoadedQueue]]:
         """Make every queue that has a directory, with its units that point below ``limit``. Blocks."""
         loaded = []
-        for topic in self.disk.list(self.directory):
-            for name in self.disk.list(f"{self.directory}/{topic}"):
-                if name.isascii() and name.isdigit():
-                    queue = self._add(topic, int(name))
-                    state = load_queue(self.disk, queue.directory, self.file_size, limit)
-                    queue.restore(state.first_offset, state.first_offset, state.next_offset, state.max_phy)
-                    loaded.append((queue, state))
+        for topic, queue_id, _ in queue_directories(self.disk, self.directory):
+            queue = self._add(topic, queue_id)
+            state = load_queue(self.disk, queue.directory, self.file_size, limit)
+            queue.restore(state.first_offset, state.first_offset, state.next_offset, state.max_phy)
+            loaded.append((queue, state))
         return loaded
 
     def put_asleep(self, states: dict[str, dict[int, QueueState]]) -> None:
@@ -244,15 +243,48 @@ class ConsumeQueueStore:
         self._asleep = {topic: dict(queues) for topic, queues in states.items() if queues}
         self.recount()
 
-    def missing_file(self, topic: str, queue_id: int, state: QueueState) -> str | None:
-        """The name of a file that a queue of more than one should have, and has not. Blocks."""
+    def what_changed(self, topic: str, queue_id: int, state: QueueState) -> str:
+        """What is not as ``state`` has it among a queue's files; "" for nothing. Blocks.
+
+        Reads the last unit and the one behind it, and looks at the length of each file: a call for each of them.
+        """
+        if state.next_offset <= state.first_offset:
+            return ""
+        directory = f"{self.directory}/{topic}/{queue_id}"
         units = self.shape.units_per_file
-        first, last = state.first_offset // units, (state.next_offset - 1) // units
-        if last <= first:
-            return None
-        there = set(self.disk.list(f"{self.directory}/{topic}/{queue_id}"))
-        names = (offset_name(number * self.file_size) for number in range(first, last + 1))
-        return next((name for name in names if name not in there), None)
+        last = (state.next_offset - 1) // units
+        for number in range(state.first_offset // units, last):
+            path = f"{directory}/{offset_name(number * self.file_size)}"
+            info = self.disk.stat(path)
+            if info is None:
+                return f"{path} is missing"
+            if info.size != self.file_size:
+                return f"{path} has {info.size} bytes, {self.file_size} are expected"
+        return self._what_ends_otherwise(f"{directory}/{offset_name(last * self.file_size)}", state)
+
+    def _what_ends_otherwise(self, path: str, state: QueueState) -> str:
+        try:
+            fd = self.disk.open(path, writable=False)
+        except FileNotFoundError:
+            return f"{path} is missing"
+        try:
+            size = self.disk.size(fd)
+            if size != self.file_size:
+                return f"{path} has {size} bytes, {self.file_size} are expected"
+            units = self.disk.pread(fd, 2 * UNIT_SIZE, (state.next_offset - 1) * UNIT_SIZE % size)
+        finally:
+            self.disk.close(fd)
+        phy, length, _ = UNIT.unpack_from(units)
+        if phy + length != state.max_phy or any(units[UNIT_SIZE:]):
+            return f"{path} does not end as it did at the last stop"
+        return ""
+
+    def check_size(self, known: int | None) -> None:
+        """Raise QueueFileError where all files tell of another size than the configured one. Blocks.
+
+        ``known`` is the one that an orderly stop wrote down.
+        """
+        check_size(self.disk, self.directory, self.file_size, known)
 
     def states(self) -> dict[str, dict[int, QueueState]]:
         """All queues for a snapshot; everything must be in the files."""

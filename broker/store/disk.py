@@ -176,6 +176,10 @@ class Disk(Protocol):
         """Sorted names in a directory; empty if the directory does not exist."""
         ...
 
+    def lengths(self, path: str) -> dict[str, int]:
+        """The files in a directory, without its directories, with their lengths; empty if there is no directory."""
+        ...
+
     def stat(self, path: str) -> FileInfo | None:
         """What stands at ``path``; None if nothing does."""
         ...

@@ -3,11 +3,11 @@
 Nothing is thrown away: where entries are missing or wrong, the index is cut there and goes on from the log.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from broker.store.dispatcher import index_keys_of
-from broker.store.index_file import IndexEntry
+from broker.store.index_file import IndexEntry, IndexFile
 from broker.store.index_service import IndexService
 from broker.store.log_scan import LogRecord
 from protocol import sysflag
@@ -15,6 +15,12 @@ from protocol.checkpoint_layout import CheckpointMark
 
 _BATCH: Final = 512
 _INDEXED: Final = (sysflag.TRANSACTION_NOT, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_COMMIT)
+
+
+def is_known_index(files: Sequence[IndexFile], mark: CheckpointMark) -> bool:
+    """True where there are all the index files, with all the entries, that a checkpoint vouches for."""
+    at = next((at for at, file in enumerate(files) if file.stamp == mark.index_file), -1)
+    return at >= 0 and at == mark.index_files - 1 and files[at].count >= mark.index_count
 
 
 class _Waiting:
@@ -55,8 +61,8 @@ class IndexRecovery:
         if mark.index_file == 0:
             self._index.clear()
             return True
-        at = next((at for at, file in enumerate(files) if file.stamp == mark.index_file), -1)
-        if at != mark.index_files - 1 or files[at].count < mark.index_count:
+        at = mark.index_files - 1
+        if not is_known_index(files, mark):
             self._note("the index files are not those that the checkpoint knows")
             return False
         if not (clean_exit and mark.clean) or len(files) > at + 1 or files[at].count != mark.index_count:

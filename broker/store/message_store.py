@@ -65,7 +65,9 @@ class MessageStore(HotCalls):
         disk: Disk | None = None,
         clock: Clock | None = None,
         sync_place: SyncPlace = SyncPlace.AUTO,
+        accept_missing_log: bool = False,
     ) -> None:
+        """``accept_missing_log``: begin with an empty log where the checkpoint knows one and no file of it is there."""
         self.config = config
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
@@ -79,6 +81,7 @@ class MessageStore(HotCalls):
         self.on_overdue: list[Callable[[MappedFile], None]] = []
         """Hear of a deleted file that somebody has been reading for too long (destroyMapedFileIntervalForcibly)."""
         self._sync_place = sync_place
+        self._accept_missing_log = accept_missing_log
         self._abort = AbortFile(self.disk, self.root)
         self._fault = FaultNote(self.disk, self.root)
         self._memory = memory_limit()
@@ -141,10 +144,12 @@ class MessageStore(HotCalls):
         disk = self.disk
         abort = self._abort
         clean_exit = not abort.exists()
-        make_durable_directory(disk, self.files.directory)
         self.files.load()
-        abort.create()
         self.checkpoint.load()
+        if not self.files.files:
+            self.checkpoint.check_missing_log(self.files.directory, accept=self._accept_missing_log)
+        make_durable_directory(disk, self.files.directory)
+        abort.create()
         index = None if self.index is None else self.index.directory
         await self._fault.mend(self.files, self.queues.directory, index)
         recovery = StoreRecovery(

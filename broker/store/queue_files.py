@@ -6,23 +6,18 @@ A file has its full size from the start and no blocks but those that hold units,
 import errno
 from collections import OrderedDict
 from contextlib import suppress
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.disk import Disk
-from broker.store.mapped_file_queue import StoreLoadError
-from protocol.file_names import offset_name, parse_offset_name
+from broker.store.queue_sizes import file_lengths, wrong_file
+from protocol.file_names import offset_name
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 _PAGE: Final = 4096
 _UNNAMED: Final = "consumequeue.unnamed"
 _DEPTH: Final = 3  # a queue's directory is <store>/consumequeue/<topic>/<queue id>
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-class QueueFileError(StoreLoadError):
-    """A file of a queue that can be no part of it: the text names it and says what was expected."""
 
 
 class DescriptorCache:
@@ -192,14 +187,18 @@ class LoadedQueue(NamedTuple):
 def load_queue(disk: Disk, directory: str, file_size: int, limit: int) -> LoadedQueue:
     """Find the units of a queue that point below ``limit``, and erase what stands behind them in its files.
 
-    Raises QueueFileError for a file larger than the configured size.
+    A last file that is too short (cut by a crash) keeps its whole units and gets its size back: whether one is missing
+    is to be found out by who asks. With any other file that is not full nothing is changed, and ``why`` says so.
     """
-    names = _list_files(disk, directory, file_size)
-    if not names:
+    lengths = file_lengths(disk, directory)
+    if not lengths:
         return LoadedQueue(0, 0, 0, -1, -1)
-    for before, after in pairwise(names):
-        if after != before + file_size:
-            return LoadedQueue(0, 0, 0, -1, -1, f"a file between offsets {before} and {after} is missing")
+    if why := wrong_file(directory, lengths, file_size):
+        return LoadedQueue(0, 0, 0, -1, -1, why)
+    names = list(lengths)
+    if lengths[names[-1]] < file_size:
+        whole = lengths[names[-1]] // UNIT_SIZE * UNIT_SIZE
+        _resize(disk, f"{directory}/{offset_name(names[-1])}", whole, file_size)
     first_offset = names[0] // UNIT_SIZE
     for position in range(len(names) - 1, -1, -1):
         start = names[position]
@@ -215,28 +214,6 @@ def load_queue(disk: Disk, directory: str, file_size: int, limit: int) -> Loaded
             break
         return LoadedQueue(first_offset, start // UNIT_SIZE + count, phy + size, phy, size)
     return LoadedQueue(first_offset, first_offset, 0, -1, -1)
-
-
-def _list_files(disk: Disk, directory: str, file_size: int) -> list[int]:
-    """Byte offsets at which the files begin; a shorter file (cut by a crash) gets its size back."""
-    starts = []
-    for name in disk.list(directory):
-        start = parse_offset_name(name)
-        if start is None:
-            continue
-        path = f"{directory}/{name}"
-        info = disk.stat(path)
-        if info is None or info.is_directory:
-            continue
-        if info.size > file_size or start % file_size:
-            raise QueueFileError(
-                f"{path} has {info.size} bytes, the configured file size of consume queues is {file_size}: "
-                "start with the size the store was made with (mappedFileSizeConsumeQueue)"
-            )
-        if info.size < file_size:
-            _resize(disk, path, file_size)
-        starts.append(start)
-    return starts
 
 
 def _resize(disk: Disk, path: str, *sizes: int) -> None:

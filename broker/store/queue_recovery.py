@@ -7,7 +7,7 @@ from broker.store.consume_queue_store import ConsumeQueueStore, QueueState
 from broker.store.log_scan import LogRecord, NoRecordError, RecordReader
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.queue_files import LoadedQueue, delete_queue_files, erase_units
-from broker.store.queue_snapshot import read_snapshot
+from broker.store.queue_snapshot import read_file_size, read_snapshot, what_changed
 from protocol.checkpoint_layout import CheckpointMark
 from protocol.queue_unit import UNIT, UNIT_SIZE
 
@@ -43,12 +43,28 @@ class QueueRecovery:
     # -- loading
 
     def take(self, mark: CheckpointMark, *, clean_exit: bool) -> bool:
-        """Make the queues as the mark knows them; False where they are not like that, and have to be compared."""
+        """Make the queues as the mark knows them; False where they are not like that, and have to be compared.
+
+        Raises QueueFileError.
+        """
         if mark.clean and clean_exit:
             states = read_snapshot(self._queues, mark.position, self._files.min_offset)
             if states is not None:
                 return self._take_snapshot(states)
+        self.check_size()
         return self._take_files(mark)
+
+    def _take_snapshot(self, states: dict[str, dict[int, QueueState]]) -> bool:
+        """The queues' ends as an orderly stop wrote them, if the files still say the same."""
+        if why := what_changed(self._queues, states):
+            self._note(why)
+            return False
+        self._queues.put_asleep(states)
+        return True
+
+    def check_size(self) -> None:
+        """Raise QueueFileError where not the files are wrong but the setting of their size."""
+        self._queues.check_size(read_file_size(self._queues))
 
     def load(self) -> int:
         """Make the queues from their files, those that cannot be right empty; where in the log to begin with all."""
@@ -63,26 +79,6 @@ class QueueRecovery:
                 self._wipe(queue)
         self._seen = {}
         return self._files.min_offset
-
-    def _take_snapshot(self, states: dict[str, dict[int, QueueState]]) -> bool:
-        """The queues' ends as an orderly stop wrote them, if the files still say the same."""
-        for topic, queues in states.items():
-            for queue_id, state in queues.items():
-                if state.next_offset > state.first_offset and not self._ends_with(topic, queue_id, state):
-                    self._note(f"queue {topic}/{queue_id} does not end as it did at the last stop")
-                    return False
-                if (gone := self._queues.missing_file(topic, queue_id, state)) is not None:
-                    self._note(f"queue {topic}/{queue_id}: its file {gone} is missing")
-                    return False
-        self._queues.put_asleep(states)
-        return True
-
-    def _ends_with(self, topic: str, queue_id: int, state: QueueState) -> bool:
-        units = self._queues.peek(topic, queue_id, state.next_offset - 1, 2)
-        if len(units) < UNIT_SIZE:
-            return False
-        phy, size, _ = UNIT.unpack_from(units)
-        return phy + size == state.max_phy and not any(units[UNIT_SIZE:])
 
     def _is_dropped(self, queue: ConsumeQueue, loaded: LoadedQueue) -> bool:
         """True where all units of a queue are older than the deletion of its topic."""

@@ -255,8 +255,15 @@ class RealDisk:
     def list(self, path: str) -> list[str]:
         try:
             return sorted(os.listdir(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def lengths(self, path: str) -> dict[str, int]:
+        try:
+            with os.scandir(path) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if not entry.is_dir()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
 
     def stat(self, path: str) -> FileInfo | None:
         try:

@@ -23,6 +23,7 @@ from broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, Rec
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.queue_files import delete_queue_files
 from broker.store.queue_recovery import QueueRecovery
+from broker.store.queue_sizes import file_lengths, queue_directories
 from protocol import sysflag
 from protocol.checkpoint_layout import CheckpointMark
 from protocol.hashing import tags_code
@@ -113,21 +114,22 @@ class StoreRecovery:
                 await self._checkpoint.forget()
             await self._scan(start, mark, queues_from, index_from)
         else:
-            self._start_empty()
+            await self._start_empty()
         self._queues.dropped.settle(self._files.min_offset, report.position)
         report.queues = sum(map(len, self._queues.topics().values()))
         report.seconds = time.perf_counter() - started
         self._tell()
         return report
 
-    def _start_empty(self) -> None:
+    async def _start_empty(self) -> None:
         """Without a log there are no messages: queues and index begin anew, as RocketMQ does it."""
-        loaded = self._queues.load(1 << 62)
-        if any(state.next_offset for _, state in loaded):
+        if self._checkpoint.known_log:
+            await self._checkpoint.forget()  # accepted, for this start: the next one finds what this one leaves
+        left = [directory for _, _, directory in queue_directories(self._disk, self._queues.directory)]
+        if any(file_lengths(self._disk, directory) for directory in left):
             self._note("there is no commit log: queues and index begin anew")
-        for queue, _ in loaded:
-            delete_queue_files(self._disk, queue.directory)
-        self._queues.forget_all()
+        for directory in left:
+            delete_queue_files(self._disk, directory)
         if self._index is not None:
             self._index.clear()
         self._dispatcher.start_at(0, -1, 0)
@@ -164,11 +166,13 @@ class StoreRecovery:
 
     async def _load_queues(self, mark: CheckpointMark | None) -> int:
         """Where in the log to go on for the queues."""
-        if mark is not None and self._queue_recovery.take(mark, clean_exit=self._clean_exit):
+        recovery = self._queue_recovery
+        if mark is not None and recovery.take(mark, clean_exit=self._clean_exit):
             return mark.position
+        recovery.check_size()  # before anything is changed
         if self._checkpoint.mark is not None:  # loading deletes files of queues that are not right
             await self._checkpoint.forget()
-        return self._queue_recovery.load()
+        return recovery.load()
 
     def _note(self, text: str) -> None:
         self.report.notes.append(text)

@@ -40,8 +40,9 @@ def main() -> None:
 def verify(store: Path, config_file: str | None, as_json: bool) -> None:
     """Check every record, the queues, the index and the small files; nothing is changed.
 
-    Exit code 0: all is sound. 1: queues, index or checkpoint are not what the log says; a broker's next start or
-    `mqstore rebuild` mends them. 2: the directory cannot be checked. 3: records are damaged or files are missing.
+    Exit code 0: all is sound. 1: queues, index or checkpoint are not what the log says; `mqstore rebuild` mends them,
+    and so does a broker's next start where the last line says it. 2: the directory cannot be checked. 3: records are
+    damaged or files are missing.
     """
     with _opened(store, config_file) as opened, _progress("verifying", _size(opened)) as progress:
         report = Verification(opened).run(progress)
@@ -200,6 +201,12 @@ def _text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def _remedy(report: Report) -> str:
+    if report.start_mends:
+        return "the next start does it, or mqstore rebuild"
+    return "mqstore rebuild does it; a start would not look at all of it"
+
+
 def _told(report: Report) -> Iterator[str]:
     yield f"store       {report.root}"
     yield f"log         {report.log_files} files, offsets {report.log_start} to {report.log_end}"
@@ -222,5 +229,5 @@ def _told(report: Report) -> Iterator[str]:
         yield f"note        {note}"
     yield {
         Verdict.SOUND: "the store is sound",
-        Verdict.REPAIRABLE: "queues, index or checkpoint need repair: the next start does it, or mqstore rebuild",
+        Verdict.REPAIRABLE: f"queues, index or checkpoint need repair: {_remedy(report)}",
     }.get(report.verdict, "the store is damaged: messages or state are lost")

@@ -1,7 +1,6 @@
 """A store directory that no broker has open: locked, found to be one, its files opened for reading alone."""
 
 import mmap
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +9,16 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from broker.config import MessageStoreConfig, load_broker
+from broker.store.consume_queue import QueueShape
+from broker.store.consume_queue_store import DIRECTORY, ConsumeQueueStore
 from broker.store.disk import Mapping
 from broker.store.index_file import IndexFile, IndexShape
 from broker.store.mapped_file import MappedFile
+from broker.store.queue_sizes import QueueFileError, file_lengths, other_size, queue_directories
+from broker.store.queue_snapshot import read_file_size
 from broker.store.real_disk import RealDisk
 from broker.store.store_lock import ABORT_FILE, LOCK_FILE, StoreInUseError, StoreLock
-from protocol.file_names import is_index_name, parse_offset_name
+from protocol.file_names import is_index_name, offset_name, parse_offset_name
 from protocol.queue_unit import UNIT_SIZE
 from remoting.properties import ConfigError
 
@@ -112,17 +115,18 @@ class OfflineStore:
                 break
         return faults
 
+    def queue_directory(self, topic: str, queue_id: int) -> str:
+        """Where a queue's files are."""
+        return f"{self.root}/{DIRECTORY}/{topic}/{queue_id}"
+
     def queues(self) -> dict[tuple[str, int], list[tuple[int, str]]]:
         """The files of each queue: the byte offset at which each begins, and its path."""
-        base = f"{self.root}/consumequeue"
-        found: dict[tuple[str, int], list[tuple[int, str]]] = {}
-        for topic in self.disk.list(base):
-            for queue_id in self.disk.list(f"{base}/{topic}") if os.path.isdir(f"{base}/{topic}") else ():  # noqa: PTH112 - text, as Disk has it
-                if queue_id.isascii() and queue_id.isdigit():
-                    directory = f"{base}/{topic}/{queue_id}"
-                    starts = [(parse_offset_name(name), f"{directory}/{name}") for name in self.disk.list(directory)]
-                    found[topic, int(queue_id)] = sorted((at, path) for at, path in starts if at is not None)
-        return found
+        return {
+            (topic, queue_id): [
+                (start, f"{directory}/{offset_name(start)}") for start in file_lengths(self.disk, directory)
+            ]
+            for topic, queue_id, directory in queue_directories(self.disk, f"{self.root}/{DIRECTORY}")
+        }
 
     def open_index(self) -> list[str]:
         """Map the index files; what is wrong with those that are none."""
@@ -169,12 +173,29 @@ def find_config(root: Path, config_file: str | None) -> MessageStoreConfig:
     if (root / "consumequeue" / _ROCKSDB_FILE).exists():
         raise NotUsableError(f"the queues of {root} are kept in RocksDB (storeType=defaultRocksDB): not supported")
     log_size = _usual_size(config.commit_log_path.glob("[0-9]*"))
-    queue_size = _usual_size((root / "consumequeue").glob("*/*/[0-9]*"))
     if log_size:
         config = replace(config, mapped_file_size_commit_log=log_size)
-    if queue_size and queue_size % UNIT_SIZE == 0:
-        config = replace(config, mapped_file_size_consume_queue=queue_size)
-    return config
+    given = configuration.source("mappedFileSizeConsumeQueue") != "default"
+    return replace(config, mapped_file_size_consume_queue=_queue_file_size(root, config, given=given))
+
+
+def _queue_file_size(root: Path, config: MessageStoreConfig, *, given: bool) -> int:
+    """What a start would take for right: the size that is ``given``, else what the store tells of itself."""
+    disk = ReadOnlyDisk()
+    shape = QueueShape(config.consume_queue_file_size // UNIT_SIZE, config.mapped_file_size_commit_log)
+    queues = ConsumeQueueStore(disk, str(root), shape)
+    known = read_file_size(queues)
+    if given:
+        try:
+            queues.check_size(known)
+        except QueueFileError as error:
+            raise NotUsableError(f"a broker with this configuration would not start: {error}") from error
+        return config.mapped_file_size_consume_queue
+    lengths = [file.stat().st_size for file in (root / DIRECTORY).glob("*/*/[0-9]*")]
+    if known is not None and (known in lengths or len(lengths) <= 1):
+        return known
+    other = other_size(disk, queues.directory, -1, None)
+    return other.size if other is not None else config.mapped_file_size_consume_queue
 
 
 def _usual_size(files: Iterator[Path]) -> int:

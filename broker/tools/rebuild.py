@@ -10,6 +10,7 @@ from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadE
 from broker.store.recovery import RecoveryReport
 from broker.tools.dump import Progress
 from broker.tools.offline_store import NotUsableError, locked
+from protocol.file_names import parse_offset_name
 
 _POLL = 0.05
 
@@ -21,6 +22,8 @@ def rebuild(config: MessageStoreConfig, progress: Progress) -> RecoveryReport:
     """
     root = Path(config.root)
     with locked(root):
+        if not any(parse_offset_name(path.name) is not None for path in config.commit_log_path.glob("[0-9]*")):
+            raise NotUsableError(f"{config.commit_log_path} holds no log file: there is nothing to rebuild from")
         for name in ("checkpoint", "consumequeue.snapshot"):
             (root / name).unlink(missing_ok=True)
         shutil.rmtree(root / "index", ignore_errors=True)

@@ -7,18 +7,24 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, field
 
+from broker.store.checkpoint import known_log
 from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.dispatcher import StoreDispatcher, index_keys
 from broker.store.index_file import IndexEntry, IndexFile
+from broker.store.index_recovery import is_known_index
 from broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, properties_of
+from broker.store.queue_sizes import file_lengths, wrong_file
+from broker.store.queue_snapshot import read_snapshot, what_changed
 from broker.store.stats import StoreStats
 from broker.tools.offline_store import OfflineStore
 from protocol import checkpoint_layout, lenient_json, sysflag
+from protocol.checkpoint_layout import CheckpointMark
 from protocol.hashing import key_hash
 from protocol.index_layout import HEADER_SIZE, SLOT_SIZE
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
@@ -38,7 +44,7 @@ class Verdict(IntEnum):
 
     SOUND = 0
     REPAIRABLE = 1
-    """Queues, index or checkpoint are not what the log says: the next start, or a rebuild, mends them."""
+    """Queues, index or checkpoint are not what the log says: a rebuild mends them; ``Report.start_mends`` the start."""
     NOT_USABLE = 2
     DAMAGED = 3
     """Records of the log are damaged, files of it are missing, or a state file cannot be read."""
@@ -78,6 +84,10 @@ class Report(Struct):
     consume_queues: Faults = field(default_factory=Faults)
     index: Faults = field(default_factory=Faults)
     checkpoint: Faults = field(default_factory=Faults)
+    start_mends: bool = True
+    """The next start finds all faults of queues, index and checkpoint by itself. False where only a rebuild is sure to:
+    after an orderly stop a start reads no more than the end of each queue, after a kill what the checkpoint does not
+    vouch for."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -113,7 +123,8 @@ class _Queue:
             path = self._files.get(start)
             self._chunk_at, at = offset, 0
             self._chunk = self._read(path, offset * UNIT_SIZE - start) if path is not None else b""
-        return self._chunk[at : at + UNIT_SIZE]
+        unit = self._chunk[at : at + UNIT_SIZE]
+        return unit if len(unit) == UNIT_SIZE else b""
 
     def _read(self, path: str, at: int) -> bytes:
         disk = self._store.disk
@@ -140,8 +151,13 @@ class Verification:
         self._reader = RecordReader(store.config.mapped_file_size_commit_log)
         # only asked for tag codes: it dispatches nothing
         shape = QueueShape(store.config.consume_queue_file_size // UNIT_SIZE, store.config.mapped_file_size_commit_log)
-        queues = ConsumeQueueStore(store.disk, store.root, shape)
-        self._dispatcher = StoreDispatcher(queues, None, StoreStats(), delay_ms=store.config.delay_levels_ms)
+        self._consume_queues = ConsumeQueueStore(store.disk, store.root, shape)
+        self._dispatcher = StoreDispatcher(
+            self._consume_queues, None, StoreStats(), delay_ms=store.config.delay_levels_ms
+        )
+        self._mark: CheckpointMark | None = None
+        self._queue_files_wrong = False
+        self._index_files_wrong = False
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._entries: Iterator[IndexEntry] = iter(())
         self._entry: IndexEntry | None = None
@@ -159,6 +175,7 @@ class Verification:
         self._end_queues()
         self._end_index()
         self._check_checkpoint()
+        self._foretell_start()
         self._check_state_files()
         report.notes += store.notes
         if not store.stopped_in_order:
@@ -188,14 +205,12 @@ class Verification:
     def _open_queues(self) -> None:
         size = self._store.config.consume_queue_file_size
         for key, files in self._store.queues().items():
-            before = None
-            for start, path in files:
-                info = self._store.disk.stat(path)
-                if info is not None and info.size != size:
-                    self.report.consume_queues.add(f"{path} has {info.size} bytes, {size} are expected")
-                if before is not None and start != before + size:
-                    self.report.consume_queues.add(f"the file of {key[0]}/{key[1]} before {path} is missing")
-                before = start
+            lengths = file_lengths(self._store.disk, self._store.queue_directory(*key))
+            if why := wrong_file(self._store.queue_directory(*key), lengths, size):
+                self._queue_files_wrong = True
+                self.report.consume_queues.add(f"queue {key[0]}/{key[1]}: {why}")
+            elif files and lengths[files[-1][0]] != size:
+                self.report.consume_queues.add(f"{files[-1][1]} has {lengths[files[-1][0]]} bytes, {size} are expected")
             self._queues[key] = _Queue(self._store, files)
         self.report.queues = len(self._queues)
 
@@ -205,6 +220,7 @@ class Verification:
         queue = self._queues.get((found.topic, found.queue_id))
         name = f"{found.topic}/{found.queue_id}"
         if queue is None:
+            self._queue_files_wrong = True
             self.report.consume_queues.add(f"queue {name} of the record at {found.phy} does not exist")
             return
         unit = queue.unit(found.queue_offset)
@@ -261,6 +277,7 @@ class Verification:
 
     def _open_index(self) -> None:
         for text in self._store.open_index():
+            self._index_files_wrong = True
             self.report.index.add(text)
         files = self._store.index_files
         self._has_index = bool(files)
@@ -334,21 +351,41 @@ class Verification:
         if len(data) != checkpoint_layout.SIZE:
             report.checkpoint.add(f"{path} has {len(data)} bytes, {checkpoint_layout.SIZE} are expected")
             return
-        mark = checkpoint_layout.decode_mark(data)
-        if mark is None:
+        mark = self._mark = checkpoint_layout.decode_mark(data)
+        if not self._store.files and (known := known_log(checkpoint_layout.decode(data), mark)):
+            report.log.add(f"{self._store.config.commit_log_path} holds no log file, {path} knows {known}")
+        elif mark is None:
             report.notes.append("the checkpoint is another broker's: the next start reads the whole log")
         elif mark.position > report.log_end:
             report.log.add(f"the log ends at {report.log_end}, the checkpoint knows it up to {mark.position}")
 
+    def _foretell_start(self) -> None:
+        """Whether the next start compares with the log what is not as it should be."""
+        mark, report = self._mark, self.report
+        if mark is None or not report.log_start <= mark.position <= report.log_end:
+            return  # it reads the whole log
+        sees_queues = self._queue_files_wrong
+        if mark.clean and self._store.stopped_in_order:
+            states = read_snapshot(self._consume_queues, mark.position, report.log_start)
+            sees_queues = sees_queues if states is None else bool(what_changed(self._consume_queues, states))
+        sees_index = self._index_files_wrong or not is_known_index(self._store.index_files, mark)
+        report.start_mends = (sees_queues or not report.consume_queues.count) and (sees_index or not report.index.count)
+
     def _check_state_files(self) -> None:
         directory = self._store.config.config_path
         for path in sorted(directory.glob("*.json")) if directory.is_dir() else ():
-            try:
-                lenient_json.loads(path.read_bytes())
-            except ValueError as error:
+            if problem := _state_problem(path):
                 backup = path.with_name(f"{path.name}.bak")
-                text = f"{path} cannot be read: {error}"
-                if backup.exists():
+                text = f"{path} cannot be read: {problem}"
+                if backup.exists() and not _state_problem(backup):
                     self.report.notes.append(f"{text}; the next start takes {backup.name}")
                 else:
                     self.report.state.add(text)
+
+
+def _state_problem(path: Path) -> str:
+    try:
+        state = lenient_json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return "" if isinstance(state, dict) else "not a JSON object"

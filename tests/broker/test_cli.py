@@ -14,6 +14,7 @@ from broker import cli
 from broker.cli import IMPORTANT, durability, main
 from broker.config import FlushDiskType, MessageStoreConfig, load_broker
 from broker.controller import BrokerController
+from protocol import checkpoint_layout
 
 
 def free_port() -> int:
@@ -164,3 +165,23 @@ def test_durability_in_words() -> None:
     assert "a crash of it can take what came in the last 400 ms" in pool
     sync = MessageStoreConfig(transient_store_pool_enable=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     assert "survives a power cut" in durability(sync)
+
+
+# guards: the refusal to begin with an empty log names the way out, and the way out works
+def test_a_log_that_is_missing(tmp_path: Path) -> None:
+    path = str(write_config(tmp_path))
+    (tmp_path / "store").mkdir()
+    mark = checkpoint_layout.CheckpointMark(position=4711, last_record=4000)
+    (tmp_path / "store" / "checkpoint").write_bytes(
+        checkpoint_layout.encode(checkpoint_layout.CheckpointFields(), mark)
+    )
+    refused = start("-c", path)
+    _, errors = refused.communicate(timeout=20)
+    assert refused.returncode == 1
+    assert "checkpoint knows a log up to offset 4711" in errors
+    assert "start once with --accept-missing-log" in errors
+    process = start("-c", path, "--accept-missing-log")
+    try:
+        assert "is up after" in banner(process)
+    finally:
+        stop(process)

@@ -349,6 +349,10 @@ class SimDisk:
             name[at:] for name in self._names if name.startswith(prefix) and name.find("/", at) < 0 and len(name) > at
         )
 
+    def lengths(self, path: str) -> dict[str, int]:
+        found = {name: self._names[f"{path.rstrip('/')}/{name}"] for name in self.list(path)}
+        return {name: len(inode.cache) for name, inode in found.items() if inode is not None}
+
     def stat(self, path: str) -> FileInfo | None:
         if path not in self._names:
             return None

@@ -36,10 +36,20 @@ def settings(root: str = "/store", *, sync: bool = False, **more: object) -> Mes
 
 @asynccontextmanager
 async def opened(
-    disk: Disk, config: MessageStoreConfig | None = None, clock: ManualClock | None = None
+    disk: Disk,
+    config: MessageStoreConfig | None = None,
+    clock: ManualClock | None = None,
+    *,
+    accept_missing_log: bool = False,
 ) -> AsyncIterator[MessageStore]:
     """A store that runs."""
-    store = MessageStore(config or settings(), disk=disk, clock=clock or ManualClock(), sync_place=SyncPlace.THREAD)
+    store = MessageStore(
+        config or settings(),
+        disk=disk,
+        clock=clock or ManualClock(),
+        sync_place=SyncPlace.THREAD,
+        accept_missing_log=accept_missing_log,
+    )
     async with store.opened():
         await trio.testing.wait_all_tasks_blocked()
         yield store
@@ -47,11 +57,15 @@ async def opened(
 
 @asynccontextmanager
 async def killed(
-    disk: SimDisk, config: MessageStoreConfig | None = None, *, loss: Loss = Loss.NOTHING
+    disk: SimDisk,
+    config: MessageStoreConfig | None = None,
+    *,
+    loss: Loss = Loss.NOTHING,
+    accept_missing_log: bool = False,
 ) -> AsyncIterator[MessageStore]:
     """A store whose process is killed at the end (``loss``: its power fails); ``disk.power_cut()`` is what is left."""
     try:
-        async with opened(disk, config) as store:
+        async with opened(disk, config, accept_missing_log=accept_missing_log) as store:
             yield store
             disk.power_cut(loss)
     except* PowerCut:

@@ -1,9 +1,12 @@
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from copy import deepcopy
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
-from broker.store.message_store import MessageStore
+from broker.store.message_store import MessageStore, StoreLoadError
 from broker.store.recovery import RecoveryReport
 from protocol import checkpoint_layout
 from protocol.queue_unit import UNIT
@@ -460,14 +463,105 @@ async def test_an_index_that_was_switched_off_for_a_while() -> None:
         await check_all(store, {(TOPIC, 0): 20})
 
 
-async def test_a_log_that_was_deleted_takes_its_queues_with_it() -> None:
+def _everything(disk: SimDisk, directory: str = "/store") -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for name in disk.list(directory):
+        path = f"{directory}/{name}"
+        info = disk.stat(path)
+        if info is not None and info.is_directory:
+            found |= _everything(disk, path)
+        elif name != "lock":
+            found[path] = disk.content(path)
+    return found
+
+
+@asynccontextmanager
+async def _refused(text: str) -> AsyncIterator[None]:
+    with pytest.RaisesGroup(pytest.RaisesExc(StoreLoadError, match=text), flatten_subgroups=True, allow_unwrapped=True):
+        yield
+
+
+# guards: a volume that is not mounted is no empty store: nothing is deleted, and all is there once it is mounted
+@pytest.mark.parametrize("kill", [False, True])
+async def test_a_log_that_is_not_there_is_no_empty_store(kill: bool) -> None:
     disk = SimDisk()
     await _filled(disk)
-    _delete_below(disk, "/store/commitlog")
+    if kill:
+        disk.close(disk.create("/store/abort", 0))
+    mark = checkpoint_layout.decode_mark(disk.content("/store/checkpoint"))
+    assert mark is not None
+    for name in disk.list("/store/commitlog"):
+        disk.rename(f"/store/commitlog/{name}", f"/{name}")
+    disk.remove_directory("/store/commitlog")
+    before = _everything(disk)
+    text = f"/store/commitlog holds no log file, but /store/checkpoint knows a log up to offset {mark.position}: mount"
+    async with _refused(text), opened(disk):
+        pass
+    assert _everything(disk) == before
+    disk.make_directory("/store/commitlog")
+    for name in disk.list("/"):
+        if name.isdigit():
+            disk.rename(f"/{name}", f"/store/commitlog/{name}")
     async with opened(disk) as store:
-        assert store.max_offset(TOPIC, 0) == 0
+        assert _report(store).clean
+        await check_all(store, ONE)
+
+
+# guards: accepted, the new log has none of the old queues and keys, and the next start needs no permission
+@pytest.mark.parametrize("apache", [False, True])
+@pytest.mark.parametrize("count", [0, 3])
+async def test_a_log_that_is_given_up_takes_queues_and_index_with_it(apache: bool, count: int) -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    if apache:
+        _forget_mark(disk)
+    _delete_below(disk, "/store/commitlog")
+    with capture_logs() as logs:
+        async with killed(disk, accept_missing_log=True) as store:
+            assert store.max_offset(TOPIC, 0) == 0
+            assert not store.topics()
+            assert await by_key(store, f"u{TOPIC}0-1") == []
+            await fill(store, count)
+            await check_all(store, {(TOPIC, 0): count})
+    (told,) = [line for line in logs if line["event"] == "missing_log_accepted"]
+    assert told["log_level"] == "warning"
+    assert (told["directory"], told["checkpoint"]) == ("/store/commitlog", "/store/checkpoint")
+    async with opened(disk.power_cut()) as store:
+        await fill(store, 2, first=count)
+        await check_all(store, {(TOPIC, 0): count + 2})
+
+
+async def test_permission_that_is_not_needed_changes_nothing() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    with capture_logs() as logs:
+        async with opened(disk, accept_missing_log=True) as store:
+            assert _report(store).clean
+            await check_all(store, ONE)
+    assert not [line for line in logs if line["event"] == "missing_log_accepted"]
+
+
+# guards: a store that never had a message starts, whoever wrote its checkpoint
+async def test_a_store_without_a_message_has_no_log_to_miss() -> None:
+    disk = SimDisk()
+    for _ in range(2):
+        async with opened(disk):
+            pass
+    assert not disk.list("/store/commitlog")
+    _forget_mark(disk)
+    async with opened(disk) as store:
         await fill(store, 3)
         await check_all(store, {(TOPIC, 0): 3})
+
+
+@pytest.mark.parametrize("field", ["physic_msg_timestamp", "logics_msg_timestamp", "logics_physical_offset"])
+async def test_rocketmqs_checkpoint_knows_a_log_too(field: str) -> None:
+    disk = SimDisk()
+    async with opened(disk):
+        pass
+    _write(disk, "/store/checkpoint", checkpoint_layout.encode(checkpoint_layout.CheckpointFields(**{field: 77})), 0)
+    async with _refused("knows a log of another broker .*77"), opened(disk):
+        pass
 
 
 async def test_a_log_that_was_cut_short_after_an_orderly_stop() -> None:
@@ -524,6 +618,66 @@ async def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(forget
         await fill(store, 1, first=23)  # the newest files are synced for this one, not for those before them
     async with opened(again.power_cut(Loss.ALL)) as store:
         await check_all(store, {(TOPIC, 0): 24})
+
+
+# guards: recovery syncs all log files, not only the one that is written next: the kill left several of them unsynced
+@pytest.mark.parametrize("forget", [False, True])
+@pytest.mark.parametrize("more", [0, 1])
+async def test_older_log_files_that_a_killed_process_had_not_synced(forget: bool, more: int) -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 3)
+    async with killed(disk) as store:
+        await fill(store, 97, first=3)
+        again = disk.after_kill()
+    assert len(again.list("/store/commitlog")) > 2
+    if forget:
+        _forget_mark(again)
+    async with opened(again) as store:
+        await fill(store, more, first=100)
+    async with opened(again.power_cut(Loss.ALL)) as store:
+        await check_all(store, {(TOPIC, 0): 100 + more})
+
+
+# guards: units of records that are gone leave their files: RocketMQ would take them for messages, and so would a start
+# after a kill, once the log has grown over the place that they point to
+@pytest.mark.parametrize("kept", [30, 31, 35, 39])
+async def test_units_behind_a_cut_are_erased_from_their_files(kept: int) -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _forget_mark(disk)
+    async with opened(disk) as store:
+        end = (await drain(store))[kept].commit_log_offset
+    _forget_mark(disk)
+    for name in disk.list("/store/commitlog"):
+        at = max(end - int(name), 0)
+        if at < 8192:
+            _write(disk, f"/store/commitlog/{name}", bytes(8192 - at), at)
+    directory = f"/store/consumequeue/{TOPIC}/0"
+    async with opened(disk) as store:
+        assert _report(store).position == end
+        units = b"".join(disk.content(f"{directory}/{name}") for name in disk.list(directory))
+        assert len(units) == -(-kept // 10) * 200, "an empty file goes"
+        assert all(UNIT.unpack_from(units, 20 * number)[1] for number in range(kept))
+        assert not any(units[20 * kept :])
+        await check_all(store, {(TOPIC, 0): kept})
+
+
+# guards: index files behind those of the checkpoint are no part of the index, also after an orderly stop
+async def test_an_index_file_that_somebody_left_behind_an_orderly_stop() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    names = disk.list("/store/index")
+    stray = f"/store/index/{int(names[-1]) + 1000}"
+    fd = disk.create(stray, 0)
+    disk.pwrite(fd, disk.content(f"/store/index/{names[0]}"), 0)
+    disk.data_sync(fd)
+    disk.close(fd)
+    disk.sync_directory("/store/index")
+    async with opened(disk) as store:
+        assert disk.list("/store/index") == names
+        await fill(store, 5, first=40)
+        await check_all(store, {(TOPIC, 0): 45})
 
 
 async def test_half_messages_and_rolled_back_ones_stay_out_of_queues() -> None:

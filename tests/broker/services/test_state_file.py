@@ -76,10 +76,17 @@ async def test_the_backup_alone_is_enough() -> None:
     assert await State(disk).file.load() == {"value": 1}
 
 
-async def test_broken_and_no_backup_is_an_error_and_not_an_empty_state() -> None:
+# guards: an empty file is damage too (a full disk, a tool that truncates): offsets would be lost without a word
+@pytest.mark.parametrize("broken", [b"{", b"", b"\0\0\0", b" \n"])
+@pytest.mark.parametrize("names", [[PATH], [PATH + ".bak"], [PATH, PATH + ".bak"]])
+async def test_broken_and_no_backup_is_an_error_and_not_an_empty_state(broken: bytes, names: list[str]) -> None:
     disk = SimDisk()
-    put(disk, PATH, b"{")
-    with pytest.raises(StateFileError, match=PATH):
+    disk.make_directory(PATH.rpartition("/")[0])
+    for name in names:
+        fd = disk.create(name, 0)
+        disk.pwrite(fd, broken, 0)
+        disk.close(fd)
+    with pytest.raises(StateFileError, match=rf"{names[0]}: .*: put a backup of {PATH} in its place, or delete it"):
         await State(disk).file.load()
 
 

@@ -188,15 +188,110 @@ def test_index_files_of_another_configuration(store: Path) -> None:
     assert "give the broker's configuration with -c" in done.stdout
 
 
+def _start(store: Path) -> None:
+    """A start with the configuration that the store was written with, and an orderly stop."""
+
+    async def run() -> None:
+        async with opened(RealDisk(), settings(str(store))):
+            pass
+
+    trio.run(run)
+
+
+def _cut(start: int, length: int) -> Callable[[Path], None]:
+    return lambda store: os.truncate(store / QUEUE / f"{start:020d}", length)
+
+
+# guards: what verify says the next start mends, the next start mends; what it says only a rebuild does, a start leaves
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(
+    ("harm", "start_mends"),
+    [
+        *[
+            pytest.param(_cut(start, length), True, id=f"file {start} has {length} bytes")
+            for start in (0, 400, 1800)
+            for length in (0, 100, 101, 220, 400)
+        ],
+        pytest.param(lambda store: (store / QUEUE / f"{400:020d}").unlink(), True, id="a file is missing"),
+        pytest.param(lambda store: shutil.rmtree(store / QUEUE), True, id="a queue is missing"),
+        pytest.param(lambda store: change(store / QUEUE / f"{400:020d}", 27, b"\1"), False, id="a unit is wrong"),
+        pytest.param(lambda store: min((store / "index").iterdir()).unlink(), True, id="an index file is missing"),
+        pytest.param(lambda store: os.truncate(min((store / "index").iterdir()), 9), True, id="an index file is cut"),
+        pytest.param(lambda store: change(min((store / "index").iterdir()), 40, bytes(64)), False, id="no slots"),
+        pytest.param(lambda store: os.truncate(store / "checkpoint", 100), True, id="a checkpoint that is cut"),
+    ],
+)
+def test_what_the_next_start_mends(
+    store: Path, conf: str, harm: Callable[[Path], None], start_mends: bool, killed: bool
+) -> None:
+    harm(store)
+    if killed:
+        (store / "abort").write_text("1", encoding="utf-8")
+    code, report = verify(store, conf)
+    assert code == 1
+    if not killed:
+        assert report["start_mends"] == start_mends
+    told = run("verify", store, "-c", conf).stdout.splitlines()[-1]
+    assert ("the next start does it" in told) == report["start_mends"]
+    assert "mqstore rebuild" in told
+    _start(store)
+    code, again = verify(store, conf)
+    if report["start_mends"]:
+        assert (code, again["verdict"]) == (0, "SOUND")
+    assert run("rebuild", store, "-c", conf).exit_code == 0
+    assert verify(store, conf)[0] == 0
+
+
+def test_a_size_of_queue_files_with_which_no_broker_would_start(store: Path, conf: str) -> None:
+    with Path(conf).open("a", encoding="utf-8") as file:
+        file.write("mappedFileSizeConsumeQueue=400\n")
+    done = run("verify", store, "-c", conf)
+    assert done.exit_code == 2
+    assert "would not start" in done.stderr
+    assert "mappedFileSizeConsumeQueue=200)" in done.stderr
+
+
+def test_the_only_queue_file_tells_nothing_against_the_last_stop(tmp_path: Path, conf: str) -> None:
+    root = tmp_path / "small"
+
+    async def write() -> None:
+        async with opened(RealDisk(), settings(str(root))) as store:
+            await fill(store, 3)
+
+    trio.run(write)
+    os.truncate(root / QUEUE / f"{0:020d}", 400)
+    code, report = verify(root, conf)
+    assert code == 1
+    assert report["consume_queues"]["shown"][0].endswith("has 400 bytes, 200 are expected")
+
+
 def test_a_checkpoint_of_the_wrong_size(store: Path, conf: str) -> None:
     os.truncate(store / "checkpoint", 100)
     assert verify(store, conf)[0] == 1
+
+
+# guards: a rebuild of a store whose log is not mounted would delete its queues
+@pytest.mark.parametrize("apache", [False, True])
+def test_a_log_that_is_not_there(store: Path, conf: str, apache: bool) -> None:
+    shutil.rmtree(store / "commitlog")
+    if apache:
+        change(store / "checkpoint", 512, bytes(8))
+    before = contents(store)
+    code, report = verify(store, conf)
+    assert code == 3
+    assert "holds no log file" in report["log"]["shown"][0]
+    done = run("rebuild", store, "-c", conf)
+    assert done.exit_code == 2
+    assert "holds no log file" in done.stderr
+    assert contents(store) == before
 
 
 def test_a_state_file_that_cannot_be_read(store: Path, conf: str) -> None:
     (store / "config").mkdir()
     (store / "config" / "topics.json").write_text('{"topicConfigTable":{', encoding="utf-8")
     assert verify(store, conf)[0] == 3
+    (store / "config" / "topics.json.bak").write_text("", encoding="utf-8")
+    assert verify(store, conf)[0] == 3, "an empty backup is none"
     (store / "config" / "topics.json.bak").write_text("{}", encoding="utf-8")
     code, report = verify(store, conf)
     assert code == 0
