@@ -93,6 +93,10 @@ class LargeReply:
             await self.pause()
         return self
 
+    def body(self) -> bytes:
+        """All that was added until now."""
+        return b"".join([*self._pieces, *self._parts])
+
     def end(self, header: Any = None) -> Outcome:
         """What the handler gives back."""
         command = self._command

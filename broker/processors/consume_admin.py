@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from broker.config import BrokerConfig
-from broker.processors.common import no_such_group, no_such_topic, queue_table
+from broker.processors.common import no_such_group, no_such_topic
 from broker.processors.consume_stats import ConsumeStatsReader, QueueTable
 from broker.services.client_channel import ClientChannel
 from protocol.body import Body, MessageQueue, TopicConfig, encode_json
@@ -156,15 +156,22 @@ class ConsumeAdminProcessor:
             raise no_such_group(header.group)
         async with LargeReply(connection, command) as reply:
             targets = await self._targets(header, config, reply)
-        entries = [(self._parts.queue(header.topic, queue_id), offset) for queue_id, offset in targets.items()]
-        if self._parts.configuration.section(BrokerConfig).use_server_side_reset_offset:
+            table = QueueTable(reply, b'{"offsetTable":{')
+            table.open()
             for queue_id, offset in targets.items():
+                await table.add(self._parts.queue(header.topic, queue_id), offset)
+            reply.add(b"}}")
+
+        if self._parts.configuration.section(BrokerConfig).use_server_side_reset_offset:
+            for count, (queue_id, offset) in enumerate(targets.items(), 1):  # all of them, though the client may go
                 self._offsets.assign_reset(header.topic, header.group, queue_id, offset)
+                if count % BATCH == 0:
+                    await trio.lowlevel.checkpoint()
             await self._offsets.persisted()
             self._parts.long_polling.wake_topic(header.topic)
         else:
-            self._tell_members(header, queue_table("offsetTable", entries))
-        return command.reply(body=queue_table("offsetTable", entries))
+            self._tell_members(header, reply.body())
+        return reply.end()
 
     async def _targets(
         self, header: ResetOffsetRequestHeader, config: TopicConfig, reply: LargeReply

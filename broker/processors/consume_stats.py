@@ -37,7 +37,7 @@ class QueueTable:
             self._reply.add(self._lead)
             self._lead = b""
 
-    async def add(self, queue: MessageQueue, value: Body) -> None:
+    async def add(self, queue: MessageQueue, value: Body | int) -> None:
         """One more entry; others may work before the next one."""
         self.open()
         self._reply.add(self._lead + encode_json(queue) + b":" + encode_json(value))

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.controller import BrokerController
+from broker.processors import broker_admin, consume_admin
 from broker.testing import running_broker
 from protocol import lenient_json
 from protocol.codes import RequestCode, ResponseCode
@@ -524,6 +527,44 @@ async def test_runtime_info(client: WireClient) -> None:
         assert name in table, name
     assert table["msgPutTotalTodayNow"] == "1"
     assert len(table["putTps"].split()) == 3
+
+
+async def test_more_units_of_a_queue_than_a_reply_shows_are_refused_and_not_left_out(
+    client: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards 321 against a reply without a bound; the text of many units is put together from several reads."""
+    monkeypatch.setattr(broker_admin, "_MOST_UNITS", 5)
+    monkeypatch.setattr(broker_admin, "_UNITS_AT_ONCE", 2)
+    for _ in range(6):
+        await client.send("Orders")
+    ext = {"topic": "Orders", "queueId": 0, "index": 0, "count": 1_000_000}
+    reply = await client.ask(RequestCode.QUERY_CONSUME_QUEUE, ext)
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert reply.remark == "queue 0 of Orders has 6 units from 0 on: ask for 5 at most"
+    found = body(await client.ask(RequestCode.QUERY_CONSUME_QUEUE, ext | {"index": 1}))
+    offsets = [unit["physicOffset"] for unit in found["queueData"]]
+    assert len(offsets) == 5
+    assert offsets == sorted(set(offsets))
+    for index in (-1, 6, 7):
+        found = body(await client.ask(RequestCode.QUERY_CONSUME_QUEUE, ext | {"index": index}))
+        assert found["queueData"] == []
+
+
+TEXTS = st.text('{}"\\a', max_size=6)
+TABLES = st.recursive(TEXTS | st.integers(), lambda inner: st.dictionaries(TEXTS, inner))
+
+
+@given(TABLES)
+def test_the_inner_table_of_a_clients_answer_is_found_whatever_stands_in_it(table: object) -> None:
+    """Guards 223: the text is scanned in windows, and braces and quotes within strings do not count."""
+    text = json.dumps({"k": table}).encode()
+    before = b'{"a":1,"messageQueueTable":'
+    for window in (1, 2, 7, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(consume_admin, "_WINDOW", window)
+            (*_, (start, end)) = consume_admin.inner_table(before + text + b',"z":"}"}')
+        assert (before + text)[start:end] == text
+    assert [pair for pair in consume_admin.inner_table(before + text[:-1]) if pair != (0, 0)] == []
 
 
 async def test_stats_data(client: WireClient) -> None:

@@ -159,6 +159,20 @@ async def test_a_change_is_told_to_all_members_once() -> None:
         nursery.cancel_scope.cancel()
 
 
+def test_a_member_that_takes_nothing_is_told_once_when_it_does_again() -> None:
+    """Guards against notifications that pile up for a connection over its high-water mark."""
+    world, slow, quick = World(), FakeConnection("slow"), FakeConnection("quick")
+    world.heartbeat(slow, sub("T"), client="slow")
+    slow.over = True
+    for number in range(3):
+        world.heartbeat(quick, sub("T"), client=f"quick{number}")
+        world.consumers.notify_now()
+    assert notified(slow) == []
+    assert notified(quick)
+    slow.drain()
+    assert notified(slow) == ["G"]
+
+
 def test_who_is_not_to_be_notified_is_not() -> None:
     world, connection = World(), FakeConnection()
     world.heartbeat(connection, sub("T"), model="BROADCASTING")

@@ -250,3 +250,15 @@ def test_an_error_is_an_answer_and_the_others_are_served() -> None:
     assert world.take() == [good]
     assert [reply.code for _, reply in refused.settled] == [ResponseCode.NO_PERMISSION]
     assert [(reply.code, reply.remark) for _, reply in broken.settled] == [(1, "ValueError: oops")]
+
+
+async def test_a_pull_is_not_answered_while_its_client_takes_nothing() -> None:
+    """Guards the high-water mark against held pulls: a message wakes them all, and each brings a reply."""
+    world, slow, quick = World(), FakeConnection("slow"), FakeConnection("quick")
+    waits, goes = world.hold(slow), world.hold(quick)
+    slow.over = True
+    world.arrive()
+    assert world.take() == [goes]
+    slow.drain()
+    assert world.take() == [waits]
+    assert world.take() == []
