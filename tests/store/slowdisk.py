@@ -10,16 +10,17 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class SlowDisk(SimDisk):
-    """A disk whose data syncs return when the test says so."""
+    """A disk whose data syncs return when the test says so; or what else ``slow`` names of what goes to a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow: str = "_timed_sync") -> None:
         super().__init__()
+        self.slow = slow
         self.held = False
         self.gate = trio.Event()
         self.syncs = 0
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
-        if fn.__name__ == "_timed_sync":
+        if fn.__name__ == self.slow:
             self.syncs += 1
             if self.held:
                 with trio.CancelScope(shield=True):

@@ -9,6 +9,7 @@ import trio.testing
 from protocol import checkpoint_layout
 from protocol.checkpoint_layout import CheckpointFields, CheckpointMark
 from tests.store.simdisk import SimDisk
+from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, check_all, fill, killed, opened, settings
 
 KEEP = 2**63 - 1
@@ -92,6 +93,25 @@ async def test_a_mark_vouches_for_what_is_durable() -> None:
         for queue in store.queues.all_queues():
             for name in disk.list(queue.directory):
                 assert disk.durable_content(f"{queue.directory}/{name}") == disk.content(f"{queue.directory}/{name}")
+
+
+# guards: what is dispatched while the checkpoint's syncs run is not on the device when it is written
+async def test_a_mark_knows_nothing_that_came_during_its_syncs() -> None:
+    disk = SlowDisk()
+    async with opened(disk) as store:
+        await fill(store, 3)
+        position = store.dispatched_offset
+        disk.held = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store._checkpoints.save)
+            await trio.testing.wait_all_tasks_blocked()
+            await fill(store, 2, first=3)
+            assert store.dispatched_offset > position
+            disk.held = False
+            disk.gate.set()
+        mark = _mark(disk)
+        assert (mark.position, mark.units) == (position, 3)
+        assert mark.last_record < position
 
 
 async def test_a_checkpoint_that_would_say_nothing_new_is_not_written() -> None:

@@ -70,6 +70,26 @@ async def test_all_that_wait_share_the_next_sync() -> None:
         assert len(rig.dispatcher.records) == 53
 
 
+# guards: a sync answers only what was in the log when it began, not the record that begins where it ended
+async def test_a_sync_answers_nothing_that_came_while_it_ran() -> None:
+    disk = SlowDisk()
+    rig = Rig(disk, config(1 << 16, sync=True, step=1 << 16))
+    async with rig.running():
+        disk.held = True
+        rig.put(message(b"first"))
+        await trio.testing.wait_all_tasks_blocked()
+        rig.put(message(b"second"))
+        gate, disk.gate = disk.gate, trio.Event()
+        gate.set()
+        (first,) = await rig.answered(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(rig.answers.results) == len(rig.dispatcher.records) == 1
+        assert rig.path.readable_offset == first.physical_offset + first.size
+        disk.held = False
+        disk.gate.set()
+        await rig.answered(2)
+
+
 async def test_wait_false_is_answered_at_once_and_dispatched_in_its_turn() -> None:
     disk = SlowDisk()
     rig = _sync_rig(disk)

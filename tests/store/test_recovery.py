@@ -616,6 +616,9 @@ async def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(forget
         _forget_mark(again)
     async with opened(again) as store:
         await fill(store, 1, first=23)  # the newest files are synced for this one, not for those before them
+    directory = f"/store/consumequeue/{TOPIC}/0"
+    for path in (f"{directory}/{name}" for name in again.list(directory)):
+        assert again.durable_content(path) == again.content(path)
     async with opened(again.power_cut(Loss.ALL)) as store:
         await check_all(store, {(TOPIC, 0): 24})
 

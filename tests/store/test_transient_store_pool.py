@@ -22,6 +22,7 @@ from broker.store.transient_store_pool import PooledMappedFile, TransientStorePo
 from broker.store.types import PutMessageStatus
 from tests.store.builders import Answers, Rig, batch, config, message, records
 from tests.store.simdisk import Loss, PowerCut, SimDisk
+from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
 
 NEVER = 1 << 30
@@ -73,6 +74,25 @@ async def test_nobody_reads_what_has_not_been_committed(autojump_clock: trio.tes
         assert bytes(store.look_message(result.physical_offset) or b"")[-10:]
         assert [stored.body for stored in await by_key(store, "k1")] == [b"one"]
         assert await store.earliest_message_time() == result.store_timestamp
+
+
+# guards: a commit dispatches only what it has written, not what came into the buffer meanwhile
+async def test_what_comes_during_a_commit_waits_for_the_next_one(autojump_clock: trio.testing.MockClock) -> None:
+    disk = SlowDisk("write_range")
+    async with opened(disk, pool_settings()) as store:
+        assert store.write_path.commit is not None
+        await put(store, b"one")
+        disk.held = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.write_path.commit.commit)
+            await trio.testing.wait_all_tasks_blocked()
+            await put(store, b"two")
+            disk.held = False
+            disk.gate.set()
+        assert store.max_offset(TOPIC, 0) == 1
+        assert [stored.body for stored in await drain(store)] == [b"one"]
+        await commit(store)
+        assert [stored.body for stored in await drain(store)] == [b"one", b"two"]
 
 
 async def test_a_cold_read_ends_where_the_commit_ended(autojump_clock: trio.testing.MockClock) -> None:
