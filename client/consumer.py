@@ -12,7 +12,7 @@ from client.allocation import Allocation, average
 from client.consumer_requests import ConsumerRequests
 from client.core import Client, ClientOptions, Push, wall_ms
 from client.delivery import Batch, ConsumerMessage
-from client.errors import RocketMQError, TopicNotFoundError, UsageError
+from client.errors import NoBrokerError, RocketMQError, TopicNotFoundError, UsageError
 from client.interceptors import Interceptor, ProcessContext
 from client.member import GroupMember
 from client.message import MessageQueue, ReceivedMessage
@@ -116,7 +116,7 @@ class Consumer(GroupMember):
                 continue
             try:
                 await self.client.routes.refresh(topic)
-            except TopicNotFoundError:
+            except (TopicNotFoundError, NoBrokerError):
                 _log.info("the topic is not there yet", group=self.group, topic=topic)
         self.client.join(self)
         await self._check_expressions()

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from client.allocation import Allocation
 from client.core import Client
-from client.errors import RocketMQError, TopicNotFoundError
+from client.errors import NoBrokerError, RocketMQError, TopicNotFoundError
 from client.lifecycle import GOODBYE
 from client.message import MessageQueue
 from client.queue_reader import QueueReader
@@ -167,7 +167,7 @@ class Rebalancer:
         """What goes wrong for one topic or queue is tried again soon; the others go on."""
         try:
             yield
-        except TopicNotFoundError:
+        except (TopicNotFoundError, NoBrokerError):
             self._incomplete = True
         except RocketMQError as error:
             self._incomplete = True

@@ -119,7 +119,7 @@ class RemotingClient:
             deadline = connection.now() + timeout
         else:
             deadline = anyio.current_time() + timeout
-            connection = await self._with_room(address, command, timeout, deadline)
+            connection = await self.with_room(address, command.code, timeout)
         call = connection.new_call()
         self.begin(connection, command, deadline, call)
         try:
@@ -149,15 +149,18 @@ class RemotingClient:
         self._opaque = opaque = self._opaque % 0x7FFFFFFF + 1
         connection.begin_frame(opaque, frame(opaque, connection.encoding), deadline, call)
 
-    async def _with_room(
-        self, address: str, command: RemotingCommand, timeout: float, deadline: float
-    ) -> ClientConnection:
+    async def with_room(self, address: str, code: int, timeout: float = 3.0) -> ClientConnection:
+        """The connection to ``address``, on which a request of ``code`` can begin now.
+
+        Raises RemotingConnectError, RemotingSendError, RemotingTimeoutError; nothing was sent then.
+        """
+        deadline = anyio.current_time() + timeout
         connection = await self._connection(address, deadline)
         if not connection.has_room:
             with anyio.CancelScope(deadline=deadline) as scope:
                 await connection.wait_for_room()
             if scope.cancelled_caught:
-                raise RemotingTimeoutError(address, command.code, timeout, written=False)
+                raise RemotingTimeoutError(address, code, timeout, written=False)
         return connection
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout: float = 3.0) -> None:
