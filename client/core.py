@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import anyio
-import structlog
 from msgspec import Struct
 
 from client.errors import (
@@ -28,6 +27,7 @@ from client.errors import (
 )
 from client.lifecycle import Lifecycle
 from client.name_servers import NameServers, parse_addresses
+from client.outages import Outages
 from client.routes import RouteCache, TopicRoute
 from protocol.body import (
     ClusterInfo,
@@ -47,9 +47,10 @@ from protocol.message_id import UniqueIdGenerator
 from remoting import client as remoting_client
 from remoting.client import ClientConnection, RemotingClient
 from remoting.client_call import Call
+from remoting.client_log import StandardLog
 from remoting.errors import RemotingConnectError, RemotingTransportError
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.core")
 
 _ENCODINGS: Final = {"json": Encoding.JSON, "rocketmq": Encoding.ROCKETMQ, "msgpack": Encoding.MSGPACK}
 
@@ -115,7 +116,10 @@ class Client(Lifecycle):
         self.id: str = f"{address}@{instance}{unit}"
         self.unique_ids: UniqueIdGenerator = UniqueIdGenerator(socket.inet_aton(address))
         self.routes: RouteCache = RouteCache(self._fetch_route, self._any_broker)
-        self.name_servers: NameServers = NameServers(parse_addresses(namesrv, needed=namesrv_needed), self.invoke)
+        self.outages: Outages = Outages(_log)
+        self.name_servers: NameServers = NameServers(
+            parse_addresses(namesrv, needed=namesrv_needed), self.invoke, self.outages.note
+        )
         self._encoding = _ENCODINGS[self.options.header]
         first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
         self._remoting = RemotingClient(encoding=first)
@@ -151,8 +155,8 @@ class Client(Lifecycle):
             await anyio.sleep(seconds)
             try:
                 await action()
-            except Exception:  # noqa: BLE001 - the next turn may do better
-                _log.exception("a regular task failed", client=self.id)
+            except Exception as error:  # noqa: BLE001 - the next turn may do better
+                _log.failed("a regular task failed", error, client=self.id)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -164,9 +168,12 @@ class Client(Lifecycle):
         """
         self._check_open()
         try:
-            return await self._remoting.invoke(address, command, timeout or self.options.request_timeout)
+            reply = await self._remoting.invoke(address, command, timeout or self.options.request_timeout)
         except (RemotingTransportError, FrameError, RuntimeError) as error:
             raise self._own(error) from None
+        if self.outages.open:
+            self.outages.over(address)
+        return reply
 
     async def connection(self, address: str) -> ClientConnection:
         """The connection to an address, for ``begin``. Raises UnreachableError."""
@@ -335,7 +342,7 @@ class Client(Lifecycle):
             reply = await self.request(address, RequestCode.HEART_BEAT, {}, body)
         except RocketMQError as error:
             self._greeted.discard(address)
-            _log.warning("heartbeat failed", address=address, reason=str(error))
+            self.outages.note("a heartbeat", error)
             return
         self._greeted.add(address)
         if self._encoding is Encoding.MSGPACK and reply.header(HeartbeatResponseHeader).trimq_msgpack:

@@ -4,12 +4,8 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Iterable
 
-import structlog
-
-from client.errors import PerhapsStoredError, UnreachableError, UsageError
+from client.errors import PerhapsStoredError, RocketMQError, UnreachableError, UsageError
 from protocol.command import RemotingCommand
-
-_log = structlog.get_logger("client")
 
 NO_NAME_SERVER = "no name server: give namesrv='host:port', or set NAMESRV_ADDR"
 
@@ -43,11 +39,15 @@ def parse_addresses(namesrv: str | Iterable[str] | None, *, needed: bool = True)
 
 
 class NameServers:
-    """The name servers of a client; starts with one by chance, so that many clients spread over them."""
+    """The name servers of a client; starts with one by chance, so that many clients spread over them.
 
-    def __init__(self, addresses: list[str], invoke: Invoke) -> None:
+    ``note`` learns of one that does not answer.
+    """
+
+    def __init__(self, addresses: list[str], invoke: Invoke, note: Callable[[str, RocketMQError], None]) -> None:
         self.addresses = addresses
         self._invoke = invoke
+        self._note = note
         self._at = random.randrange(max(1, len(addresses)))  # noqa: S311 - spreads load
 
     async def ask(self, command: RemotingCommand, *, but: int | None = None) -> RemotingCommand:
@@ -67,7 +67,7 @@ class NameServers:
                 reply = await self._invoke(address, command)
             except (UnreachableError, PerhapsStoredError) as error:
                 reasons.append(str(error))
-                _log.warning("name server does not answer", address=address, reason=str(error))
+                self._note("a name server", error)
                 continue
             if answer is None or reply.code != but:
                 self._at = at
