@@ -12,6 +12,7 @@ import pytest
 
 from client import (
     ClientOptions,
+    Consumer,
     Message,
     NoBrokerError,
     NotStoredError,
@@ -349,6 +350,18 @@ async def test_a_name_server_that_has_just_started_does_not_speak_for_the_others
             async with Producer("p", namesrv=[fresh.address, broker.address]) as producer:
                 await producer.send(Message("T", b"x"))
         assert broker.counts[SEND] == 4
+
+
+async def test_a_consumer_opens_while_no_broker_is_there_and_waits() -> None:
+    """As it always did for a topic that nobody knows yet: it begins when the topic comes."""
+    async with scripted_broker() as broker:
+        broker.answers |= {ROUTE: unknown, CLUSTER: lambda command: command.reply(body=cluster())}
+        async with Consumer("g", "T", namesrv=broker.address, start="first", model="broadcasting") as consumer:
+            assert consumer.assignment == []
+            broker.answers |= {ROUTE: broker.route, RequestCode.PULL_MESSAGE: lambda _: None}
+            broker.answers[RequestCode.GET_MIN_OFFSET] = lambda command: command.reply(header={"offset": "0"})
+            with anyio.fail_after(20):
+                await broker.until(RequestCode.PULL_MESSAGE, 1)
 
 
 async def everybody_asks(broker: ScriptedBroker, number: int) -> list[type[RocketMQError]]:

@@ -57,6 +57,9 @@ def test_the_queues_that_are_left_share_alike_while_a_broker_is_out() -> None:
     table.failed("b")
     assert Counter(table.select(both).queue_id for _ in range(6)) == {0: 3, 1: 3}
     assert Counter(table.select(both, avoid="b").queue_id for _ in range(6)) == {0: 3, 1: 3}
+    table.failed("a")  # all are out: any will do, but not the one that has just failed
+    assert {table.select(both, avoid="a").broker_name for _ in range(6)} == {"b"}
+    assert Counter(table.select(both).queue_id for _ in range(6)) == {0: 2, 1: 2, 7: 2}
 
 
 @pytest.mark.anyio
