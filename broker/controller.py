@@ -55,6 +55,7 @@ from remoting.clock import Clock, SystemClock
 from remoting.command_line import stop_on_signal
 from remoting.config import ConfigError, Configuration, NettyServerConfig
 from remoting.health import Health
+from remoting.log_setup import StructuredLog
 from remoting.server import HandlerTable, Reactor, ReactorLimits, listen
 from remoting.web_config import WebConfig
 
@@ -258,7 +259,7 @@ class BrokerController:
             self.namesrv, address = self._embedded_namesrv()
             servers.append(address)
             self.name_servers.append(f"{address} (in this process)")
-        client = await stack.enter_async_context(RemotingClient(clock=self.clock))
+        client = await stack.enter_async_context(RemotingClient(clock=self.clock, log=StructuredLog()))
         host, _, port = self.address.rpartition(":")
         ha_port = self._section(MessageStoreConfig).ha_listen_port or int(port) + 1
         registration = BrokerOuterAPI(

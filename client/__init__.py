@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from client.delivery import Batch, ConsumerMessage
     from client.errors import (
         ClosedError,
+        NoBrokerError,
         NotStoredError,
         PerhapsStoredError,
         RocketMQError,
@@ -43,6 +44,7 @@ __all__ = [
     "Interceptor",
     "Message",
     "MessageQueue",
+    "NoBrokerError",
     "NotStoredError",
     "PerhapsStoredError",
     "Prefetch",
@@ -78,6 +80,7 @@ _WHERE = {
     "client.delivery": ("Batch", "ConsumerMessage"),
     "client.errors": (
         "ClosedError",
+        "NoBrokerError",
         "NotStoredError",
         "PerhapsStoredError",
         "RocketMQError",

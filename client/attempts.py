@@ -13,7 +13,7 @@ from client.errors import NotStoredError, PerhapsStoredError, RocketMQError, Usa
 from client.faults import FaultTable
 from client.interceptors import SendContext
 from client.message import Message, MessageQueue, SendOutcome, SendReceipt
-from client.routes import TopicRoute
+from client.routes import DEFAULT_QUEUES, TopicRoute
 from client.send_form import SendForm
 from client.sending import Prepared, receipts, send_command
 from protocol.codes import ResponseCode
@@ -22,10 +22,19 @@ from protocol.errors import FrameError
 from protocol.frame import encode
 from remoting.client import CallbackCall, ClientConnection
 
-_ELSEWHERE: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
+_ELSEWHERE: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
 """Refusals that another broker of the same topic may not share."""
 _FORMS: Final = 1024
+_SPREAD: Final = 8
 _PERHAPS: Final = SendOutcome.PERHAPS_STORED
+_NOT_STORED: Final = SendOutcome.NOT_STORED
 
 
 class Failure(NamedTuple):
@@ -58,10 +67,13 @@ class Attempts:
         self._form = lru_cache(maxsize=_FORMS)(partial(SendForm, group))
 
     async def route(self, topic: str) -> TopicRoute:
-        """The topic's route, with a queue at least. Raises RocketMQError."""
+        """The topic's route, with a queue at least; waits as long as an attempt may take for a broker to come back.
+
+        Raises RocketMQError.
+        """
         route = self._client.routes.known(topic)
         if route is None or not route.write_queues:
-            route = await self._client.routes.refresh(topic, create=self._create_topics)
+            route = await self._client.routes.refresh(topic, create=self._create_topics, patience=self._timeout)
         if not route.write_queues:
             raise NotStoredError(f"no broker takes messages of the topic {topic} now: none with write permission")
         return route
@@ -82,13 +94,18 @@ class Attempts:
 
         Raises the last attempt's error; PerhapsStoredError where an earlier attempt may have worked.
         """
-        perhaps: PerhapsStoredError | None = None
+        perhaps = failure.error if failure is not None and isinstance(failure.error, PerhapsStoredError) else None
         avoid: str | None = None
         attempt = 0
         while True:
             route = self._client.routes.known(prepared.topic)
             if route is None or not route.write_queues:
-                route = await self.route(prepared.topic)
+                try:
+                    route = await self.route(prepared.topic)
+                except RocketMQError as missing:  # a template's route is asked for before each attempt
+                    if perhaps is None:
+                        raise
+                    raise perhaps from missing
             if failure is None:
                 target = queue or self._faults.select(route.write_queues, avoid)
                 try:
@@ -96,9 +113,13 @@ class Attempts:
                 except RocketMQError as caught:
                     failure = Failure(target, caught)
             (target, error), failure = failure, None
-            self._faults.failed(target.broker_name)
+            if not isinstance(error, UsageError) or error.code in _ELSEWHERE:  # else it is not the broker's fault
+                self._faults.failed(target.broker_name)
             if isinstance(error, PerhapsStoredError):
                 perhaps = error
+            elif perhaps is None:  # who is cancelled now learns that it is certain
+                for message in messages:
+                    message.outcome = _NOT_STORED
             attempt += 1
             others = len({other.broker_name for other in route.write_queues}) > 1
             if attempt > self._retries or not self._worth_repeating(error, elsewhere=others and queue is None):
@@ -108,6 +129,11 @@ class Attempts:
             avoid = target.broker_name
             if not others or queue is not None:
                 await anyio.sleep(random.random() * min(1.0, 0.05 * 2**attempt))  # noqa: S311 - spreads load
+
+    def spread(self, topic: str) -> int:
+        """Over how many queues a burst of messages for the topic is spread."""
+        route = self._client.routes.known(topic)
+        return min(_SPREAD, len(route.write_queues)) or 1 if route is not None else DEFAULT_QUEUES
 
     def _worth_repeating(self, error: RocketMQError, *, elsewhere: bool) -> bool:
         if isinstance(error, UsageError):
@@ -128,23 +154,26 @@ class Attempts:
         if context is not None:
             context.queue, context.address = queue, address
             context.attempts += 1
-        for message in messages:
-            message.outcome = _PERHAPS
         began = time.monotonic()
+        left = self._timeout
         connection = self._client.ready(address)
         if connection is None:
-            reply = await self._client.invoke(address, send_command(self._group, prepared, queue), self._timeout)
-        else:
-            call = connection.new_call()
-            self._client.begin(connection, partial(self._frame, prepared, queue), self._timeout, call)
-            try:
-                await call.wait()
-            finally:
-                connection.end(call)
-            if call.reply is None:
-                raise no_reply(connection, call, prepared.code, self._timeout)
-            reply = call.reply
-        found = receipts(reply, prepared, queue, address)
+            connection = await self._client.with_room(address, prepared.code, self._timeout)
+            left = max(0.0, began + self._timeout - time.monotonic())
+        call = connection.new_call()
+        try:
+            self._client.begin(connection, partial(self._frame, prepared, queue), left, call)
+        except FrameError as error:
+            raise UsageError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
+        for message in messages:
+            message.outcome = _PERHAPS
+        try:
+            await call.wait()
+        finally:
+            connection.end(call)
+        if call.reply is None:
+            raise no_reply(connection, call, prepared.code, self._timeout)
+        found = receipts(call.reply, prepared, queue, address)
         self._faults.took(queue.broker_name, time.monotonic() - began)
         return found
 

@@ -17,15 +17,17 @@ from typing import Any, Final, Protocol, TypeAlias
 import anyio
 
 from client.attempts import Failure, Found, Then
-from client.errors import ClosedError, RocketMQError
-from client.message import Message, MessageQueue, SendReceipt
+from client.errors import ClosedError, NotStoredError, PerhapsStoredError, RocketMQError, again
+from client.message import Message, MessageQueue, SendOutcome, SendReceipt
 from client.sending import BATCH_OVERHEAD, Prepared, whole_batch
 from remoting.client_call import Crowd, Loop, running_loop
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a background task."""
 
-Key: TypeAlias = tuple[str, MessageQueue | None, bool]
+Key: TypeAlias = tuple[str, MessageQueue | None, bool, int]
+"""What the messages of a batch have in common: topic, chosen queue, whether to wait for the disk, and a number: batches
+that grow side by side, so that a burst is spread over the topic's queues, differ in it."""
 
 _PARTS: Final = 5
 _FEW: Final = 16
@@ -48,6 +50,9 @@ class Way(Protocol):
         /,
     ) -> list[SendReceipt]:
         """All attempts; all but the first where that has failed."""
+
+    def spread(self, topic: str, /) -> int:
+        """Over how many queues a burst of messages for the topic is spread."""
 
 
 class Batch:
@@ -97,12 +102,20 @@ class Batch:
     def receipt(self, number: int) -> SendReceipt:
         """That of a message, once it is over. Raises its error."""
         if self.error is not None:
-            raise _again(self.error)
+            raise self._own_error(self.error)
         return self.receipts[number]
+
+    def _own_error(self, error: BaseException) -> RocketMQError:
+        """Each sender raises its own. For what is none of ours (a cancelled task) it says what is known."""
+        if isinstance(error, RocketMQError):
+            return again(error)
+        unknown = any(message.outcome is not SendOutcome.NOT_STORED for message in self._parts[::_PARTS])
+        kind = PerhapsStoredError if unknown else NotStoredError
+        return kind(f"the batch was not finished: {type(error).__name__}: {error}")
 
     def prepared(self) -> tuple[Prepared, list[Message]]:
         """What is to be sent."""
-        topic, _, wait_stored = self.key
+        topic, _, wait_stored, _ = self.key
         parts = self._parts
         if self._gone:
             parts = [part for number in self._kept() for part in parts[_PARTS * number : _PARTS * (number + 1)]]
@@ -136,7 +149,7 @@ class Batcher:
         """By queue that a batch is out to: those that wait for it."""
         self._timed: dict[Batch, float] = {}
         """Until when batches grow, the first first."""
-        self._unfinished = self._out = 0
+        self._unfinished = self._out = self._placed = 0
         self._woken = self._early = 0
         self._loop: Loop | None = None
         self._wanted: Crowd
@@ -187,7 +200,8 @@ class Batcher:
 
     def _put(self, message: Message, text: bytes, queue: MessageQueue | None) -> Batch:
         """Its batch, whose last message it is so far."""
-        key = (message.topic, queue, message.wait_stored)
+        beside = self._beside(message.topic) if queue is None and self._linger and not self._out else 0
+        key = (message.topic, queue, message.wait_stored, beside)
         size = BATCH_OVERHEAD + len(message.body) + len(text)
         batch = self._open.get(key)
         if batch is None or batch.size + size > self._max_bytes:
@@ -198,6 +212,15 @@ class Batcher:
         if batch.size >= self._max_bytes or (batch.count == self._early and not self._out):
             self._leave(batch)
         return batch
+
+    def _beside(self, topic: str) -> int:
+        """Which of the batches that grow side by side gets the next message: a few messages each, in turn.
+
+        A batch goes to one queue. While nothing is under way, a burst would be one batch, and one queue would get all
+        of it. With batches under way that is not needed: they go to the queues in turn, and large ones cost less.
+        """
+        self._placed += 1
+        return (self._placed - 1) // _FEW % self._way.spread(topic)
 
     async def flush(self) -> None:
         """Sends everything now, and waits for it."""
@@ -320,12 +343,3 @@ class Batcher:
         following = line.popleft()
         self._close(following)
         return following
-
-
-def _again(error: BaseException) -> BaseException:
-    """The error of a batch for one of its senders: each raises an instance of its own."""
-    if not isinstance(error, RocketMQError):
-        return RocketMQError(f"the batch was not finished: {error!r}")
-    own = type(error)(error.text, code=error.code, address=error.address)
-    own.__cause__ = error
-    return own

@@ -1,18 +1,18 @@
 """Consumer: a member of a group, that gets its share of the messages of its topics."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from logging import INFO
 from pathlib import Path
 from typing import Final, Literal
 
 import anyio
-import structlog
 from anyio.lowlevel import checkpoint
 
 from client.allocation import Allocation, average
 from client.consumer_requests import ConsumerRequests
 from client.core import Client, ClientOptions, Push, wall_ms
-from client.delivery import Batch, ConsumerMessage
-from client.errors import RocketMQError, TopicNotFoundError, UsageError
+from client.delivery import Batch, ConsumerMessage, named
+from client.errors import NoBrokerError, RocketMQError, TopicNotFoundError, UsageError
 from client.interceptors import Interceptor, ProcessContext
 from client.member import GroupMember
 from client.message import MessageQueue, ReceivedMessage
@@ -26,6 +26,7 @@ from client.subscription import ALL, Sql, Subscription, parse_subscriptions
 from protocol.body import ConsumerData, ProducerData, encode_json
 from protocol.codes import RequestCode
 from protocol.topic_rules import retry_topic
+from remoting.client_log import StandardLog
 
 Model = Literal["clustering", "broadcasting"]
 
@@ -34,7 +35,7 @@ _POLITE: Final = 64
 """Messages after which an iteration lets other tasks run, however many are ready; a batch counts as a few."""
 _A_FEW: Final = 4
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.consumer")
 
 
 class Consumer(GroupMember):
@@ -116,7 +117,7 @@ class Consumer(GroupMember):
                 continue
             try:
                 await self.client.routes.refresh(topic)
-            except TopicNotFoundError:
+            except (TopicNotFoundError, NoBrokerError):
                 _log.info("the topic is not there yet", group=self.group, topic=topic)
         self.client.join(self)
         await self._check_expressions()
@@ -233,7 +234,7 @@ class Consumer(GroupMember):
     async def hand_back(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
         """Messages are to come again: see ConsumerMessage.nack and Batch.nack."""
         if not self._clustering:
-            _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=repr(messages))
+            _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=named(messages))
             reader.finished(messages)
         elif self.orderly:
             await self._retries.in_place(reader, messages, delay_level)
@@ -301,7 +302,7 @@ class Consumer(GroupMember):
             try:
                 await self._offsets.save({reader.queue: reader.committable}, confirmed=True)
             except RocketMQError as error:
-                _log.warning("an offset cannot be committed", queue=reader.queue, reason=str(error))
+                self.client.outages.note("an offset cannot be committed", error, group=self.group, queue=reader.queue)
 
     async def commit(self) -> None:
         """Commits what is acknowledged so far, and waits for the brokers; it happens by itself every few seconds.
@@ -331,7 +332,7 @@ class Consumer(GroupMember):
             try:
                 await self._commit(confirmed=False)
             except RocketMQError as error:
-                _log.info("offsets cannot be committed now", group=self.group, reason=str(error))
+                self.client.outages.note("offsets cannot be committed now", error, level=INFO, group=self.group)
 
     def suspend(self) -> None:
         """Nothing is handed out any more until ``resume``; what is read ahead stays.

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import structlog
 
 from client.core import Push
 from client.decode import split_messages
@@ -26,11 +25,12 @@ from protocol.headers.client import (
     NotifyConsumerIdsChangedRequestHeader,
     ResetOffsetRequestHeader,
 )
+from remoting.client_log import StandardLog
 
 if TYPE_CHECKING:
     from client.consumer import Consumer
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.consumer_requests")
 
 DIRECT_TIMEOUT: Final = 9.0
 """Seconds that a message which an administrator sends may take: brokers wait for ten."""
@@ -73,7 +73,7 @@ class ConsumerRequests:
             except UsageError:
                 continue
             except RocketMQError as error:
-                _log.warning("an offset was reset here and not committed", queue=queue, reason=str(error))
+                self._consumer.client.outages.note("an offset was reset here and not committed", error, queue=queue)
         return command.reply()
 
     async def _status(self, command: RemotingCommand) -> RemotingCommand | None:

@@ -14,25 +14,43 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import anyio
-import structlog
 from msgspec import Struct
 
-from client.errors import PerhapsStoredError, RocketMQError, UnreachableError, UsageError, error_for
+from client.errors import (
+    ClosedError,
+    NotStoredError,
+    PerhapsStoredError,
+    RocketMQError,
+    UnreachableError,
+    UsageError,
+    error_for,
+)
 from client.lifecycle import Lifecycle
 from client.name_servers import NameServers, parse_addresses
+from client.outages import Outages
 from client.routes import RouteCache, TopicRoute
-from protocol.body import ConsumerData, HeartbeatData, ProducerData, TopicRouteData, decode_json, encode_json
+from protocol.body import (
+    ClusterInfo,
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    TopicRouteData,
+    decode_json,
+    encode_json,
+)
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Encoding, RemotingCommand
+from protocol.errors import FrameError, RemotingError
 from protocol.headers.client import HeartbeatResponseHeader, UnregisterClientRequestHeader
 from protocol.headers.namesrv import GetRouteInfoRequestHeader
 from protocol.message_id import UniqueIdGenerator
 from remoting import client as remoting_client
 from remoting.client import ClientConnection, RemotingClient
 from remoting.client_call import Call
+from remoting.client_log import StandardLog
 from remoting.errors import RemotingConnectError, RemotingTransportError
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.core")
 
 _ENCODINGS: Final = {"json": Encoding.JSON, "rocketmq": Encoding.ROCKETMQ, "msgpack": Encoding.MSGPACK}
 
@@ -97,8 +115,11 @@ class Client(Lifecycle):
         unit = f"@{self.options.unit_name}" if self.options.unit_name else ""
         self.id: str = f"{address}@{instance}{unit}"
         self.unique_ids: UniqueIdGenerator = UniqueIdGenerator(socket.inet_aton(address))
-        self.routes: RouteCache = RouteCache(self._fetch_route)
-        self.name_servers: NameServers = NameServers(parse_addresses(namesrv, needed=namesrv_needed), self.invoke)
+        self.routes: RouteCache = RouteCache(self._fetch_route, self._any_broker)
+        self.outages: Outages = Outages(_log)
+        self.name_servers: NameServers = NameServers(
+            parse_addresses(namesrv, needed=namesrv_needed), self.invoke, self.outages.note
+        )
         self._encoding = _ENCODINGS[self.options.header]
         first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
         self._remoting = RemotingClient(encoding=first)
@@ -134,29 +155,49 @@ class Client(Lifecycle):
             await anyio.sleep(seconds)
             try:
                 await action()
-            except Exception:  # noqa: BLE001 - the next turn may do better
-                _log.exception("a regular task failed", client=self.id)
+            except Exception as error:  # noqa: BLE001 - the next turn may do better
+                _log.failed("a regular task failed", error, client=self.id)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     async def invoke(self, address: str, command: RemotingCommand, timeout: float | None = None) -> RemotingCommand:
         """The reply to a request, whatever its code.
 
-        Raises UnreachableError where the request was not sent, PerhapsStoredError where no reply came.
+        Raises UnreachableError where the request was not sent, PerhapsStoredError where no reply came, UsageError where
+        it is too long to be sent, ClosedError where the client was closed meanwhile.
         """
         self._check_open()
         try:
-            return await self._remoting.invoke(address, command, timeout or self.options.request_timeout)
-        except RemotingTransportError as error:
-            raise transport_error(error) from None
+            reply = await self._remoting.invoke(address, command, timeout or self.options.request_timeout)
+        except (RemotingTransportError, FrameError, RuntimeError) as error:
+            raise self._own(error) from None
+        if self.outages.open:
+            self.outages.over(address)
+        return reply
 
     async def connection(self, address: str) -> ClientConnection:
         """The connection to an address, for ``begin``. Raises UnreachableError."""
         self._check_open()
         try:
             return await self._remoting.connection(address, self.options.request_timeout)
-        except RemotingTransportError as error:
-            raise transport_error(error) from None
+        except (RemotingTransportError, RuntimeError) as error:
+            raise self._own(error) from None
+
+    async def with_room(self, address: str, code: int, timeout: float) -> ClientConnection:
+        """The connection to an address, on which a request can begin now. Raises UnreachableError: nothing was sent."""
+        self._check_open()
+        try:
+            return await self._remoting.with_room(address, code, timeout)
+        except (RemotingTransportError, RuntimeError) as error:
+            raise self._own(error) from None
+
+    def _own(self, error: Exception) -> Exception:
+        """The SDK's error for one of the layer below."""
+        if isinstance(error, RemotingTransportError):
+            return transport_error(error)
+        if isinstance(error, FrameError):
+            return UsageError(str(error), code=ResponseCode.MESSAGE_ILLEGAL)
+        return error if self.is_open else ClosedError(f"this {type(self).__name__} was closed meanwhile")
 
     def read_arrived(self) -> bool:
         """Takes what has arrived already at any connection, without waiting; False where there was nothing."""
@@ -192,13 +233,13 @@ class Client(Lifecycle):
         return reply
 
     async def oneway(self, address: str, code: int, header: Struct | dict[str, str] | None, body: bytes = b"") -> None:
-        """Sends a request that gets no answer. Raises UnreachableError or PerhapsStoredError."""
+        """Sends a request that gets no answer. Raises as ``invoke``."""
         self._check_open()
         command = RemotingCommand.request(code, header, body, oneway=True)
         try:
             await self._remoting.invoke_oneway(address, command)
-        except RemotingTransportError as error:
-            raise transport_error(error) from None
+        except (RemotingTransportError, FrameError, RuntimeError) as error:
+            raise self._own(error) from None
 
     async def ask_name_server(
         self,
@@ -214,14 +255,39 @@ class Client(Lifecycle):
             raise error_for(reply.code, reply.remark, None)
         return reply
 
+    async def fetch_route(self, topic: str) -> TopicRouteData:
+        """A topic's route as the name servers have it now.
+
+        Raises TopicNotFoundError, NoBrokerError, and UnreachableError where no name server answers.
+        """
+        data = await self._fetch_route(topic)
+        if data is None:
+            raise await self.routes.missing(topic)
+        return data
+
     async def _fetch_route(self, topic: str) -> TopicRouteData | None:
+        """None where the name servers do not know the topic. Asking stores nothing: no error says that it may have."""
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
-        reply = await self.ask_name_server(
-            RequestCode.GET_ROUTEINFO_BY_TOPIC, header, accept=(0, ResponseCode.TOPIC_NOT_EXIST)
-        )
-        if reply.code != 0 or not reply.body:
+        unknown = ResponseCode.TOPIC_NOT_EXIST
+        command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        reply = await self.name_servers.ask(command, but=unknown)
+        if reply.code == unknown or (reply.code == 0 and not reply.body):
             return None
-        return decode_json(reply.body, TopicRouteData)
+        if reply.code != 0:
+            error = error_for(reply.code, reply.remark, None)
+            raise NotStoredError(f"the route of {topic} cannot be had: {error.text}", code=error.code)
+        try:
+            return decode_json(reply.body, TopicRouteData)
+        except RemotingError as error:
+            raise NotStoredError(f"the route of {topic} cannot be read: {error.remark}") from None
+
+    async def _any_broker(self) -> bool:
+        """Whether brokers are registered; where a name server does not say, as if."""
+        reply = await self.name_servers.ask(RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
+        try:
+            return reply.code != 0 or bool(decode_json(reply.body or b"{}", ClusterInfo).broker_addr_table)
+        except RemotingError:
+            return True
 
     async def master(self, route: TopicRoute, broker_name: str) -> str:
         """The address of a broker's master by the route, or by a fresh one. Raises UnreachableError."""
@@ -276,7 +342,7 @@ class Client(Lifecycle):
             reply = await self.request(address, RequestCode.HEART_BEAT, {}, body)
         except RocketMQError as error:
             self._greeted.discard(address)
-            _log.warning("heartbeat failed", address=address, reason=str(error))
+            self.outages.note("a heartbeat", error)
             return
         self._greeted.add(address)
         if self._encoding is Encoding.MSGPACK and reply.header(HeartbeatResponseHeader).trimq_msgpack:

@@ -1,11 +1,11 @@
 """Messages in a program's hands: acknowledging them, or handing them back."""
 
 from collections.abc import Iterator, Sequence
+from logging import WARNING
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, overload
 
-import structlog
 from msgspec import Struct
 
 from client.errors import UsageError
@@ -13,11 +13,12 @@ from client.interceptors import ProcessContext, call_all
 from client.message import ReceivedMessage
 from client.message_run import MessageRun
 from client.queue_reader import QueueReader
+from remoting.client_log import StandardLog
 
 if TYPE_CHECKING:
     from client.consumer import Consumer
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.delivery")
 
 _TIMED: Final = 15
 """Those are timed whose number in the topic has none of these bits: the clock costs as much as acknowledging."""
@@ -75,7 +76,7 @@ class Processing(Struct, eq=False, gc=False):
                 reader.put_back(messages)
             else:
                 handed_back = True
-                _log.warning("processing failed; again later", messages=_named(messages), exc_info=error)
+                _log.fault(WARNING, "processing failed; again later", error, messages=named(messages))
                 await owner.hand_back(reader, messages, self._delay_level)
         finally:
             context = self._context
@@ -97,7 +98,8 @@ class Processing(Struct, eq=False, gc=False):
         return list(taken) if isinstance(taken, MessageRun) else [taken]
 
 
-def _named(messages: Sequence[ReceivedMessage]) -> str:
+def named(messages: Sequence[ReceivedMessage]) -> str:
+    """Messages in a word or two, without their bodies."""
     return repr(messages[0]) if len(messages) == 1 else f"{len(messages)} from {messages[0]!r} on"
 
 

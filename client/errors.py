@@ -7,10 +7,14 @@
     │   └── TopicNotFoundError
     ├── NotStoredError        nothing was stored or changed: safe to do again, a little later
     │   ├── UnreachableError  no server could be asked
+    │   │   └── NoBrokerError the name servers know no broker at all: they are away, or not there yet
     │   └── ClosedError       the object is closed, or not open yet
     └── PerhapsStoredError    nobody knows whether it happened: doing it again may do it twice
 
 Each carries the server's response code (None where no server answered), its address, and a help text.
+
+What an error says of a whole send is what is true of all its attempts: after one that may have worked, a later refusal
+changes nothing, and the send fails with PerhapsStoredError. A server that is away never makes a UsageError.
 """
 
 from typing import Final
@@ -65,7 +69,10 @@ class UsageError(RocketMQError):
 
 
 class TopicNotFoundError(UsageError):
-    """No name server has a route for the topic, and it is not created automatically.
+    """There are brokers, and none has the topic; it is not created automatically either.
+
+    Name servers forget the topics of a broker that is away. With other brokers there, a topic that this client has
+    never seen cannot be told from one that does not exist: it is not found. With none there it is a NoBrokerError.
 
     >>> issubclass(TopicNotFoundError, UsageError)
     True
@@ -85,6 +92,16 @@ class UnreachableError(NotStoredError):
 
     >>> str(UnreachableError("connection refused", address="127.0.0.1:1"))
     'connection refused [from 127.0.0.1:1]'
+    """
+
+
+class NoBrokerError(UnreachableError):
+    """The name servers answer, and no broker is registered at them: whether the topic exists cannot be said.
+
+    The brokers are away, or have not come yet, or the name servers have just started.
+
+    >>> issubclass(NoBrokerError, NotStoredError)
+    True
     """
 
 
@@ -118,22 +135,47 @@ _USAGE: Final = frozenset(
         ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
         ResponseCode.INVALID_PARAMETER,
+        ResponseCode.TRANSACTION_STATE_GROUP_WRONG,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
         ResponseCode.CONSUMER_NOT_ONLINE,
         ResponseCode.NO_MESSAGE,
         ResponseCode.BROADCAST_CONSUMPTION,
         ResponseCode.ILLEGAL_OPERATION,
+        ResponseCode.USER_NOT_EXIST,
+        ResponseCode.POLICY_NOT_EXIST,
     }
 )
+"""Refusals that stay, until somebody mends something."""
 _NOT_STORED: Final = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
         ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
         ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_LATEST,
+        ResponseCode.POLLING_FULL,
+        ResponseCode.POLLING_TIMEOUT,
+        ResponseCode.BROKER_NOT_EXIST,
+        ResponseCode.BROKER_DISPATCH_NOT_COMPLETE,
         ResponseCode.FLOW_CONTROL,
+        ResponseCode.NOT_LEADER_FOR_QUEUE,
         ResponseCode.GO_AWAY,
     }
 )
+"""Refusals that pass. What is in neither set may have happened: SYSTEM_ERROR comes before and after storing; 10, 11 and
+12 mean stored; CONSUME_MSG_TIMEOUT (207): a consumer has the message; 4 and 200 to 202 say nothing certain."""
+
+
+def again(error: RocketMQError) -> RocketMQError:
+    """The same error for one more caller: each raises an instance of its own."""
+    own = type(error)(error.text, code=error.code, address=error.address)
+    own.__cause__ = error
+    return own
 
 
 def error_for(code: int, remark: str | None, address: str | None) -> RocketMQError:

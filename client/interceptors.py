@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import structlog
-
 from client.message import Message, ReceivedMessage, SendReceipt
 from protocol.body import MessageQueue
+from remoting.client_log import StandardLog
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.interceptors")
 
 C = TypeVar("C")
 
@@ -101,5 +100,5 @@ def call_all(hooks: Iterable[Callable[[C], None]], context: C) -> None:
     for hook in hooks:
         try:
             hook(context)
-        except Exception:  # noqa: BLE001 - an observer must not break what it observes
-            _log.exception("an interceptor failed", interceptor=getattr(hook, "__qualname__", str(hook)))
+        except Exception as error:  # noqa: BLE001 - an observer must not break what it observes
+            _log.failed("an interceptor failed", error, interceptor=getattr(hook, "__qualname__", type(hook).__name__))

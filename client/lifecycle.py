@@ -2,19 +2,20 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVarTuple
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 
 from client.errors import ClosedError
+from remoting.client_log import StandardLog
 
 GOODBYE: Final = 5.0
 """Seconds that closing may take for flushing what is known, also in a cancelled scope."""
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.lifecycle")
 
 Ts = TypeVarTuple("Ts")
 
@@ -100,8 +101,8 @@ class Lifecycle:
         async def guarded() -> None:
             try:
                 await function(*arguments)
-            except Exception:  # noqa: BLE001 - one task's fault must not end the others
-                _log.exception("a background task failed", task=getattr(function, "__qualname__", str(function)))
+            except Exception as error:  # noqa: BLE001 - one task's fault must not end the others
+                _log.failed("a background task failed", error, task=_name(function))
 
         self._group.start_soon(guarded)
 
@@ -121,3 +122,10 @@ class Lifecycle:
 
     async def _release(self) -> None:
         """Closes what _prepare has opened, also where that failed half way."""
+
+
+def _name(function: object) -> str:
+    """Its own name; that of a partial would be told with its arguments, and message bodies among them."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__name__)

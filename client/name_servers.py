@@ -4,12 +4,8 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Iterable
 
-import structlog
-
-from client.errors import PerhapsStoredError, UnreachableError, UsageError
+from client.errors import PerhapsStoredError, RocketMQError, UnreachableError, UsageError
 from protocol.command import RemotingCommand
-
-_log = structlog.get_logger("client")
 
 NO_NAME_SERVER = "no name server: give namesrv='host:port', or set NAMESRV_ADDR"
 
@@ -43,27 +39,41 @@ def parse_addresses(namesrv: str | Iterable[str] | None, *, needed: bool = True)
 
 
 class NameServers:
-    """The name servers of a client; starts with one by chance, so that many clients spread over them."""
+    """The name servers of a client; starts with one by chance, so that many clients spread over them.
 
-    def __init__(self, addresses: list[str], invoke: Invoke) -> None:
+    ``note`` learns of one that does not answer.
+    """
+
+    def __init__(self, addresses: list[str], invoke: Invoke, note: Callable[[str, RocketMQError], None]) -> None:
         self.addresses = addresses
         self._invoke = invoke
+        self._note = note
         self._at = random.randrange(max(1, len(addresses)))  # noqa: S311 - spreads load
 
-    async def ask(self, command: RemotingCommand) -> RemotingCommand:
-        """The first reply that any of them gives, whatever its code.
+    async def ask(self, command: RemotingCommand, *, but: int | None = None) -> RemotingCommand:
+        """The first reply that any of them gives, whatever its code; one with the code ``but`` only where all say so.
 
         Raises UnreachableError, with each one's reason, where none answers, and UsageError where none was given.
         """
         if not self.addresses:
             raise UsageError(NO_NAME_SERVER)
         reasons = []
-        for _ in range(len(self.addresses)):
-            address = self.addresses[self._at]
+        answer: RemotingCommand | None = None
+        began = self._at
+        for number in range(len(self.addresses)):
+            at = (began + number) % len(self.addresses)
+            address = self.addresses[at]
             try:
-                return await self._invoke(address, command)
+                reply = await self._invoke(address, command)
             except (UnreachableError, PerhapsStoredError) as error:
                 reasons.append(str(error))
-                self._at = (self._at + 1) % len(self.addresses)
-                _log.warning("name server does not answer", address=address, reason=str(error))
-        raise UnreachableError("no name server answers: " + "; ".join(reasons))
+                self._note("a name server", error)
+                continue
+            if answer is None or reply.code != but:
+                self._at = at
+                answer = reply
+            if reply.code != but:
+                break
+        if answer is None:
+            raise UnreachableError("no name server answers: " + "; ".join(reasons))
+        return answer

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 import anyio
-import structlog
 
 from client.core import Client
 from client.errors import RocketMQError, UsageError
@@ -24,8 +23,6 @@ from protocol.headers.offset import (
     UpdateConsumerOffsetRequestHeader,
 )
 from protocol.topic_rules import RETRY_PREFIX
-
-_log = structlog.get_logger("client")
 
 StartFrom: TypeAlias = Literal["first", "last"] | datetime | float
 """Where a group without an offset begins: the queue's first or last message, or a time (float: epoch seconds)."""
@@ -155,7 +152,7 @@ class BrokerOffsets:
         try:
             await commit_offset(self._client, self._group, queue, offset)
         except RocketMQError as error:
-            _log.warning("an offset cannot be committed", group=self._group, queue=queue, reason=str(error))
+            self._client.outages.note("an offset cannot be committed", error, group=self._group, queue=queue)
 
 
 class LocalOffsets:

@@ -9,7 +9,7 @@ from client.attempts import Attempts
 from client.batching import Batcher
 from client.compression import Compression
 from client.core import Client, ClientOptions, Push
-from client.errors import PerhapsStoredError, RocketMQError, UnreachableError
+from client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
 from client.gate import Gate
 from client.interceptors import Interceptor, SendContext, call_all
 from client.member import GroupMember
@@ -213,6 +213,7 @@ class Producer(GroupMember):
         ...     await producer.send_oneway(Message("Metrics", b"cpu=3"))
         """
         self._check_open()
+        message.outcome = _NOT_STORED
         context = SendContext(self.group, message, message.wire_properties(), queue)
         call_all(self._before, context)
         prepared = prepare(message, context.properties, self._ids, self._limits)
@@ -223,8 +224,8 @@ class Producer(GroupMember):
         message.outcome = SendOutcome.PERHAPS_STORED
         try:
             await self.client.oneway(address, command.code, command.ext, prepared.body)
-        except UnreachableError:
-            message.outcome = SendOutcome.NOT_STORED
+        except (NotStoredError, UsageError):
+            message.outcome = _NOT_STORED
             raise
         finally:
             call_all(self._after, context)

@@ -79,13 +79,14 @@ class PullConsumer(GroupMember):
     # -- queues and positions --------------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic that can be read. Raises TopicNotFoundError.
+        """All queues of a topic that can be read. Raises TopicNotFoundError, and UnreachableError in an outage.
 
         >>> async def count(consumer: PullConsumer) -> int:
         ...     return len(await consumer.queues("Orders"))
         """
         self._check_open()
-        return sorted((await self.client.routes.refresh(topic)).read_queues)
+        patience = self.client.options.request_timeout
+        return sorted((await self.client.routes.refresh(topic, patience=patience)).read_queues)
 
     async def assign(self, queues: Iterable[MessageQueue] | Mapping[MessageQueue, int]) -> None:
         """Reads these queues from now on, and no others; those that stay keep their positions.

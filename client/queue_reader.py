@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from logging import INFO
 from typing import Any, Final
 
 import anyio
-import structlog
 
 from client.core import Client
 from client.errors import RocketMQError, TopicNotFoundError
@@ -17,11 +17,12 @@ from client.offset_window import OffsetWindow
 from client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
 from client.read_ahead import ReadAhead
 from client.subscription import Subscription
+from remoting.client_log import StandardLog
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.queue_reader")
 
 
 class Counts:
@@ -248,9 +249,9 @@ class QueueReader:
                 except RocketMQError as error:
                     self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
                     await self._mend(error)
-                except ValueError:
+                except ValueError as error:
                     self._pause = _LONGEST_PAUSE
-                    _log.exception("a pull's reply cannot be read", group=self.group, queue=self.queue)
+                    _log.failed("a pull's reply cannot be read", error, group=self.group, queue=self.queue)
         self.scope = None
 
     async def _pull(self) -> None:
@@ -276,6 +277,8 @@ class QueueReader:
     def absorb(self, result: Pulled) -> None:
         """A pull has come back. The next one goes out before its messages are looked at: the broker can begin."""
         self._pause = 0.0
+        if self.client.outages.open and self._address is not None:
+            self.client.outages.over(self._address)
         self.max_seen = result.max_offset
         self._broker_id = result.suggested_broker
         window = self.window
@@ -315,7 +318,7 @@ class QueueReader:
             self._on_ready(self)
 
     async def _mend(self, error: RocketMQError) -> None:
-        _log.info("pull failed", group=self.group, queue=self.queue, reason=str(error))
+        self.client.outages.note("a pull", error, level=INFO, group=self.group, queue=self.queue)
         try:
             if error.code in NOT_KNOWN_YET:
                 await self.client.heartbeat(error.address)

@@ -3,15 +3,15 @@
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from logging import INFO
 from typing import Any, Final
 
 import anyio
-import structlog
 from msgspec import Struct, field
 
 from client.allocation import Allocation
 from client.core import Client
-from client.errors import RocketMQError, TopicNotFoundError
+from client.errors import NoBrokerError, RocketMQError, TopicNotFoundError
 from client.lifecycle import GOODBYE
 from client.message import MessageQueue
 from client.queue_reader import QueueReader
@@ -19,8 +19,9 @@ from client.routes import TopicRoute
 from protocol.body import LockBatchBody, decode_json, encode_json
 from protocol.codes import RequestCode
 from protocol.headers.client import GetConsumerListByGroupRequestHeader
+from remoting.client_log import StandardLog
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.rebalance")
 
 INTERVAL: Final = 20.0
 FIRST_PAUSE: Final = 0.05
@@ -102,9 +103,9 @@ class Rebalancer:
             self._wanted = anyio.Event()
             try:
                 await self.rebalance()
-            except Exception:  # noqa: BLE001 - a broker that talks nonsense must not end it
+            except Exception as error:  # noqa: BLE001 - a broker that talks nonsense must not end it
                 self._incomplete = True
-                _log.exception("rebalance failed", group=self._group)
+                _log.failed("rebalance failed", error, group=self._group)
 
     async def rebalance(self) -> None:
         """Makes the readers those that the members' shares say; a topic that cannot be asked for stays as it is.
@@ -167,11 +168,11 @@ class Rebalancer:
         """What goes wrong for one topic or queue is tried again soon; the others go on."""
         try:
             yield
-        except TopicNotFoundError:
+        except (TopicNotFoundError, NoBrokerError):
             self._incomplete = True
         except RocketMQError as error:
             self._incomplete = True
-            _log.info("rebalance failed", group=self._group, topic=topic, reason=str(error))
+            self._client.outages.note("a rebalance", error, level=INFO, group=self._group, topic=topic)
 
     async def _open(self, queue: MessageQueue) -> None:
         with self._passed_over(queue.topic):
@@ -247,8 +248,8 @@ class Rebalancer:
             try:
                 async with self._lock:
                     await self._renew()
-            except Exception:  # noqa: BLE001 - as above
-                _log.exception("locks cannot be renewed", group=self._group)
+            except Exception as error:  # noqa: BLE001 - as above
+                _log.failed("locks cannot be renewed", error, group=self._group)
 
     async def _renew(self) -> None:
         held = await self._lock_queues(list(self.readers))
@@ -271,7 +272,7 @@ class Rebalancer:
                 address = await self._client.master(route, name)
                 reply = await self._client.request(address, RequestCode.LOCK_BATCH_MQ, {}, encode_json(body))
             except RocketMQError as error:
-                _log.info("queues cannot be locked", group=self._group, broker=name, reason=str(error))
+                self._client.outages.note("locking queues", error, level=INFO, group=self._group)
                 continue
             got = set(decode_json(reply.body, _LockedQueues).lock_ok_mq_set)
             held |= got
@@ -292,7 +293,7 @@ class Rebalancer:
                 for queue in ours:
                     self._locked_at.pop(queue, None)
             except RocketMQError as error:
-                _log.info("queues cannot be unlocked", group=self._group, broker=name, reason=str(error))
+                self._client.outages.note("unlocking queues", error, level=INFO, group=self._group)
 
 
 def _by_broker(queues: list[MessageQueue]) -> dict[str, list[MessageQueue]]:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Final, TypeAlias
 
 import anyio
-import structlog
 
 from client.core import Client, wall_ms
 from client.delivery import ConsumerMessage
@@ -17,8 +16,6 @@ from protocol.codes import RequestCode
 from protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from protocol.message import encode_properties
 from protocol.topic_rules import retry_topic
-
-_log = structlog.get_logger("client")
 
 DEFAULT_MAX_RETRIES: Final = 16
 
@@ -84,13 +81,13 @@ async def send_back(client: Client, group: str, message: ReceivedMessage, delay_
     try:
         await _ask_broker(client, group, message, delay_level, max_retries)
     except RocketMQError as error:
-        _log.warning("a message cannot be handed back; sending a copy", message=repr(message), reason=str(error))
+        client.outages.note("handing a message back; a copy is sent", error, group=group, message=message)
     else:
         return True
     try:
         await _send_copy(client, group, message, delay_level, max_retries)
     except RocketMQError as error:
-        _log.warning("a copy cannot be sent; it stays here", message=repr(message), reason=str(error))
+        client.outages.note("sending a copy; the message stays here", error, group=group, message=message)
         return False
     return True
 

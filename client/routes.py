@@ -2,19 +2,26 @@
 
 A topic without a route may be one that the broker creates on the first send: its route is then that of TBW102, the
 template topic, with at most four queues (RocketMQ's MQClientInstance).
+
+A name server forgets the topics of a broker that is away, and a new one knows none yet. So "no route" means that there
+is no such topic only where brokers are registered; where none is, it is an outage (NoBrokerError).
 """
 
+import random
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 
-from client.errors import TopicNotFoundError, UnreachableError
+from client.errors import NoBrokerError, NotStoredError, RocketMQError, TopicNotFoundError, again
 from protocol.body import PERM_READ, PERM_WRITE, BrokerData, MessageQueue, TopicRouteData
 from protocol.topic_rules import AUTO_CREATE_TOPIC
 
 MASTER_ID: Final = "0"
 DEFAULT_QUEUES: Final = 4
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 0.5
+"""Between two questions of who waits for a broker to come back."""
 
 
 class TopicRoute:
@@ -71,13 +78,38 @@ FetchRoute = Callable[[str], Awaitable[TopicRouteData | None]]
 """Asks the name servers for a topic: None where they do not know it."""
 
 
-class RouteCache:
-    """The routes that a client has asked for. ``fetch`` asks the name servers."""
+class _Answer(NamedTuple):
+    """What came of a question for a route."""
 
-    def __init__(self, fetch: FetchRoute) -> None:
+    route: TopicRoute | None
+    error: RocketMQError | None
+
+    def get(self) -> TopicRoute:
+        if self.route is None:
+            assert self.error is not None
+            raise again(self.error)
+        return self.route
+
+
+class _Question:
+    """The questions for a topic's route, one at a time: how many there were, and what came of the last one."""
+
+    __slots__ = ("answer", "lock", "number")
+
+    def __init__(self) -> None:
+        self.lock = anyio.Lock()
+        self.number = 0
+        self.answer: _Answer
+
+
+class RouteCache:
+    """The routes that a client has asked for. ``fetch`` asks the name servers, ``any_broker`` whether they know one."""
+
+    def __init__(self, fetch: FetchRoute, any_broker: Callable[[], Awaitable[bool]]) -> None:
         self._fetch = fetch
+        self._any_broker = any_broker
         self._routes: dict[str, TopicRoute] = {}
-        self._locks: dict[str, anyio.Lock] = {}
+        self._questions: dict[tuple[str, bool], _Question] = {}
         self.on_change: list[Callable[[TopicRoute], None]] = []
 
     def known(self, topic: str) -> TopicRoute | None:
@@ -87,20 +119,39 @@ class RouteCache:
     async def get(self, topic: str, *, create: bool = False) -> TopicRoute:
         """The topic's route, asked for where it is not known.
 
-        ``create`` takes the template topic's route for a topic that nobody knows. Raises TopicNotFoundError, and
-        UnreachableError where no name server answers.
+        ``create`` takes the template topic's route for a topic that nobody knows. Raises TopicNotFoundError,
+        NoBrokerError, and UnreachableError where no name server answers.
         """
         route = self._routes.get(topic)
         return route if route is not None else await self.refresh(topic, create=create)
 
-    async def refresh(self, topic: str, *, create: bool = False) -> TopicRoute:
-        """Asks anew. Callers that ask for the same topic at the same time share one request."""
-        before = self._routes.get(topic)
-        async with self._locks.setdefault(topic, anyio.Lock()):
-            route = self._routes.get(topic)
-            if route is not None and route is not before:
-                return route
-            return await self._ask(topic, create=create)
+    async def refresh(self, topic: str, *, create: bool = False, patience: float = 0.0) -> TopicRoute:
+        """Asks anew. Callers that ask for the same topic at the same time share one request and its answer.
+
+        With no broker there it is asked again for up to ``patience`` seconds: one that restarts comes back.
+        """
+        deadline = anyio.current_time() + patience
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._shared(topic, create=create)
+            except NoBrokerError:
+                if anyio.current_time() + pause >= deadline:
+                    raise
+            await anyio.sleep(random.uniform(0.5, 1.0) * pause)  # noqa: S311 - spreads load
+            pause = min(_LONGEST_PAUSE, 2 * pause)
+
+    async def _shared(self, topic: str, *, create: bool) -> TopicRoute:
+        question = self._questions.setdefault((topic, create), _Question())
+        before = question.number
+        async with question.lock:
+            if question.number == before:
+                try:
+                    question.answer = _Answer(await self._ask(topic, create=create), None)
+                except RocketMQError as error:
+                    question.answer = _Answer(None, error)
+                question.number += 1
+            return question.answer.get()
 
     async def _ask(self, topic: str, *, create: bool) -> TopicRoute:
         data = await self._fetch(topic)
@@ -112,10 +163,16 @@ class RouteCache:
             # deleted the brokers say so.
             return known
         template = await self._fetch(AUTO_CREATE_TOPIC) if create else None
-        if template is None:
-            raise TopicNotFoundError(f"no name server has a route for the topic {topic}", code=17)
-        # Not kept: the next send asks again and finds the topic that the first one has created.
-        return TopicRoute(topic, template, at_most=DEFAULT_QUEUES)
+        if template is not None:
+            # Not kept: the next send asks again and finds the topic that the first one has created.
+            return TopicRoute(topic, template, at_most=DEFAULT_QUEUES)
+        raise await self.missing(topic)
+
+    async def missing(self, topic: str) -> RocketMQError:
+        """The error for a topic that the name servers do not know: there is none such, or no broker is there to ask."""
+        if not await self._any_broker():
+            return NoBrokerError(f"no broker is registered at the name servers, so nobody knows the topic {topic}")
+        return TopicNotFoundError(f"no name server has a route for the topic {topic}", code=17)
 
     def _keep(self, route: TopicRoute) -> TopicRoute:
         old = self._routes.get(route.topic)
@@ -131,7 +188,7 @@ class RouteCache:
         for topic in list(self._routes):
             try:
                 await self.refresh(topic)
-            except (TopicNotFoundError, UnreachableError):
+            except (TopicNotFoundError, NotStoredError):
                 continue
 
     def addresses(self, *, masters_only: bool = False) -> dict[str, str]:

@@ -10,8 +10,6 @@ from enum import Enum
 from inspect import isawaitable
 from typing import TypeAlias
 
-import structlog
-
 from client.compression import Compression
 from client.core import Client, ClientOptions, Push
 from client.decode import split_messages
@@ -25,8 +23,9 @@ from protocol.codes import RequestCode
 from protocol.command import RemotingCommand
 from protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from protocol.message_id import decode_offset_id
+from remoting.client_log import StandardLog
 
-_log = structlog.get_logger("client")
+_log = StandardLog("trimq.client.transaction")
 
 
 class TransactionState(Enum):
@@ -172,7 +171,7 @@ class TransactionProducer(Producer):
             else:
                 await self.client.request(address, RequestCode.END_TRANSACTION, header)
         except RocketMQError as error:
-            _log.warning("the end of a transaction was not told; the broker will ask", reason=str(error))
+            self.client.outages.note("telling the end of a transaction; the broker will ask", error, group=self.group)
 
     async def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
         messages = split_messages(bytes(command.body), "", ReceivedMessage)
@@ -187,8 +186,8 @@ class TransactionProducer(Producer):
         try:
             answer = self._check(message)
             state = await answer if isawaitable(answer) else answer
-        except Exception:  # noqa: BLE001 - the program's own function: the broker will ask again
-            _log.exception("check failed; the broker will ask again", message=repr(message))
+        except Exception as error:  # noqa: BLE001 - the program's own function: the broker will ask again
+            _log.failed("check failed; the broker will ask again", error, message=message)
         end = EndTransactionRequestHeader(
             topic=header.topic,
             producer_group=self.group,

@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 
 from protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from remoting.back_off import BackOff
 from remoting.client_call import Call, CallbackCall
 from remoting.client_connection import ClientConnection, RequestProcessor
+from remoting.client_log import ClientLog, StandardLog
 from remoting.client_socket import connect_socket
 from remoting.clock import Clock, SystemClock
 from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError, RemotingTransportError
@@ -28,8 +28,6 @@ _SCAN: Final = 1.0
 _DRAIN: Final = 1.0
 _LASTED: Final = 10.0
 """Seconds after which a connection counts as a success, even if the server never said a word."""
-
-_log = structlog.get_logger("remoting")
 
 
 class _Peer:
@@ -53,6 +51,7 @@ class RemotingClient:
     after a growing, random time; requests wait for that as far as their own timeout allows.
 
     ``encoding`` is the header encoding of new connections. ``idle`` seconds without traffic close a connection.
+    ``log`` is told what goes wrong, by default the standard library's logger "trimq.client.remoting".
     ``on_connect`` is called with each new connection, ``on_close`` with each that has ended.
     """
 
@@ -64,12 +63,14 @@ class RemotingClient:
         idle: float = 120.0,
         clock: Clock | None = None,
         connect: Connect = connect_socket,
+        log: ClientLog | None = None,
     ) -> None:
         self._encoding = encoding
         self._connect_timeout = connect_timeout
         self._idle = idle
         self._clock = clock or SystemClock()
         self._connect = connect
+        self._log = log or StandardLog("trimq.client.remoting")
         self._processors: dict[int, RequestProcessor] = {}
         self._peers: dict[str, _Peer] = {}
         self._opaque = 0
@@ -119,7 +120,7 @@ class RemotingClient:
             deadline = connection.now() + timeout
         else:
             deadline = anyio.current_time() + timeout
-            connection = await self._with_room(address, command, timeout, deadline)
+            connection = await self.with_room(address, command.code, timeout)
         call = connection.new_call()
         self.begin(connection, command, deadline, call)
         try:
@@ -149,15 +150,18 @@ class RemotingClient:
         self._opaque = opaque = self._opaque % 0x7FFFFFFF + 1
         connection.begin_frame(opaque, frame(opaque, connection.encoding), deadline, call)
 
-    async def _with_room(
-        self, address: str, command: RemotingCommand, timeout: float, deadline: float
-    ) -> ClientConnection:
+    async def with_room(self, address: str, code: int, timeout: float = 3.0) -> ClientConnection:
+        """The connection to ``address``, on which a request of ``code`` can begin now.
+
+        Raises RemotingConnectError, RemotingSendError, RemotingTimeoutError; nothing was sent then.
+        """
+        deadline = anyio.current_time() + timeout
         connection = await self._connection(address, deadline)
         if not connection.has_room:
             with anyio.CancelScope(deadline=deadline) as scope:
                 await connection.wait_for_room()
             if scope.cancelled_caught:
-                raise RemotingTimeoutError(address, command.code, timeout, written=False)
+                raise RemotingTimeoutError(address, code, timeout, written=False)
         return connection
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout: float = 3.0) -> None:
@@ -271,10 +275,11 @@ class RemotingClient:
             partial(self._ended, peer),
             encoding=self._encoding,
             clock=self._clock,
+            log=self._log,
         )
         peer.connection = connection
         tasks.start_soon(connection.run)
-        _notify(self.on_connect, connection)
+        self._notify(self.on_connect, connection)
         return connection
 
     def _ended(self, peer: _Peer, connection: ClientConnection) -> None:
@@ -284,7 +289,7 @@ class RemotingClient:
             peer.back_off.succeeded()
         elif self._tasks is not None:  # accepted and dropped without a word: as bad as refused
             self._failed(peer, ConnectionError(connection.close_reason))
-        _notify(self.on_close, connection)
+        self._notify(self.on_close, connection)
 
     async def _scan(self) -> None:
         while True:
@@ -294,13 +299,12 @@ class RemotingClient:
                 if now - connection.active_at >= self._idle:
                     connection.close(f"neither sent nor received for {self._idle:g} s")
 
-
-def _notify(callbacks: list[Callable[[ClientConnection], None]], connection: ClientConnection) -> None:
-    for callback in callbacks:
-        try:
-            callback(connection)
-        except Exception:  # noqa: BLE001 - a listener's fault is not the connection's
-            _log.exception("connection_callback_failed", address=connection.address)
+    def _notify(self, callbacks: list[Callable[[ClientConnection], None]], connection: ClientConnection) -> None:
+        for callback in callbacks:
+            try:
+                callback(connection)
+            except Exception as error:  # noqa: BLE001 - a listener's fault is not the connection's
+                self._log.failed("connection_callback_failed", error, address=connection.address)
 
 
 def no_reply(connection: ClientConnection, call: Call, code: int, timeout: float) -> RemotingTransportError:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 
 from protocol.codes import ResponseCode
@@ -15,11 +14,10 @@ from protocol.errors import FrameError, RemotingError
 from protocol.frame import encode
 from protocol.frame_buffer import FrameBuffer
 from remoting.client_call import Call, running_loop
+from remoting.client_log import ClientLog
 from remoting.clock import Clock
 from remoting.errors import RemotingSendError
 from remoting.handlers import not_supported
-
-_log = structlog.get_logger("remoting")
 
 RequestProcessor: TypeAlias = Callable[
     ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None
@@ -57,6 +55,7 @@ class ClientConnection:
         *,
         encoding: Encoding,
         clock: Clock,
+        log: ClientLog,
     ) -> None:
         self.address = address
         self.encoding = encoding
@@ -67,6 +66,7 @@ class ClientConnection:
         self.began_at = self.active_at = clock.monotonic()
         self._on_close = on_close
         self._clock = clock
+        self._log = log
         self._socket = sock
         self._processors = processors
         self._calls: dict[int, Call] = {}
@@ -104,7 +104,7 @@ class ClientConnection:
                     await self._read()
                     self._tasks.cancel_scope.cancel()
         except Exception as error:  # noqa: BLE001 - one connection's fault must not end the others
-            _log.exception("connection_failed", address=self.address)
+            self._log.failed("connection_failed", error, address=self.address)
             self.close(f"internal error: {error!r}")
         finally:
             self.close("the client was closed")
@@ -271,11 +271,11 @@ class ClientConnection:
             self.close(f"the connection was lost: {_text(error)}")
             return False
         except FrameError as error:
-            _log.warning("broken_frame", address=self.address, error=str(error))
+            self._log.warning("broken_frame", address=self.address, error=str(error))
             self.close(f"the server sent a broken frame: {error}")
             return False
         except Exception as error:  # noqa: BLE001 - one connection's fault must not be that of who looks
-            _log.exception("connection_failed", address=self.address)
+            self._log.failed("connection_failed", error, address=self.address)
             self.close(f"internal error: {error!r}")
             return False
         return True
@@ -319,7 +319,7 @@ class ClientConnection:
     def _failure(self, command: RemotingCommand, error: Exception) -> RemotingCommand:
         if isinstance(error, RemotingError):
             return command.reply(error.code, error.remark)
-        _log.error("request_failed", address=self.address, code=command.code, exc_info=error)
+        self._log.failed("request_failed", error, address=self.address, code=command.code)
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
 

@@ -18,6 +18,21 @@ _LEVELS: Final = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 _PLAIN_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+#*()[]{},;")
 
 
+class StructuredLog:
+    """The log of a server, for the client side that it uses (remoting.client_log.ClientLog)."""
+
+    def __init__(self, name: str = "remoting") -> None:
+        self._log = structlog.get_logger(name)
+
+    def warning(self, event: str, **facts: object) -> None:
+        """Something is not as it should be."""
+        self._log.warning(event, **facts)
+
+    def failed(self, event: str, error: BaseException, **facts: object) -> None:
+        """A fault, with its traceback."""
+        self._log.error(event, exc_info=error, **facts)
+
+
 class RotatingFile:
     """A text file that becomes ``FILE.1`` when it has ``max_size`` bytes; ``FILE.1`` becomes ``FILE.2``, and so on.
 

@@ -1,5 +1,6 @@
 """What every test has: random examples that are the same in each CI run, and a log that is set up as at the start."""
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -18,3 +19,4 @@ def _log_set_up() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+    logging.getLogger("trimq.client").setLevel(logging.NOTSET)

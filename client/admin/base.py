@@ -12,7 +12,6 @@ from client.lifecycle import Lifecycle
 from client.routes import MASTER_ID
 from protocol.body import ClusterInfo, TopicRouteData, decode_json
 from protocol.codes import RequestCode, ResponseCode
-from protocol.headers.namesrv import GetRouteInfoRequestHeader
 
 T = TypeVar("T")
 
@@ -85,14 +84,12 @@ class AdminBase(Lifecycle):
         return found
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Where a topic is. Raises TopicNotFoundError.
+        """Where a topic is. Raises TopicNotFoundError, and NoBrokerError where no broker is there that could have it.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return sum(queues.write_queue_nums for queues in (await admin.route("Orders")).queue_datas)
         """
-        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
-        reply = await self.client.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-        return decode_json(reply.body, TopicRouteData)
+        return await self.client.fetch_route(topic)
 
     async def topic_masters(self, topic: str) -> list[str]:
         """The addresses of the masters that have a topic. Raises TopicNotFoundError.

@@ -2,7 +2,7 @@
 
 from client.admin.base import AdminBase, each
 from client.admin.models import GroupList, QueueUnits, TopicOffset, as_kind, queue_table
-from client.errors import UsageError
+from client.errors import NoBrokerError, TopicNotFoundError, UsageError
 from protocol import lenient_json
 from protocol.body import MessageQueue, TopicConfig, TopicConfigSerializeWrapper, TopicList, decode_json
 from protocol.codes import RequestCode
@@ -211,6 +211,6 @@ class TopicAdmin(AdminBase):
         """
         try:
             await self.route(topic)
-        except UsageError:
+        except (TopicNotFoundError, NoBrokerError):
             return False
         return True

@@ -1,6 +1,7 @@
 """What all commands share: the name server's address, the open Admin, tables or JSON, errors and exit statuses."""
 
 import json
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -9,7 +10,6 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import anyio
 import click
-import structlog
 
 from client.admin import Admin
 from client.errors import RocketMQError, UnreachableError, UsageError
@@ -125,10 +125,7 @@ class Commands:
 
 def _quiet() -> None:
     """What the SDK logs in passing is not what a command prints."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(40),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    logging.getLogger("trimq.client").setLevel(logging.ERROR)
 
 
 def _fail(error: RocketMQError) -> NoReturn:

@@ -14,7 +14,7 @@ import anyio
 from client import offsets
 from client.admin.models import TopicOffset, as_kind, queue_table
 from client.core import Client
-from client.errors import PerhapsStoredError, RocketMQError, TopicNotFoundError, UnreachableError
+from client.errors import NoBrokerError, PerhapsStoredError, RocketMQError, TopicNotFoundError, UnreachableError
 from client.message import MessageQueue
 from client.routes import TopicRoute
 from pipeline.topics.settings import ReadSettings
@@ -133,7 +133,7 @@ async def routes(client: Client, settings: ReadSettings) -> tuple[dict[str, Topi
     for topic in topics:
         try:
             found[topic] = await client.routes.refresh(topic)
-        except TopicNotFoundError:
+        except (TopicNotFoundError, NoBrokerError):
             missing.append(topic)
     return found, missing
 

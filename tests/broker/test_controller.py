@@ -1,6 +1,7 @@
 """The broker as a whole: name server in the process, addresses, restarts, clients that share a group."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,23 @@ async def test_nothing_is_logged_of_single_messages(tmp_path: Path) -> None:
         with capture_logs() as logs:
             await everything(client)
         assert logs == []
+
+
+async def test_what_goes_wrong_with_a_name_server_is_in_the_brokers_own_log(tmp_path: Path) -> None:
+    """Guards that the broker hands its log to the client side, which logs for the SDK with the standard library."""
+
+    async def nonsense(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all(b"\xff" * 8)
+
+    async with trio.open_nursery() as nursery:
+        [listener] = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), nonsense, 0)
+        port = listener.socket.getsockname()[1]
+        with capture_logs() as logs, trio.fail_after(20):
+            async with running_broker(tmp_path, namesrvAddr=f"127.0.0.1:{port}"):
+                while "broken_frame" not in [log["event"] for log in logs]:  # noqa: ASYNC110 - a log line sets no event
+                    await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
 
 
 def test_addresses() -> None:

@@ -31,6 +31,15 @@ class ScriptedWay:
         self.delivered: list[tuple[list[bytes], Failure | None]] = []
         self.refusal: BaseException | None = None
         self.open = True
+        self.queues_of_topic = 1
+        self.began = anyio.Event()
+
+    async def until(self, count: int) -> None:
+        while len(self.sent) < count:
+            await self.began.wait()
+
+    def spread(self, _topic: str, /) -> int:
+        return self.queues_of_topic
 
     def begin(self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], then: Then, /) -> bool:
         bodies = [bytes(item.body) for item in decode_batch(prepared.body)]
@@ -41,6 +50,8 @@ class ScriptedWay:
             self.queues.append(queue)
             self.thens.append(then)
             self.prepared.append(prepared)
+            self.began.set()
+            self.began = anyio.Event()
         return self.open
 
     async def deliver(
@@ -132,6 +143,25 @@ async def test_a_full_batch_leaves_before_its_time() -> None:
         group.start_soon(sends.batcher.flush)
         await anyio.wait_all_tasks_blocked()
         assert [len(bodies) for bodies in way.sent] == [1, 1, 1, 1]
+        for number in range(4):
+            way.answer(number)
+    assert all(isinstance(receipt, SendReceipt) for receipt in sends.ended.values())
+
+
+async def test_a_burst_while_nothing_is_under_way_is_spread_over_the_queues_and_later_batches_are_large() -> None:
+    """A burst was one batch, so that one queue, and one consumer, got all of it."""
+    way = ScriptedWay()
+    way.queues_of_topic = 3
+    async with batching(way, linger=0.01) as (sends, group):
+        for number in range(16 * 4 + 5):
+            group.start_soon(sends.send, b"%d" % number)
+        await way.until(3)
+        await anyio.wait_all_tasks_blocked()
+        assert [len(bodies) for bodies in way.sent] == [32, 21, 16]
+        for number in range(100, 140):
+            group.start_soon(sends.send, b"%d" % number)
+        await way.until(4)
+        assert [len(bodies) for bodies in way.sent] == [32, 21, 16, 40]
         for number in range(4):
             way.answer(number)
     assert all(isinstance(receipt, SendReceipt) for receipt in sends.ended.values())

@@ -158,7 +158,10 @@ async def test_routes_are_asked_for_once_and_templates_are_not_kept() -> None:
         await anyio.lowlevel.checkpoint()
         return known.get(topic)
 
-    cache = RouteCache(fetch)
+    async def any_broker() -> bool:
+        return True
+
+    cache = RouteCache(fetch, any_broker)
     with pytest.raises(TopicNotFoundError):
         await cache.get("T")
     template = await cache.get("T", create=True)

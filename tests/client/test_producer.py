@@ -142,7 +142,7 @@ async def test_linger_makes_batches_with_a_receipt_each(namesrv: str, name: str)
             for number in range(100):
                 group.start_soon(send, number)
     stored = {message.message_id: message for message in await read(namesrv, name, 101)}
-    assert len({receipt.queue for receipt in receipts}) == 1
+    assert len({receipt.queue for receipt in receipts}) == 4  # a burst while nothing is under way is spread
     for receipt in receipts:
         assert stored[receipt.message_id].queue_offset == receipt.queue_offset
 

@@ -17,6 +17,7 @@ from protocol.frame import MAX_FRAME, FrameDecoder, encode
 from remoting.client import CallbackCall, ClientConnection, RemotingClient, split_address
 from remoting.clock import ManualClock
 from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError
+from remoting.log_setup import StructuredLog
 
 Main = Callable[[], Awaitable[None]]
 
@@ -405,7 +406,7 @@ def test_requests_of_the_server_are_served(run: Callable[[Main], None]) -> None:
         async def broken_later(connection: ClientConnection, one: RemotingCommand) -> RemotingCommand:
             raise ZeroDivisionError("later")
 
-        async with serving() as server, RemotingClient() as client:
+        async with serving() as server, RemotingClient(log=StructuredLog()) as client:
             for code, processor in ((40, notify), (41, refuse), (42, slow), (43, broken), (44, broken_later)):
                 client.register_processor(code, processor)
             await client.invoke(server.address, command())
@@ -524,7 +525,7 @@ def test_a_faulty_listener_does_not_matter(run: Callable[[Main], None]) -> None:
         def fail(connection: ClientConnection) -> None:
             raise ZeroDivisionError
 
-        async with serving() as server, RemotingClient() as client:
+        async with serving() as server, RemotingClient(log=StructuredLog()) as client:
             client.on_connect.append(fail)
             client.on_close.append(fail)
             with structlog.testing.capture_logs() as logs:

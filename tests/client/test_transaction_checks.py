@@ -1,0 +1,120 @@
+"""How a transaction's end is told to the broker, and how its questions are answered, by what travels.
+
+Guards: a question about another group's transaction is not answered (the wrong program would decide), an answer to a
+question says that it is one, and the end of a transaction that was not asked for says that it is not.
+"""
+
+import anyio
+import pytest
+
+from client import Message, ReceivedMessage, TransactionProducer, TransactionState
+from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
+from protocol.frame import encode
+from protocol.message import encode_properties
+from protocol.record import encode_record, pack_host
+from tests.client.scripted import ScriptedBroker, scripted_broker
+from tests.client.test_scripted import SEND, stored
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+
+END = RequestCode.END_TRANSACTION
+GREETING = RequestCode.HEART_BEAT
+
+
+def half(broker: ScriptedBroker, group: str, body: bytes) -> bytes:
+    """A prepared message as the broker has it."""
+    host, _, port = broker.address.rpartition(":")
+    return encode_record(
+        topic=b"T", body=body, properties=encode_properties({"PGROUP": group, "TRAN_MSG": "true"}).encode(),
+        queue_id=0, queue_offset=7, physical_offset=70, born_timestamp=0, born_host=pack_host("127.0.0.1", 1),
+        store_timestamp=0, store_host=pack_host(host, int(port)),
+    )  # fmt: skip
+
+
+async def ask(broker: ScriptedBroker, group: str, body: bytes) -> None:
+    """The broker asks what became of a transaction, by the connection that it was greeted by."""
+    header = {"tranStateTableOffset": "7", "commitLogOffset": "70", "topic": "T", "msgId": "m", "transactionId": "t"}
+    question = RemotingCommand.request(
+        RequestCode.CHECK_TRANSACTION_STATE, header, half(broker, group, body), oneway=True
+    )
+    [stream] = [stream for stream, command in broker.seen if command.code == GREETING][:1]
+    await stream.send(encode(question))
+
+
+def stored_with_id(command: RemotingCommand) -> RemotingCommand:
+    reply = stored(command)
+    reply.ext_fields()["transactionId"] = "t"
+    return reply
+
+
+async def test_only_the_groups_own_transactions_are_answered_for() -> None:
+    asked: list[bytes] = []
+
+    def check(message: ReceivedMessage) -> TransactionState:
+        asked.append(message.body)
+        return TransactionState.ROLLBACK
+
+    async with scripted_broker() as broker, TransactionProducer("ours", check, namesrv=broker.address) as producer:
+        await producer.queues("T")
+        await producer.client.heartbeat()
+        await ask(broker, "theirs", b"another program's")
+        await ask(broker, "our", b"nor one whose name ours begins with")
+        await ask(broker, "ours", b"ours")  # in the order in which they came
+        [end] = await broker.until(END, 1)
+        await anyio.wait_all_tasks_blocked()
+        assert broker.counts[END] == 1
+    assert asked == [b"ours"]
+    told = end.ext_fields()
+    assert end.is_oneway
+    assert {name: told[name] for name in ("producerGroup", "tranStateTableOffset", "commitLogOffset", "msgId")} == {
+        "producerGroup": "ours", "tranStateTableOffset": "7", "commitLogOffset": "70", "msgId": "m",
+    }  # fmt: skip
+    assert (told["commitOrRollback"], told["fromTransactionCheck"]) == (str(TransactionState.ROLLBACK.value), "true")
+
+
+@pytest.mark.parametrize("state", TransactionState)
+async def test_the_answer_is_what_check_says(state: TransactionState) -> None:
+    async def check(_message: ReceivedMessage) -> TransactionState:
+        await anyio.lowlevel.checkpoint()
+        return state
+
+    async with scripted_broker() as broker, TransactionProducer("g", check, namesrv=broker.address) as producer:
+        await producer.queues("T")
+        await producer.client.heartbeat()
+        await ask(broker, "g", b"x")
+        [end] = await broker.until(END, 1)
+    assert (end.ext_fields()["commitOrRollback"], end.ext_fields()["fromTransactionCheck"]) == (
+        str(state.value),
+        "true",
+    )
+
+
+async def test_a_check_that_fails_leaves_the_transaction_open() -> None:
+    def check(_message: ReceivedMessage) -> TransactionState:
+        raise ZeroDivisionError
+
+    async with scripted_broker() as broker, TransactionProducer("g", check, namesrv=broker.address) as producer:
+        await producer.queues("T")
+        await producer.client.heartbeat()
+        await ask(broker, "g", b"x")
+        [end] = await broker.until(END, 1)
+    assert end.ext_fields()["commitOrRollback"] == str(TransactionState.UNKNOWN.value)
+
+
+@pytest.mark.parametrize("state", TransactionState)
+async def test_the_end_of_a_block_is_told_unasked(state: TransactionState) -> None:
+    def never(_message: ReceivedMessage) -> TransactionState:
+        pytest.fail("nobody asked")
+
+    async with scripted_broker() as broker, TransactionProducer("g", never, namesrv=broker.address) as producer:
+        broker.answers[SEND] = stored_with_id
+        async with producer.transaction(Message("T", b"x")) as transaction:
+            transaction.state = state
+        [end] = await broker.until(END, 1)
+        [send] = await broker.until(SEND, 1)
+    told = end.ext_fields()
+    assert (told["commitOrRollback"], told["fromTransactionCheck"]) == (str(state.value), "false")
+    assert (told["tranStateTableOffset"], told["producerGroup"]) == ("5", "g")
+    assert "PGROUP\x01g\x02" in send.ext_fields()["i"]
+    assert int(send.ext_fields()["f"]) & 4  # prepared: nobody sees it yet

@@ -1,0 +1,91 @@
+"""Which queue a message without one goes to: each topic's queues in turn, from a queue chosen by chance.
+
+Guards against one turn for all topics (four topics in turn and four queues: one queue of each got everything), and
+against a first turn that is always the same (of many producers that send one message each, all sent to one queue).
+"""
+
+from collections import Counter
+from itertools import count
+
+import anyio
+import pytest
+
+from client import Message, Producer, faults
+from client.faults import FaultTable
+from client.message import MessageQueue
+from protocol.batch import decode_batch
+from protocol.codes import RequestCode
+from tests.client.scripted import scripted_broker
+from tests.client.test_scripted import BATCH, SEND, stored
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def queues(topic: str, number: int = 4) -> list[MessageQueue]:
+    return [MessageQueue(topic=topic, broker_name="a", queue_id=queue_id) for queue_id in range(number)]
+
+
+def test_each_topic_has_its_own_turn() -> None:
+    table = FaultTable(lambda: 0.0, start=lambda: 2)
+    found = [table.select(queues(topic)).queue_id for _ in range(4) for topic in "ABCD"]
+    assert found == [2] * 4 + [3] * 4 + [0] * 4 + [1] * 4
+
+
+def test_a_turn_begins_where_chance_says() -> None:
+    starts = count(5)
+    table = FaultTable(lambda: 0.0, start=lambda: next(starts))
+    assert [table.select(queues(topic)).queue_id for topic in "ABC"] == [1, 2, 3]
+
+
+def test_chance_is_chance() -> None:
+    assert len({faults.random_start() % 64 for _ in range(500)}) > 8
+
+
+def test_the_turns_of_many_topics_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_TOPICS", 3)
+    table = FaultTable(lambda: 0.0, start=lambda: 0)
+    for topic in "ABCD":
+        table.select(queues(topic))
+    assert list(table._turns) == ["B", "C", "D"]
+    assert table.select(queues("D")).queue_id == 1
+    assert table.select(queues("A")).queue_id == 0  # forgotten: it begins anew
+
+
+def test_the_queues_that_are_left_share_alike_while_a_broker_is_out() -> None:
+    table = FaultTable(lambda: 0.0, start=lambda: 0)
+    both = [*queues("T", 2), MessageQueue(topic="T", broker_name="b", queue_id=7)]
+    table.failed("b")
+    assert Counter(table.select(both).queue_id for _ in range(6)) == {0: 3, 1: 3}
+    assert Counter(table.select(both, avoid="b").queue_id for _ in range(6)) == {0: 3, 1: 3}
+    table.failed("a")  # all are out: any will do, but not the one that has just failed
+    assert {table.select(both, avoid="a").broker_name for _ in range(6)} == {"b"}
+    assert Counter(table.select(both).queue_id for _ in range(6)) == {0: 2, 1: 2, 7: 2}
+
+
+@pytest.mark.anyio
+async def test_producers_that_send_one_message_each_use_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = count()
+    monkeypatch.setattr(faults, "random_start", lambda: next(starts))
+    async with scripted_broker(queues=4) as broker:
+        broker.answers[SEND] = stored
+        for _ in range(4):
+            async with Producer("p", namesrv=broker.address) as producer:
+                await producer.send(Message("T", b"x"))
+        sends = await broker.until(SEND, 4)
+    assert [send.ext_fields()["e"] for send in sends] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.anyio
+async def test_a_first_burst_with_linger_uses_all_queues() -> None:
+    """Also before the topic's route is known: the first burst of a program is just that."""
+    async with scripted_broker(queues=4) as broker:
+        broker.answers[BATCH] = stored
+        async with (
+            Producer("p", namesrv=broker.address, linger=0.01) as producer,
+            anyio.create_task_group() as group,
+        ):
+            for number in range(100):
+                group.start_soon(producer.send, Message("T", b"%d" % number))
+        batches = [command for _, command in broker.seen if command.code == RequestCode.SEND_BATCH_MESSAGE]
+    assert sorted(batch.ext_fields()["e"] for batch in batches) == ["0", "1", "2", "3"]
+    assert sorted(len(decode_batch(batch.body)) for batch in batches) == [16, 20, 32, 32]
