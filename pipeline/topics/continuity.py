@@ -1,8 +1,8 @@
 """Whether a queue is still the one that a checkpoint speaks of.
 
-A topic that is deleted and made anew begins at offset 0 again; a broker whose disk lost its newest messages, or that was
-given an empty store, gives their offsets to other ones. Read on from the checkpoint's offset, such a queue would lack
-its first messages, and nobody would be told. Two things show it:
+A topic that is deleted and made anew begins at offset 0 again; a broker whose disk lost its newest messages, or that
+was given an empty store, gives their offsets to other ones. Read on from the checkpoint's offset, such a queue would
+lack its first messages, and nobody would be told. Two things show it:
 
 - The queue ends before the offset up to which it was read. A broker that is starting, or a slave that stands in for its
   master, may be behind for a moment: that is waited for, see ``Progress.bounds``.
@@ -51,7 +51,7 @@ def may_grow(bound: Bounds, seen: Seen | None) -> bool:
 def others(
     settings: ReadSettings, seen: Mapping[MessageQueue, Seen], bounds: Mapping[MessageQueue, Bounds], patience: Patience
 ) -> tuple[dict[MessageQueue, int], set[MessageQueue]]:
-    """Queues whose message at the known offset is another one, with its store time; queues of which nobody can tell now.
+    """Queues whose message at the known offset is another one, with its store time; those of which nobody can tell now.
 
     Raises RocketMQError for a refusal.
     """
