@@ -341,14 +341,14 @@ def test_a_run_that_ends_waits_for_a_broker_that_is_away(lonely: Cluster, monkey
     assert impatient.end_after(end, None) == end
     waited = []
 
-    def come_back() -> None:
-        lonely.broker.start()
+    def send_more() -> None:
         with Producer("away-now", namesrv=lonely.namesrv) as producer:
             send(producer, topic, 3)
 
     async def wait(patience: Patience) -> None:
         waited.append(patience.seconds)
-        await to_thread.run_sync(come_back)
+        lonely.broker.start()  # by this thread: a process ends with the thread that started it
+        await to_thread.run_sync(send_more)
 
     monkeypatch.setattr(Patience, "wait", wait)
     reader = progress_of(lonely, topics=topic)
