@@ -40,6 +40,10 @@ def test_units_behind_the_logs_end_are_told() -> None:
     records = {10: (100, 50), 11: (150, 50)}
     assert found_in(held, {**records, 12: (900, 50), 13: (1000, 50)}, LogBounds(0, 1050)) == {"=units": 4}
     assert found_in(held, records, LogBounds(0, 200)) == {"=units": 2, "queue unit behind the log's end": 2}
+    assert found_in(held, {**records, 12: (900, 50)}, LogBounds(0, 1000)) == {
+        "=units": 3,
+        "queue unit behind the log's end": 1,
+    }, "where the next record will stand there is none yet"
     assert found_in(held, {}, LogBounds(0, 0)) == {"queue unit behind the log's end": 4}
     assert found_in(held, {}, LogBounds(150, 950)) == {
         "queue unit without record": 2,

@@ -21,7 +21,7 @@ from client.sync import Admin, Producer
 from pipeline.options import OptionError, Options
 from pipeline.schema import COLUMNS
 from pipeline.topics import places, progress, session
-from pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset, limited
+from pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset
 from pipeline.topics.places import Bounds, Patience
 from pipeline.topics.planning import DataLossError, Range
 from pipeline.topics.progress import Progress
@@ -75,24 +75,6 @@ def test_an_offset_has_one_text_and_is_understood_again() -> None:
         StreamOffset.of({"v": 1, "q": {"T": 5}})
     with pytest.raises(OffsetFormatError, match="cannot be read: t is 'now'"):
         StreamOffset.of({"v": 1, "t": "now"})
-
-
-def test_a_limit_is_kept_and_shared() -> None:
-    queues = [MessageQueue(topic="T", broker_name="b", queue_id=number) for number in range(4)]
-    begins = dict.fromkeys(queues, 100)
-    ends = {queues[0]: 100, queues[1]: 101, queues[2]: 200, queues[3]: 1100}
-    for most in (1, 2, 3, 7, 50, 1101, 5000):
-        found = limited(begins, ends, most)
-        sizes = [found[queue] - 100 for queue in queues]
-        assert min(most, 1101) - 3 <= sum(sizes) <= min(most, 1101), "rounding may leave a few to the next batch"
-        assert all(found[queue] <= ends[queue] for queue in queues)
-    assert min(limited(begins, ends, 3)[queue] for queue in queues[1:]) == 101
-    position, seen = begins, set()
-    for _ in range(6):
-        following = limited(position, ends, 1)
-        seen |= {queue for queue in queues if following[queue] > position[queue]}
-        position = following
-    assert seen == set(queues[1:]), "nobody waits for ever"
 
 
 def test_the_first_offsets_are_pinned_in_the_first_batch(cluster: Cluster, producer: Producer) -> None:
