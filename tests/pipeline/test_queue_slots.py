@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from broker.store.consume_queue import ConsumeQueue, QueueShape
 from pipeline.jobs.queue_slots import QueueImage
 from protocol.queue_unit import UNIT_SIZE
+from protocol.record import OVERHEAD_V1
 
 steps = st.tuples(st.integers(-3, 12), st.integers(0, 3000))
 
@@ -33,3 +35,15 @@ def test_odd_offsets_get_the_units_that_the_broker_gives_them(first: int, moves:
     assert (min(files), image.next) == (queue.first_offset, queue.next_offset)
     assert list(files) == list(range(min(files), image.next, 10))
     assert b"".join(files.values()) == queue.tail_units(queue.tail_offset, queue.unwritten())
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_lost_records_get_fillers_if_the_hole_has_room_for_them(spare: int) -> None:
+    """A byte less, and offsets were left out by a queue that went on otherwise: as many as are there count."""
+    queue = ConsumeQueue("T", 0, "/q", QueueShape(10, 4096), lambda _: None)
+    image = QueueImage(10, 4096)
+    for phy, offset in ((0, 0), (100 + 2 * OVERHEAD_V1 + spare, 3)):
+        queue.put(phy, 100, 7, offset)
+        image.put(phy, 100, 7, offset)
+    assert image.next == queue.next_offset == (4 if spare >= 0 else 2)
+    assert bytes(image.units) == queue.tail_units(queue.tail_offset, queue.unwritten())
