@@ -67,7 +67,12 @@ def rebuild(store: str, target: str, split_size: int, as_json: bool, **sizes: An
 @click.option("--entries", default=20_000_000, show_default=True, help="maxIndexNum.")
 @click.option("--delay-levels", help="messageDelayLevel, where the broker's is not the default one.")
 def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
-    """Compare records, the chain of the log, queues and index of STORE. Exit code 1 where something is wrong."""
+    """Compare records, the chain of the log, queues, index and checkpoint of STORE.
+
+    Exit codes are those of `mqstore verify`. 0: all is sound. 1: queues, index or checkpoint are not what the log
+    says; a broker's next start or `rebuild` mends them. 2: the directory cannot be looked at. 3: records are damaged,
+    or files of the log are missing.
+    """
     with _session("audit") as spark:
         from pipeline.jobs import audit as job  # noqa: PLC0415 - needs PySpark
 
@@ -82,7 +87,7 @@ def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
         *(f"fault: {fault.kind}: {fault.count}: {'; '.join(fault.examples[:3])}" for fault in report.faults),
         "the store is sound" if report.is_sound else "the store has faults",
     )
-    sys.exit(0 if report.is_sound else 1)
+    sys.exit(report.verdict)
 
 
 @main.command()

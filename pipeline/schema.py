@@ -10,35 +10,9 @@ from typing import Final
 
 import pyarrow as pa
 
-SPARK_SCHEMA: Final = (
-    "topic string not null, "
-    "brokerName string, "
-    "queueId int not null, "
-    "queueOffset bigint not null, "
-    "body binary not null, "
-    "tags string, "
-    "keys array<string> not null, "
-    "msgId string not null, "
-    "uniqId string, "
-    "bornTimestamp timestamp not null, "
-    "storeTimestamp timestamp not null, "
-    "bornHost string not null, "
-    "storeHost string not null, "
-    "commitLogOffset bigint not null, "
-    "reconsumeTimes int not null, "
-    "flag int not null, "
-    "sysFlag int not null, "
-    "properties map<string,string> not null"
-)
-"""The schema as Spark reads it (DDL).
+from pipeline.names import COLUMNS, SPARK_SCHEMA, spark_schema
 
-``topic`` is where the record is stored (a group's retry topic for a message that is tried again), ``brokerName`` is
-null where nobody knows it (a store directory without a name), ``body`` is decompressed. ``keys`` are the words of KEYS,
-none for a message without. ``msgId`` tells the record's place (address of the broker and commit-log offset, RocketMQ's
-offsetMsgId), ``uniqId`` is the producer's own id (UNIQ_KEY). ``bornHost`` and ``storeHost`` are ``address:port``, with
-an IPv6 address in brackets. ``properties`` holds all properties, RocketMQ's own included (PropertyName); the column is
-left out with ``includeProperties=false``.
-"""
+__all__ = ["ARROW_SCHEMA", "COLUMNS", "SPARK_SCHEMA", "arrow_schema", "spark_schema"]
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
@@ -65,18 +39,6 @@ ARROW_SCHEMA: Final = pa.schema(
     ]
 )
 """The same columns in Arrow's types."""
-
-COLUMNS: Final = tuple(ARROW_SCHEMA.names)
-"""Names of the columns, in order."""
-
-
-def spark_schema(*, properties: bool = True) -> str:
-    """The DDL schema; ``properties`` False leaves the last column out.
-
-    >>> spark_schema(properties=False).endswith("sysFlag int not null")
-    True
-    """
-    return SPARK_SCHEMA if properties else SPARK_SCHEMA.rpartition(", ")[0]
 
 
 def arrow_schema(*, properties: bool = True) -> pa.Schema:

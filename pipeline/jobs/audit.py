@@ -1,10 +1,11 @@
 """``audit``: whether a store holds together: records, the chain of the log, queues, index; a report with plots.
 
-Everything is compared with the log, which is read once, every record with its checksum. On one machine,
-``mqstore verify`` says the same and looks at the small files too.
+Everything is compared with the log, which is read once, every record with its checksum; where it ends is compared with
+what checkpoint, queues and index know of it. On one machine, ``mqstore verify`` says the same and looks at the state
+files too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.jobs import audit_files
+from pipeline.jobs.audit_files import Finding, LogBounds, Verdict
 from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
 from pipeline.jobs.index_files import read_index_file
 from pipeline.jobs.page import Page
@@ -24,7 +27,7 @@ from pipeline.jobs.run import groups, on_parts
 from pipeline.store.files import DataFile, StoreFiles
 from pipeline.store.options import StoreOptions
 from pipeline.store.queues import UNIT_TYPE
-from protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
+from protocol.queue_unit import UNIT_SIZE
 
 _SHOWN: Final = 20
 _FAULT_SCHEMA: Final = "kind string, count bigint, example string"
@@ -60,6 +63,11 @@ class AuditReport(Struct):
         """Nothing is wrong."""
         return not self.faults
 
+    @property
+    def verdict(self) -> Verdict:
+        """How bad it is."""
+        return audit_files.verdict([fault.kind for fault in self.faults])
+
 
 def audit(
     spark: SparkSession,
@@ -73,18 +81,20 @@ def audit(
     """Look at everything; delay levels, slots and entries as in the broker's configuration. Raises StorePathError."""
     files = StoreFiles(store)
     report = AuditReport()
+    checkpoint = audit_files.read_checkpoint(files)  # before the log, which a broker may be writing
     reading = StoreOptions(path=store, split_size=split_size)
     table, _, gaps = dispatched(spark, files, reading, delay_table(delay_levels))
     table.persist(StorageLevel.DISK_ONLY)
     try:
-        _totals(table, report)
-        examples = [f"{gap.length} bytes at {gap.phy}: {gap.why}" for gap in gaps]
-        if gaps:
-            report.faults.append(Fault("log chain", len(gaps), examples[:_SHOWN]))
-        _add(report, table.where("why is not null").select(_told("damaged record", "why", "phy", "size")))
+        bounds, newest_ms = _totals(table, report, files)
+        _count(report, [(audit_files.CHAIN, 1, f"{gap.length} bytes at {gap.phy}: {gap.why}") for gap in gaps])
+        log, path = files.log_files(), files.join("checkpoint")
+        _count(report, audit_files.log_file_faults(log))
+        _count(report, audit_files.checkpoint_faults(path, checkpoint, log, bounds.end, newest_ms))
+        _add(report, table.where("why is not null").select(_told(audit_files.RECORD, "why", "phy", "size")))
         _add(report, _times(table))
-        _queues(spark, files, table, report)
-        _index(spark, files, table, report, partial(read_index_file, files, slots, entries))
+        _queues(spark, files, table, report, bounds)
+        _index(spark, files, table, report, bounds, partial(read_index_file, files, slots, entries))
     finally:
         table.unpersist()
     return report
@@ -107,7 +117,20 @@ def _add(report: AuditReport, faults: DataFrame) -> None:
             report.faults.append(Fault(row.kind, row["count"], sorted({row[2], row[3]})))
 
 
-def _totals(table: DataFrame, report: AuditReport) -> None:
+def _count(report: AuditReport, findings: Iterable[Finding]) -> None:
+    """Add findings that did not come from Spark."""
+    for kind, count, example in findings:
+        fault = next((known for known in report.faults if known.kind == kind), None)
+        if fault is None:
+            fault = Fault(kind, 0, [])
+            report.faults.append(fault)
+        fault.count += count
+        if len(fault.examples) < _SHOWN:
+            fault.examples.append(example)
+
+
+def _totals(table: DataFrame, report: AuditReport, files: StoreFiles) -> tuple[LogBounds, int]:
+    """What there is in all; where the log begins and ends, and the store time of its newest record."""
     records = table.where("why is null")
     hour = f.date_trunc("hour", f.timestamp_millis("storeTime")).alias("hour")
     size = f.sum("size").alias("bytes")
@@ -118,6 +141,11 @@ def _totals(table: DataFrame, report: AuditReport) -> None:
     report.records = sum(records for _, records, _ in report.topics)
     report.bytes = sum(size for _, _, size in report.topics)
     report.keys = table.agg(f.sum(f.expr("case when why is null then size(hashes) end"))).collect()[0][0] or 0
+    # Damage counts: a record that cannot be read is no reason to call its queue unit one behind the end.
+    end, newest = table.agg(f.max(f.expr("phy + size")), f.max("storeTime")).collect()[0]
+    log = files.log_files()
+    start = log[0].start if log else 0
+    return LogBounds(start, max(start, end or 0)), newest or 0
 
 
 def _times(table: DataFrame) -> DataFrame:
@@ -137,17 +165,16 @@ def _times(table: DataFrame) -> DataFrame:
 # -- queues
 
 
-def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: AuditReport) -> None:
+def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: AuditReport, bounds: LogBounds) -> None:
     """Each unit leads to its record, each record has its unit, offsets follow one another."""
     stored = {
         (topic, queue_id): files.queue_files(topic, queue_id)
         for topic in files.topics()
         for queue_id in files.queue_ids(topic)
     }
-    size = max((file.size for found in stored.values() for file in found), default=6_000_000)
-    units = max(1, size // UNIT_SIZE)
-    log = files.log_files()
-    bounds = (log[0].start, log[-1].end) if log else (0, 0)
+    size = audit_files.usual_size(stored)
+    units = size // UNIT_SIZE
+    _count(report, audit_files.queue_file_faults(stored, size))
     paths = {(topic, queue_id, file.start // size): file for (topic, queue_id), own in stored.items() for file in own}
     # every file that is there gets a row, so that those without records are looked at too
     expected = table.where("queued").select(
@@ -187,7 +214,7 @@ def check_queue_files(
     files: StoreFiles,
     paths: dict[tuple[str, int, int], DataFile],
     units: int,
-    bounds: tuple[int, int],
+    bounds: LogBounds,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Compare each queue file with the records of its range, sorted by offset and place in the log."""
@@ -209,22 +236,7 @@ def check_queue_files(
         else:
             begin = number * units
             held = np.frombuffer(files.units([file], begin, begin + units), UNIT_TYPE)
-            place = offset - begin
-            good = held[place] == wanted
-            rows.append(("=units", int(good.sum()), ""))
-            for at in np.flatnonzero(~good)[:_SHOWN].tolist():
-                stands = tuple(int(value) for value in held[place[at]])
-                text = f"{name} at {offset[at]}: {stands} for the record at {int(wanted['phy'][at])}"
-                rows.append(("queue unit is not the record's", 1, text))
-            more = int((~good).sum()) - _SHOWN
-            if more > 0:
-                rows.append(("queue unit is not the record's", more, f"{name}: and more"))
-            extra = (held["size"] > 0) & (held["size"] != FILLER_SIZE)
-            extra &= (held["phy"] >= bounds[0]) & (held["phy"] < bounds[1])
-            extra[place] = False
-            if extra.any():
-                first = begin + int(np.argmax(extra))
-                rows.append(("queue unit without record", int(extra.sum()), f"{name} at {first}"))
+            rows += audit_files.compare_units(name, begin, held, offset, wanted, bounds)
         yield pa.RecordBatch.from_pylist(
             [dict(zip(_FAULT_ARROW.names, row, strict=True)) for row in rows], schema=_FAULT_ARROW
         )
@@ -234,9 +246,17 @@ def check_queue_files(
 
 
 def _index(
-    spark: SparkSession, files: StoreFiles, table: DataFrame, report: AuditReport, read: Callable[..., Any]
+    spark: SparkSession,
+    files: StoreFiles,
+    table: DataFrame,
+    report: AuditReport,
+    bounds: LogBounds,
+    read: Callable[..., Any],
 ) -> None:
-    """Every key of every record is found by a query: an entry of its hash leads to it, and is in its slot's chain."""
+    """Every key of every record is found by a query: an entry of its hash leads to it, and is in its slot's chain.
+
+    And every entry leads to a record, unless the log begins behind it: files are kept until all their records are gone.
+    """
     found = files.index_files()
     report.index_files = len(found)
     if not found:
@@ -246,6 +266,9 @@ def _index(
     _add(report, wrong.select("kind", f.lit(1).cast("bigint").alias("count"), "example"))
     keys = table.where("size(hashes) > 0").select("topic", "phy", f.explode("hashes").alias("hash"))
     reached = entries.where("kind is null").select("hash", "phy")
+    records = table.where("why is null").select("phy")
+    nowhere = reached.where(f.col("phy") >= bounds.start).join(records, "phy", "left_anti")
+    _add(report, nowhere.select(_told("index entry without record", "phy", "hash")))
     missing = keys.join(reached, ["hash", "phy"], "left_anti")
     _add(report, missing.select(_told("key that a query does not find", "topic", "phy", "hash")))
     entries.unpersist()

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from pipeline.names import COLUMNS
 from pipeline.options import OptionError, Options
-from pipeline.schema import COLUMNS
 
 DEFAULT_SPLIT: Final = 64 << 20
 FAR: Final = (1 << 63) - 1

@@ -3,17 +3,21 @@
 ::
 
     {"v": 1, "t": 1700000000000,
-     "q": {"Orders": {"broker-a": {"0": 23}}}, "from": {"Orders": {"broker-a": {"0": 7}}}}
+     "q": {"Orders": {"broker-a": {"0": 23}}}, "from": {"Orders": {"broker-a": {"0": 7}}},
+     "seen": {"Orders": {"broker-a": {"0": [22, 1700000000123]}}}}
 
 ``q`` is where the batch ends. ``from`` says where queues begin that no earlier batch knew: all of them in the first
-batch, new ones later. So the first offsets are in Spark's checkpoint before a row of them is read, and whoever runs the
-batch again starts at the same place, wherever ``latest`` or ``earliest`` are by then. ``t``, if there, is the store
-time in ms from which queues are read that are met later: when the stream began, unless it reads all there is. The
-offset before all others is ``{"v": 1}``: it is the same whenever Spark asks, as often as it asks.
+batch, new ones later; and where a queue begins again that is not the one any more that earlier batches read. So the
+first offsets are in Spark's checkpoint before a row of them is read, and whoever runs the batch again starts at the
+same place, wherever ``latest`` or ``earliest`` are by then. ``seen`` is the store time in ms of one message of a queue,
+by its offset: a queue that has another one there was made anew. Checkpoints of older versions have none, and older
+versions pass over it. ``t``, if there, is the store time in ms from which queues are read that are met later: when the
+stream began, unless it reads all there is. The offset before all others is ``{"v": 1}``: it is the same whenever Spark
+asks, as often as it asks.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from client.message import MessageQueue
 
@@ -22,12 +26,24 @@ INITIAL: Final[dict[str, Any]] = {"v": 1}
 Positions = dict[MessageQueue, int]
 
 
+class Seen(NamedTuple):
+    """A message that was in a queue: its offset, and its store time in ms."""
+
+    offset: int
+    time_ms: int
+
+
+Sightings = dict[MessageQueue, Seen]
+
+
 class OffsetFormatError(ValueError):
     """A checkpoint's offset that this version does not understand."""
 
 
 class StreamOffset:
-    """Where a batch ends, where the queues begin that are new in it, and from which time on later ones are read.
+    """Where a batch ends, where the queues begin that are new in it, and by what its queues are known again.
+
+    ``since_ms`` is the time from which queues are read that are met later.
 
     >>> queue = MessageQueue(topic="T", broker_name="b", queue_id=10)
     >>> offset = StreamOffset({queue: 5}, {queue: 2})
@@ -42,15 +58,18 @@ class StreamOffset:
         ends: Mapping[MessageQueue, int],
         begins: Mapping[MessageQueue, int] | None = None,
         since_ms: int | None = None,
+        seen: Mapping[MessageQueue, Seen] | None = None,
     ) -> None:
         self.ends: Positions = dict(ends)
         self.begins: Positions = dict(begins or {})
         self.since_ms = since_ms
+        self.seen: Sightings = dict(seen or {})
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StreamOffset):
             return False
-        return (self.ends, self.begins, self.since_ms) == (other.ends, other.begins, other.since_ms)
+        mine = self.ends, self.begins, self.since_ms, self.seen
+        return mine == (other.ends, other.begins, other.since_ms, other.seen)
 
     def __hash__(self) -> int:
         return hash((frozenset(self.ends.items()), frozenset(self.begins.items())))
@@ -66,7 +85,8 @@ class StreamOffset:
         since = value.get("t")
         if since is not None and type(since) is not int:
             raise OffsetFormatError(f"the checkpoint's offset cannot be read: t is {since!r}")
-        return StreamOffset(_positions(value.get("q", {})), _positions(value.get("from", {})), since)
+        seen = {queue: _seen(found) for queue, found in _places(value.get("seen", {})).items()}
+        return StreamOffset(_positions(value.get("q", {})), _positions(value.get("from", {})), since, seen)
 
     @property
     def is_initial(self) -> bool:
@@ -82,32 +102,49 @@ class StreamOffset:
             value["q"] = _table(self.ends)
         if self.begins:
             value["from"] = _table(self.begins)
+        if self.seen:
+            value["seen"] = _table({queue: list(found) for queue, found in self.seen.items()})
         return value
 
     def begin_of(self, queue: MessageQueue, start: "StreamOffset") -> int:
-        """Where a batch that ends here and starts at ``start`` begins in a queue."""
-        found = start.ends.get(queue)
-        return found if found is not None else self.begins.get(queue, 0)
+        """Where a batch that ends here and starts at ``start``, which is another offset, begins in a queue."""
+        found = self.begins.get(queue)
+        return found if found is not None else start.ends.get(queue, 0)
 
 
-def _table(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
-    table: dict[str, dict[str, dict[str, int]]] = {}
-    for queue in sorted(positions):
+def _table(values: Mapping[MessageQueue, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    for queue in sorted(values):
         brokers = table.setdefault(queue.topic, {})
-        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = positions[queue]
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = values[queue]
     return table
+
+
+def _places(table: Any) -> dict[MessageQueue, Any]:
+    try:
+        return {
+            MessageQueue(topic=topic, broker_name=broker, queue_id=int(number)): value
+            for topic, brokers in table.items()
+            for broker, queues in brokers.items()
+            for number, value in queues.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise OffsetFormatError(f"the checkpoint's offset cannot be read: {table!r}") from None
 
 
 def _positions(table: Any) -> Positions:
     try:
-        return {
-            MessageQueue(topic=topic, broker_name=broker, queue_id=int(number)): int(offset)
-            for topic, brokers in table.items()
-            for broker, queues in brokers.items()
-            for number, offset in queues.items()
-        }
-    except (AttributeError, TypeError, ValueError):
+        return {queue: int(offset) for queue, offset in _places(table).items()}
+    except (TypeError, ValueError):
         raise OffsetFormatError(f"the checkpoint's offset cannot be read: {table!r}") from None
+
+
+def _seen(value: Any) -> Seen:
+    try:
+        offset, time_ms = value
+        return Seen(int(offset), int(time_ms))
+    except (TypeError, ValueError):
+        raise OffsetFormatError(f"the checkpoint's offset cannot be read: seen has {value!r}") from None
 
 
 def limited(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], most: int) -> Positions:

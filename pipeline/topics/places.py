@@ -5,23 +5,34 @@ for, what is found by a pattern is simply not there for the moment.
 """
 
 import re
+import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 import anyio
 
 from client import offsets
 from client.admin.models import TopicOffset, as_kind, queue_table
-from client.core import Client
-from client.errors import NoBrokerError, PerhapsStoredError, RocketMQError, TopicNotFoundError, UnreachableError
+from client.core import Client, wall_ms
+from client.errors import (
+    NoBrokerError,
+    PerhapsStoredError,
+    RocketMQError,
+    TopicNotFoundError,
+    UnreachableError,
+    error_for,
+)
 from client.message import MessageQueue
+from client.pulling import PullCall, PullStatus
 from client.routes import TopicRoute
-from pipeline.topics.settings import ReadSettings
+from client.subscription import ALL, Subscription
+from pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
 from protocol import lenient_json
 from protocol.body import ClusterInfo, TopicList, decode_json
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers.admin import TopicRequestHeader
+from protocol.record import store_time_at
 from protocol.topic_rules import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 
 T = TypeVar("T")
@@ -39,13 +50,20 @@ _PASSING: Final = frozenset(
         ResponseCode.FLUSH_SLAVE_TIMEOUT,
     }
 )
+_NOT_THERE: Final = frozenset(status.value for status in PullStatus)
+_HEAD: Final = struct.Struct(">20xq8xi")
+"""A record's queue offset and system flag (layout: protocol.record)."""
 
 
 class Bounds(NamedTuple):
-    """A queue's first offset, and the offset that its next message will get."""
+    """A queue's first offset, and the offset that its next message will get.
+
+    ``last_ms`` is the store time of the message before ``end``; 0 where the broker does not say.
+    """
 
     first: int
     end: int
+    last_ms: int = 0
 
 
 class Patience:
@@ -174,7 +192,8 @@ async def _topic_bounds(client: Client, topic: str, address: str) -> dict[Messag
     for queue, value in table.items():
         offset: TopicOffset = as_kind(value, TopicOffset)
         first = max(0, offset.min_offset)
-        found[queue] = Bounds(first, max(first, offset.max_offset))
+        last_ms = offset.last_update_timestamp if offset.max_offset > first else 0
+        found[queue] = Bounds(first, max(first, offset.max_offset), max(0, last_ms))
     return found
 
 
@@ -197,6 +216,54 @@ async def at_time(client: Client, queues: Iterable[MessageQueue], time_ms: int) 
     if errors:
         raise errors[0]
     return found
+
+
+async def store_times(
+    client: Client, settings: ReadSettings, places: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, int]:
+    """For each queue the store time (ms) of its message at an offset; a queue that has none there is left out.
+
+    Raises RocketMQError.
+    """
+    found: dict[MessageQueue, int] = {}
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+    errors: list[RocketMQError] = []
+
+    async def one(queue: MessageQueue, offset: int) -> None:
+        async with limiter:
+            try:
+                time_ms = await _store_time(client, settings, queue, offset)
+            except RocketMQError as error:
+                errors.append(error)
+            else:
+                if time_ms is not None:
+                    found[queue] = time_ms
+
+    async with anyio.create_task_group() as group:
+        for queue, offset in places.items():
+            group.start_soon(one, queue, offset)
+    if errors:
+        raise errors[0]
+    return found
+
+
+async def _store_time(client: Client, settings: ReadSettings, queue: MessageQueue, offset: int) -> int | None:
+    """By a pull of that one message: brokers have no smaller question whose answer all versions give exactly."""
+    everything = Subscription(queue.topic, ALL, wall_ms())
+    call = PullCall(settings.group or DEFAULT_GROUP, queue, everything, 1, with_subscription=True, hold=0.0)
+    address = (await client.routes.get(queue.topic)).member(queue.broker_name)
+    if address is None:
+        raise UnreachableError(f"the route of {queue.topic} has no broker {queue.broker_name}")
+    reply = await client.invoke(address, call.command(offset))
+    if reply.code != PullStatus.FOUND.value:
+        if reply.code in _NOT_THERE:
+            return None
+        raise error_for(reply.code, reply.remark, address)
+    body = bytes(reply.body)
+    if len(body) < _HEAD.size or _HEAD.unpack_from(body)[0] != offset:
+        return None
+    at = store_time_at(_HEAD.unpack_from(body)[1])
+    return int.from_bytes(body[at : at + 8], "big", signed=True)
 
 
 async def commit(client: Client, group: str, positions: Iterable[tuple[MessageQueue, int]]) -> None:

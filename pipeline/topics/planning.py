@@ -37,6 +37,20 @@ def lost(settings: ReadSettings, what: str) -> str | None:
     return text
 
 
+def replaced(settings: ReadSettings, queue: MessageQueue, what: str) -> str:
+    """As ``lost``, for a queue that is not any more what the checkpoint knows of it."""
+    text = (
+        f"{name_of(queue)} (topic/broker/queue) {what}: the topic was deleted and made anew, or the broker lost its "
+        "newest messages or its store"
+    )
+    if settings.fail_on_data_loss:
+        raise DataLossError(
+            f"{text}. Nothing is read and the checkpoint stays as it is. To go on with what is there now: "
+            "failOnDataLoss=false, which reads such a queue from its new beginning, or a new checkpoint"
+        )
+    return text
+
+
 async def known_bounds(client: Client, settings: ReadSettings) -> dict[MessageQueue, Bounds]:
     """The bounds of all wanted queues, waiting for brokers that do not answer.
 

@@ -9,8 +9,8 @@ import structlog
 from client.core import Client
 from client.errors import RocketMQError
 from client.message import MessageQueue
-from pipeline.topics import places, planning, session
-from pipeline.topics.offsets import Positions, StreamOffset, limited
+from pipeline.topics import continuity, places, planning, session
+from pipeline.topics.offsets import Positions, Seen, Sightings, StreamOffset, limited
 from pipeline.topics.places import Bounds, Patience, is_passing
 from pipeline.topics.planning import Range, name_of
 from pipeline.topics.settings import Position, ReadSettings
@@ -54,17 +54,20 @@ class Progress:
         self._shown_again: dict[MessageQueue, float] = {}
         self._gone: set[MessageQueue] = set()
         self._trimmed: set[MessageQueue] = set()
-        self._short_since: dict[MessageQueue, float] = {}
+        self._planned: StreamOffset | None = None
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
     def bounds(self, start: StreamOffset = _NOTHING) -> Bound:
         """The bounds of all queues, at most FRESH seconds old. A broker that is down keeps its queues as they were.
 
+        A queue that ends before ``start`` is asked for again until it has grown or pollTimeoutMs is over. That is
+        waited for here, within one call: the next run is another reader, which would begin to wait anew.
+
         Raises OptionError for a topic that is not there at the begin of a stream, DataLossError for one that ``start``
         knows and that was deleted.
         """
-        if self._now() - self._asked < FRESH:
+        if self._now() - self._asked < FRESH and not self._may_grow(start, self._bounds):
             return self._bounds
         settings = self._settings
         if start.is_initial and not self._bounds:
@@ -73,20 +76,35 @@ class Progress:
             known = set(self._bounds) | set(start.ends)
             # A run that ends with what is there now has no later look at a broker that is away for a moment.
             patience = Patience(settings.poll_timeout if self._pins and self._target is None else 0.0)
-            found = session.ask(settings.namesrv, lambda client: self._patient_look(client, known, patience))
+            found = session.ask(settings.namesrv, lambda client: self._patient_look(client, start, known, patience))
             self._bounds = {**self._bounds, **found}
         self._asked = self._now()
         return self._bounds
 
-    async def _patient_look(self, client: Client, known: set[MessageQueue], patience: Patience) -> Bound:
-        """What can be learned until everything known is there, or was deleted, or patience ends."""
+    async def _patient_look(
+        self, client: Client, start: StreamOffset, known: set[MessageQueue], patience: Patience
+    ) -> Bound:
+        """What can be learned until everything known is there, and not shorter than it was, or patience ends."""
         chosen = self._settings.queues
         wanted = known if chosen is None else known & chosen
+        growth = Patience(self._settings.poll_timeout)
         while True:
             found = await self._look(client, known)
-            if not wanted - set(found) - self._gone or patience.is_over:
+            if wanted - set(found) - self._gone and not patience.is_over:
+                await patience.wait()
+            elif self._may_grow(start, found) and not growth.is_over:
+                await growth.wait()
+            else:
                 return found
-            await patience.wait()
+
+    @staticmethod
+    def _may_grow(start: StreamOffset, bounds: Bound) -> bool:
+        """Whether a queue is shorter than it was, and its broker may only be behind."""
+        return any(
+            continuity.is_shorter(known, bounds[queue]) and continuity.may_grow(bounds[queue], start.seen.get(queue))
+            for queue, known in start.ends.items()
+            if queue in bounds
+        )
 
     async def _look(self, client: Client, known: set[MessageQueue]) -> Bound:
         """What can be learned now; nothing where brokers are down."""
@@ -132,24 +150,70 @@ class Progress:
         if self._pins and self._target is None:
             self._target = {queue: bound.end for queue, bound in bounds.items()}
         begins = self._begins({queue: bound for queue, bound in bounds.items() if queue not in start.ends}, start)
-        known = {**start.ends, **begins}
+        again, untold = self._begins_again(start, bounds)
+        known = {**start.ends, **begins, **again}
         ends, there = dict(known), dict(known)
         for queue, bound in bounds.items():
-            if queue not in known:
+            if queue not in known or queue in untold:
                 continue
-            if self._has_lost_its_end(queue, known[queue], bound):
-                ends[queue] = there[queue] = self._highest[queue] = bound.end
-                continue
-            self._check_begin(queue, known[queue], bound)
+            if queue not in again:
+                self._check_begin(queue, known[queue], bound)
             target = bound.end if self._target is None else min(bound.end, self._target.get(queue, 0))
             ends[queue] = max(known[queue], target, self._highest.get(queue, 0))
             # What was trimmed is no part of a batch: else it would be passed over limit by limit.
             there[queue] = min(ends[queue], max(known[queue], bound.first))
         if most is not None:
             ends = limited(there, ends, most)
-        if not begins and ends == start.ends:
+        if not begins and not again and ends == start.ends:
             return start
-        return StreamOffset(ends, begins, self._since_ms() if start.is_initial else start.since_ms)
+        since_ms = self._since_ms() if start.is_initial else start.since_ms
+        seen = self._sightings({queue: seen for queue, seen in start.seen.items() if queue not in again}, known, ends)
+        self._planned = StreamOffset(ends, {**begins, **again}, since_ms, seen)
+        return self._planned
+
+    def _begins_again(self, start: StreamOffset, bounds: Bound) -> tuple[Positions, set[MessageQueue]]:
+        """Where queues begin that are not any more what was read; and those of which nobody can tell now.
+
+        Only queues that have become longer are compared: an idle one costs no request. Raises DataLossError.
+        """
+        known = {queue: bound for queue, bound in bounds.items() if queue in start.ends}
+        short = {queue for queue, bound in known.items() if continuity.is_shorter(start.ends[queue], bound)}
+        for queue in sorted(short):
+            continuity.tell_shorter(self._settings, queue, start.ends[queue], known[queue])
+        longer = {
+            queue: seen for queue, seen in start.seen.items() if queue in known and known[queue].end > start.ends[queue]
+        }
+        other, untold = continuity.others(self._settings, longer, known, self._patience())
+        for queue, time_ms in sorted(other.items()):
+            continuity.tell_other(self._settings, queue, start.seen[queue], time_ms, known[queue])
+        again = {queue: known[queue] for queue in short | set(other)}
+        if not again:
+            return {}, untold
+        for queue in again:
+            self._highest.pop(queue, None)
+            self._trimmed.discard(queue)
+        return continuity.new_begins(self._settings, again, start.seen), untold
+
+    def _sightings(self, seen: Sightings, known: Positions, ends: Positions) -> Sightings:
+        """By which messages the queues are known again: the last of each, where the brokers have told its time."""
+        found: Sightings = {}
+        wanted: Positions = {}
+        for queue, end in ends.items():
+            bound, old = self._bounds.get(queue), seen.get(queue)
+            if bound is not None and end == bound.end and bound.last_ms:
+                found[queue] = Seen(end - 1, bound.last_ms)
+            elif bound is not None and end > known[queue] and (old is None or old.offset < bound.first):
+                wanted[queue] = end - 1
+            elif old is not None:
+                found[queue] = old
+        if wanted:
+            told = continuity.times(self._settings, wanted, Patience(0.0)) or {}
+            found |= {queue: Seen(wanted[queue], time_ms) for queue, time_ms in told.items()}
+        return found
+
+    def _patience(self) -> Patience:
+        """A run that ends with what is there now has no later look at a broker that is away for a moment."""
+        return Patience(self._settings.poll_timeout if self._pins else 0.0)
 
     def _check_begin(self, queue: MessageQueue, known: int, bound: Bounds) -> None:
         """Raises DataLossError where what was to be read next was trimmed; else tells it once."""
@@ -159,23 +223,6 @@ class Progress:
             what = f"{name_of(queue)} begins at {bound.first}, the stream has read it up to {known}"
             _log.warning("messages are not there any more", reason=planning.lost(self._settings, what))
             self._trimmed.add(queue)
-
-    def _has_lost_its_end(self, queue: MessageQueue, known: int, bound: Bounds) -> bool:
-        """Whether the queue stays shorter than it was: from now on it is read from the end that it has.
-
-        From its first message would be wrong for a broker that has lost the last ones only: rows would come twice.
-        Raises DataLossError.
-        """
-        if bound.end >= known:
-            self._short_since.pop(queue, None)
-            return False
-        now = self._now()
-        # Not at once: a broker that has just started may not have got to its end yet.
-        if now - self._short_since.setdefault(queue, now) <= self._settings.poll_timeout:
-            return False
-        what = f"{name_of(queue)} ends at {bound.end}, the stream has read it up to {known}"
-        _log.warning("a queue is shorter than it was", reason=planning.lost(self._settings, what))
-        return True
 
     def remember(self, end: StreamOffset) -> None:
         """An end that was given to Spark or came from it: no later one lies before it."""
@@ -203,12 +250,18 @@ class Progress:
             return await planning.resolve(client, position, "startingOffsets", unknown)
 
         try:
-            return session.ask(settings.namesrv, resolve)
+            found = session.ask(settings.namesrv, resolve)
         except RocketMQError as error:
             if start.is_initial or not is_passing(error):
                 raise
             _log.warning("new queues cannot be read yet", reason=str(error))
             return {}
+        for queue, begin in found.items():
+            # startingOffsets of a queue that was made anew since somebody noted them
+            if begin > unknown[queue].end:
+                continuity.tell_shorter(settings, queue, begin, unknown[queue])
+                found[queue] = unknown[queue].end
+        return found
 
     def _since_ms(self) -> int | None:
         """The store time from which queues are read that are met after the first batch; None for all they have."""
@@ -220,7 +273,14 @@ class Progress:
     # -- what a batch reads ----------------------------------------------------------------------------------------
 
     def ranges(self, start: StreamOffset, end: StreamOffset) -> list[Range]:
-        """The ranges between two offsets. Raises DataLossError where an end lies before its start."""
+        """The ranges between two offsets. Raises DataLossError where an end lies before its start.
+
+        And where a batch that an earlier run has planned would read queues that are other ones by now.
+        """
+        if start == end:
+            return []
+        if end != self._planned:
+            self._check_planned(end)
         found = []
         for queue, stop in sorted(end.ends.items()):
             begin = end.begin_of(queue, start)
@@ -231,6 +291,16 @@ class Progress:
             elif begin < stop:
                 found.append(Range(queue, begin, stop))
         return planning.split(found, self._settings.min_partitions)
+
+    def _check_planned(self, end: StreamOffset) -> None:
+        """A batch is read again after a restart: what it was to read has to be there. Raises DataLossError."""
+        bounds = self.bounds(end)
+        for queue, stop in sorted(end.ends.items()):
+            if queue in bounds and continuity.is_shorter(stop, bounds[queue]):
+                continuity.tell_shorter(self._settings, queue, stop, bounds[queue])
+        other, _ = continuity.others(self._settings, end.seen, bounds, self._patience())
+        for queue, time_ms in sorted(other.items()):
+            continuity.tell_other(self._settings, queue, end.seen[queue], time_ms, bounds[queue])
 
     # -- progress that others see ----------------------------------------------------------------------------------
 

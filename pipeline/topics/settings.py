@@ -14,8 +14,8 @@ from client.errors import UsageError
 from client.message import MessageQueue
 from client.name_servers import parse_addresses
 from client.subscription import ALL, Sql, parse_tags
+from pipeline.names import COLUMNS
 from pipeline.options import OptionError, Options
-from pipeline.schema import COLUMNS
 from protocol.topic_rules import group_problem, topic_problem
 
 EARLIEST: Final = -2

@@ -14,10 +14,9 @@ pytest.importorskip("pyspark", reason="needs the spark extra: pip install 'trimq
 import msgspec
 import pyarrow as pa
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.consume_queue import ConsumeQueue, QueueShape
+from broker.store.consume_queue import QueueShape
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.dispatcher import StoreDispatcher, index_keys
 from broker.store.dropped_topics import Dropped, DroppedTopics
@@ -25,7 +24,6 @@ from broker.store.real_disk import RealDisk
 from broker.store.stats import StoreStats
 from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
 from pipeline.jobs.index_files import read_index_file, write_index_files
-from pipeline.jobs.queue_slots import QueueImage
 from pipeline.jobs.rebuild import write_queue_files, write_whole_queues
 from pipeline.jobs.run import Target, groups
 from pipeline.store.files import DataFile, StoreFiles
@@ -127,31 +125,6 @@ def test_a_deleted_topics_records_have_no_units(tmp_path: Path) -> None:
     assert [row["hashes"] for row in left] == [row["hashes"] for row in rows], "the index is by place alone"
     (root / "topics.dropped").write_bytes(b"{")
     assert dropped_topics(StoreFiles(str(root))) == {}
-
-
-steps = st.tuples(st.integers(-3, 12), st.integers(0, 3000))
-
-
-@examples(max_examples=200, deadline=None)
-@given(st.integers(0, 60), st.lists(steps, max_size=40))
-def test_odd_offsets_get_the_units_that_the_broker_gives_them(first: int, moves: list[tuple[int, int]]) -> None:
-    """Offsets that leap, go back or begin late: the same units and the same first file."""
-    queue = ConsumeQueue("T", 0, "/q", QueueShape(10, 4096), lambda _: None)
-    image = QueueImage(10, 4096)
-    files: dict[int, bytes] = {}
-    offset, phy = first, 0
-    for leap, gap in [(0, 0), *moves]:
-        offset = max(0, offset + leap)
-        phy += gap
-        queue.put(phy, 100, 7, offset)
-        image.put(phy, 100, 7, offset)
-        files |= image.take_files()
-        assert len(image.units) < 10 * UNIT_SIZE
-        offset, phy = offset + 1, phy + 100
-    files |= image.take_files(to_the_end=True)
-    assert (min(files), image.next) == (queue.first_offset, queue.next_offset)
-    assert list(files) == list(range(min(files), image.next, 10))
-    assert b"".join(files.values()) == queue.tail_units(queue.tail_offset, queue.unwritten())
 
 
 def test_nothing_to_sync_needs_no_directory(tmp_path: Path) -> None:

@@ -81,6 +81,36 @@ def test_audit_finds_each_fault_and_nothing_else(spark: SparkSession, tmp_path: 
     assert "<img" in page or "matplotlib" in page
 
 
+def test_audit_finds_that_files_are_gone(spark: SparkSession, tmp_path: Path) -> None:
+    """Issue 19.4: with its newest log file gone a store was called sound, a sixth of its records being all it had."""
+    writer = LogWriter(tmp_path / "store", file_size=16_384).put_all(some(150))
+    root = built(spark, writer.write())
+    newest = root / "commitlog" / offset_name(max(writer.files))
+    data = newest.read_bytes()
+    newest.unlink()
+    report = audited(spark, root)
+    found = {fault.kind: fault.count for fault in report.faults}
+    lost = sum(message.phy >= max(writer.files) for message in writer.sent)
+    assert 0 < lost < 150
+    assert found == {
+        "log ends before the checkpoint": 1,
+        "queue unit behind the log's end": lost,
+        "index entry without record": lost,
+    }
+    assert report.verdict == 3
+    newest.write_bytes(data[: writer.sent[-1].phy - max(writer.files)])
+    assert {"log chain", "queue unit behind the log's end"} <= {fault.kind for fault in audited(spark, root).faults}
+    newest.write_bytes(data)
+    assert audited(spark, root).is_sound
+    queue = root / "consumequeue" / "T1" / "1"
+    files = sorted(queue.iterdir())
+    whole = files[0].read_bytes()
+    files[0].write_bytes(whole[:210])
+    report = audited(spark, root)
+    assert {fault.kind: fault.count for fault in report.faults}["queue file"] == 1
+    assert report.verdict == 1
+
+
 def test_figures(spark: SparkSession, tmp_path: Path) -> None:
     from pipeline.jobs.stats import stats, write_page  # noqa: PLC0415 - PySpark may be missing
 

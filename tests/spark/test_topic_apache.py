@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 
 from client.sync import Admin
+from pipeline.options import Options
+from pipeline.topics.offsets import INITIAL, StreamOffset
+from pipeline.topics.planning import DataLossError
+from pipeline.topics.progress import Progress
+from pipeline.topics.settings import ReadSettings
 from tests.interop.harness.servers import broker_on_store
 from tests.spark.tables import bodies, read, write
 
@@ -33,3 +38,32 @@ def test_topics_of_apaches_broker_are_tables_too(tmp_path: Path) -> None:
         assert len(read(cluster, topics=topic, sql="n > 400 AND TAGS = 't0'")) == 24
         with Admin(cluster.namesrv) as admin:
             assert admin.consume_stats("apache-shown", topic).lag == 0
+
+
+@pytest.mark.one_pyspark
+@pytest.mark.timeout(300, func_only=True)
+def test_a_stream_knows_its_queues_of_apaches_broker_again(tmp_path: Path) -> None:
+    """What stands in the checkpoint of a queue is what Apache's broker says of it, too."""
+    with broker_on_store("apache", tmp_path, tmp_path / "store", {}) as cluster, Admin(cluster.namesrv) as admin:
+        topic = cluster.create_topic("SparkApacheAnew", 1)
+        rows: list[dict[str, Any]] = [{"body": b"%04d" % n} for n in range(30)]
+
+        def run(start: StreamOffset, **options: str) -> tuple[StreamOffset, int]:
+            given = {"namesrv": cluster.namesrv, "topics": topic, "startingOffsets": "earliest", **options}
+            reader = Progress(ReadSettings.of(Options(given), stream=True))
+            reader.pin_target()
+            end = StreamOffset.of(reader.end_after(start, None).to_json())
+            return end, sum(span.size for span in reader.ranges(start, end))
+
+        write(cluster, rows, topic=topic)
+        end, count = run(StreamOffset.of(INITIAL))
+        assert (count, len(end.seen)) == (30, 1)
+        write(cluster, rows, topic=topic)
+        end, count = run(end)
+        assert count == 30
+        admin.delete_topic(topic)
+        cluster.create_topic(topic, 1)
+        write(cluster, rows * 3, topic=topic)
+        with pytest.raises(DataLossError, match="has another message at 59"):
+            run(end)
+        assert run(end, failOnDataLoss="false")[1] == 90

@@ -113,6 +113,39 @@ def test_a_query_that_is_started_again_reads_a_new_queue_from_its_begin(
     assert rows() == 0
 
 
+def test_a_topic_made_anew_ends_each_run_and_nothing_is_left_out(
+    spark: SparkSession, cluster: Cluster, producer: Producer, admin: Admin, tmp_path: Path
+) -> None:
+    """Issue 19.3. It was: a run with no row and no error, then one that began at 30 of 40 new messages."""
+    topic = cluster.create_topic("FlowAnew", 1)
+    queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
+
+    def more(count: int) -> None:
+        producer.send_batch([Message(topic, b"%04d" % number) for number in range(count)], queue=queue)
+
+    def rows(**options: str) -> int:
+        frame = table_stream(spark, cluster, topic, startingOffsets="earliest", pollTimeoutMs="2000", **options)
+        writer = frame.select("body").writeStream.format("noop").option("checkpointLocation", str(tmp_path / "anew"))
+        return sum(int(progress["numInputRows"]) for progress in to_its_end(writer).recentProgress)
+
+    more(30)
+    assert rows() == 30
+    admin.delete_topic(topic)
+    cluster.create_topic(topic, 1)
+    more(10)
+    with pytest.raises(
+        StreamingQueryException, match=rf"{topic}/broker-a/0 .* ends at 10, the stream has read it up to 30"
+    ):
+        rows()
+    more(30)
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match=rf"{topic}/broker-a/0 .* has another message at 29"):
+            rows()
+    assert rows(failOnDataLoss="false") == 40
+    more(2)
+    assert rows() == 2
+
+
 def test_a_running_stream_takes_what_comes_and_shows_it_to_the_group(
     spark: SparkSession, cluster: Cluster, producer: Producer, tmp_path: Path
 ) -> None:

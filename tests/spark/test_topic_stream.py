@@ -21,7 +21,7 @@ from client.sync import Admin, Producer
 from pipeline.options import OptionError, Options
 from pipeline.schema import COLUMNS
 from pipeline.topics import places, progress, session
-from pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset, limited
+from pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset
 from pipeline.topics.places import Bounds, Patience
 from pipeline.topics.planning import DataLossError, Range
 from pipeline.topics.progress import Progress
@@ -75,24 +75,6 @@ def test_an_offset_has_one_text_and_is_understood_again() -> None:
         StreamOffset.of({"v": 1, "q": {"T": 5}})
     with pytest.raises(OffsetFormatError, match="cannot be read: t is 'now'"):
         StreamOffset.of({"v": 1, "t": "now"})
-
-
-def test_a_limit_is_kept_and_shared() -> None:
-    queues = [MessageQueue(topic="T", broker_name="b", queue_id=number) for number in range(4)]
-    begins = dict.fromkeys(queues, 100)
-    ends = {queues[0]: 100, queues[1]: 101, queues[2]: 200, queues[3]: 1100}
-    for most in (1, 2, 3, 7, 50, 1101, 5000):
-        found = limited(begins, ends, most)
-        sizes = [found[queue] - 100 for queue in queues]
-        assert min(most, 1101) - 3 <= sum(sizes) <= min(most, 1101), "rounding may leave a few to the next batch"
-        assert all(found[queue] <= ends[queue] for queue in queues)
-    assert min(limited(begins, ends, 3)[queue] for queue in queues[1:]) == 101
-    position, seen = begins, set()
-    for _ in range(6):
-        following = limited(position, ends, 1)
-        seen |= {queue for queue in queues if following[queue] > position[queue]}
-        position = following
-    assert seen == set(queues[1:]), "nobody waits for ever"
 
 
 def test_the_first_offsets_are_pinned_in_the_first_batch(cluster: Cluster, producer: Producer) -> None:
@@ -293,34 +275,14 @@ def test_what_was_trimmed_is_passed_over_at_once_and_told_once(cluster: Cluster)
     assert [entry["event"] for entry in logs] == ["messages are not there any more"]
 
 
-def test_a_queue_that_stays_shorter_goes_on_from_its_end(cluster: Cluster, producer: Producer) -> None:
-    topic = cluster.create_topic("SparkAnew", 1)
-    send(producer, topic, 9)
-    queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
-    start = StreamOffset({queue: 1000, MessageQueue(topic=topic, broker_name="broker-b", queue_id=0): 0})
-    reader = progress_of(cluster, topics=topic, pollTimeoutMs=3000, failOnDataLoss=False)
-    reader.remember(start)
-    assert reader.end_after(start, None) == start, "a broker that has just started may not be at its end yet"
-    reader._short_since[queue] = -10.0
-    with capture_logs() as logs:
-        end = reader.end_after(start, None)
-        reader.remember(end)
-        send(producer, topic, 2)
-        following = reader.end_after(end, None)
-    assert [entry["event"] for entry in logs] == ["a queue is shorter than it was"]
-    assert reader.ranges(start, end) == []
-    assert reader.ranges(end, following) == [Range(queue, 9, 11)]
-
-
 def test_a_queue_that_was_trimmed_or_is_shorter_is_noticed(cluster: Cluster, producer: Producer) -> None:
+    """What becomes of queues that were made anew: tests/pipeline/test_lost_queues.py."""
     topic = cluster.create_topic("SparkShorter", 1)
     send(producer, topic, 9)
     queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
-    reader = progress_of(cluster, topics=topic, pollTimeoutMs=3000)
+    reader = progress_of(cluster, topics=topic, pollTimeoutMs=1)
     position = StreamOffset({queue: 12, MessageQueue(topic=topic, broker_name="broker-b", queue_id=0): 0})
-    assert reader.end_after(position, None) == position, "a broker that has just started may not be at its end yet"
-    reader._short_since[queue] = -10.0
-    with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 ends at 9, the stream has read it up to 12"):
+    with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 .* ends at 9, the stream has read it up to 12"):
         reader.end_after(position, None)
     reader._bounds[queue] = reader._bounds[queue]._replace(first=4)
     reader._asked = float("inf")
@@ -361,14 +323,14 @@ def test_a_run_that_ends_waits_for_a_broker_that_is_away(lonely: Cluster, monkey
     assert impatient.end_after(end, None) == end
     waited = []
 
-    def come_back() -> None:
-        lonely.broker.start()
+    def send_more() -> None:
         with Producer("away-now", namesrv=lonely.namesrv) as producer:
             send(producer, topic, 3)
 
     async def wait(patience: Patience) -> None:
         waited.append(patience.seconds)
-        await to_thread.run_sync(come_back)
+        lonely.broker.start()  # by this thread: a process ends with the thread that started it
+        await to_thread.run_sync(send_more)
 
     monkeypatch.setattr(Patience, "wait", wait)
     reader = progress_of(lonely, topics=topic)

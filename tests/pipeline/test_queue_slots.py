@@ -1,0 +1,49 @@
+"""A rebuild gives records with odd offsets the units that the broker gives them: its consume queue is the referee."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from broker.store.consume_queue import ConsumeQueue, QueueShape
+from pipeline.jobs.queue_slots import QueueImage
+from protocol.queue_unit import UNIT_SIZE
+from protocol.record import OVERHEAD_V1
+
+steps = st.tuples(st.integers(-3, 12), st.integers(0, 3000))
+
+
+@examples(max_examples=200, deadline=None)
+@given(st.integers(0, 60), st.lists(steps, max_size=40))
+def test_odd_offsets_get_the_units_that_the_broker_gives_them(first: int, moves: list[tuple[int, int]]) -> None:
+    """Offsets that leap, go back or begin late: the same units and the same first file."""
+    queue = ConsumeQueue("T", 0, "/q", QueueShape(10, 4096), lambda _: None)
+    image = QueueImage(10, 4096)
+    files: dict[int, bytes] = {}
+    offset, phy = first, 0
+    for leap, gap in [(0, 0), *moves]:
+        offset = max(0, offset + leap)
+        phy += gap
+        queue.put(phy, 100, 7, offset)
+        image.put(phy, 100, 7, offset)
+        files |= image.take_files()
+        assert len(image.units) < 10 * UNIT_SIZE
+        offset, phy = offset + 1, phy + 100
+    files |= image.take_files(to_the_end=True)
+    assert (min(files), image.next) == (queue.first_offset, queue.next_offset)
+    assert list(files) == list(range(min(files), image.next, 10))
+    assert b"".join(files.values()) == queue.tail_units(queue.tail_offset, queue.unwritten())
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_lost_records_get_fillers_if_the_hole_has_room_for_them(spare: int) -> None:
+    """A byte less, and offsets were left out by a queue that went on otherwise: as many as are there count."""
+    queue = ConsumeQueue("T", 0, "/q", QueueShape(10, 4096), lambda _: None)
+    image = QueueImage(10, 4096)
+    for phy, offset in ((0, 0), (100 + 2 * OVERHEAD_V1 + spare, 3)):
+        queue.put(phy, 100, 7, offset)
+        image.put(phy, 100, 7, offset)
+    assert image.next == queue.next_offset == (4 if spare >= 0 else 2)
+    assert bytes(image.units) == queue.tail_units(queue.tail_offset, queue.unwritten())
