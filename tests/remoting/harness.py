@@ -113,6 +113,16 @@ async def serving(
         nursery.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def within_seconds(
+    table: HandlerTable | None = None, limits: ReactorLimits | None = None, clock: Clock | None = None
+) -> AsyncIterator[Server]:
+    """As ``serving``, for 15 s at most: where something waits for ever, the test fails."""
+    with trio.fail_after(15):
+        async with serving(table, limits, clock) as server:
+            yield server
+
+
 async def until(server: Server, condition: str) -> None:
     """Wait until an expression over ``stats`` (``s``) is true; the reactor gets the loop between two looks."""
     while not eval(condition, {"s": server.reactor.stats}):

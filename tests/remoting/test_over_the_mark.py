@@ -19,7 +19,8 @@ from remoting import large_reply
 from remoting.errors import RemotingSendError
 from remoting.large_reply import LargeReply, in_slices
 from remoting.server import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
-from tests.remoting.harness import ECHO, Peer, echo_table, request, serving, until
+from tests.remoting.harness import ECHO, Peer, echo_table, request, until
+from tests.remoting.harness import within_seconds as serving
 
 PLAIN, TASK, WAITS, LARGE, DEFER, HOLD, DIRECT = 5, 6, 7, 8, 9, 10, 11
 SIZE = 100_000
@@ -304,13 +305,12 @@ def test_an_honest_client_that_reads_slowly_gets_every_reply_once(
                     await trio.lowlevel.checkpoint()
                     handlers.release()
 
-            with trio.fail_after(30):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(release)
-                    frames = [request(code, opaque=n, encoding=encoding) for n, code in enumerate(codes)]
-                    nursery.start_soon(lambda: peer.send(*frames))
-                    arrived = await _read_slowly(peer, len(codes), sizes)
-                    nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(release)
+                frames = [request(code, opaque=n, encoding=encoding) for n, code in enumerate(codes)]
+                nursery.start_soon(lambda: peer.send(*frames))
+                arrived = await _read_slowly(peer, len(codes), sizes)
+                nursery.cancel_scope.cancel()
             assert sorted(arrived) == list(range(len(codes)))
             stats = server.reactor.stats
             assert (stats.inflight, stats.held, stats.paused, stats.busy) == (0, 0, 0, 0)

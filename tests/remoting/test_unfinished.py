@@ -13,7 +13,8 @@ from remoting.clock import ManualClock
 from remoting.config import NettyServerConfig
 from remoting.memory_limit import memory_allowed, unfinished_allowed
 from remoting.server import Connection, ReactorLimits
-from tests.remoting.harness import Peer, Server, request, serving, until
+from tests.remoting.harness import Peer, Server, request, until
+from tests.remoting.harness import within_seconds as serving
 
 MIB = 1 << 20
 FRAME = encode(request(body=bytes(2 * MIB)))
