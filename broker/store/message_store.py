@@ -369,6 +369,10 @@ class MessageStore(HotCalls):
         boundary = BoundaryType.UPPER if upper else BoundaryType.LOWER
         return await self._finder.offset_by_time(topic, queue_id, timestamp, boundary)
 
+    def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
+        """As ``queue_units``, maybe fewer; None where they have to come from the device."""
+        return self._finder.look_units(topic, queue_id, offset, count)
+
     async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log offset, size, tags code) of up to ``count`` units from ``offset`` on."""
         return await self._finder.units(topic, queue_id, offset, count)

@@ -21,7 +21,8 @@ from broker.tools.offline_store import OfflineStore
 from protocol import checkpoint_layout, lenient_json, sysflag
 from protocol.hashing import key_hash
 from protocol.index_layout import HEADER_SIZE, SLOT_SIZE
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE, is_unit_of
+from protocol.topic_rules import SCHEDULE_TOPIC
 
 _CHUNK: Final = 512
 _SHOWN: Final = 20
@@ -208,7 +209,8 @@ class Verification:
             self.report.consume_queues.add(f"queue {name} of the record at {found.phy} does not exist")
             return
         unit = queue.unit(found.queue_offset)
-        if unit == UNIT.pack(found.phy, found.size, self._tags_code(found)):
+        delayed = found.topic == SCHEDULE_TOPIC
+        if is_unit_of(unit, found.phy, found.size, self._tags_code(found), delayed=delayed):
             self.report.units += 1
             if queue.next not in (-1, found.queue_offset):
                 self._gap(queue, name, found)
