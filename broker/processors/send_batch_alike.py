@@ -67,7 +67,7 @@ class AlikeBatches:
             return None
         return rows, layout, AlikeKeys(columns) if columns else None
 
-    def parts_of(self, body: Any) -> BatchParts | None:
+    def parts_of(self, body: Any, *, tags_too: bool) -> BatchParts | None:
         """See send_batch.parts_of; None for what is to be looked at there."""
         found = self.find(body)
         if found is None:
@@ -77,8 +77,14 @@ class AlikeBatches:
         tag = layout.same(rows, "TAGS")
         if tag is not None:
             tags_codes = [tag_hash_of(tag)] * count
+            if tags_too:
+                keys = AlikeKeys([], tag, count) if keys is None else keys.with_tag(tag)
         elif (tags := layout.column(rows, "TAGS")) is not None:
+            if tags_too and tags.shape[1] > _LONGEST_KEY:
+                return None
             tags_codes = list(map(tag_hash_of, texts_of(tags)))
+            if tags_too:
+                keys = AlikeKeys([], count=count).with_tags(tags) if keys is None else keys.with_tags(tags)
         else:
             tags_codes = [0] * count
         return BatchParts(AlikeMessages(rows, layout), tags_codes, [()] * count if keys is None else keys)
@@ -95,6 +101,7 @@ class DirectBatches:
         self._log = parts.store.commit_log
         self._put = parts.store.put_alike
         self._waits = parts.store.syncs_each_put
+        self._tags = parts.store.indexes_tags
         self._store_host = parts.store_host
         self._decode: Callable[[memoryview], Any] = direct.decoders[RequestCode.SEND_MESSAGE_V2]
 
@@ -152,6 +159,8 @@ class DirectBatches:
             tag_hash_of(tag) if tag else 0,
             keys,
         )
+        if tag and self._tags:
+            keys = keys.with_tag(tag)
         command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, frame.opaque)
         sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)
         result = self._put(put, partial(self._durable, connection, sent) if self._waits else None)

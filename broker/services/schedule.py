@@ -22,6 +22,7 @@ from msgspec import Struct
 from broker.config import BrokerConfig, MessageStoreConfig
 from broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
 from broker.store.disk import Disk
+from broker.store.dispatcher import index_keys
 from broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
@@ -33,7 +34,7 @@ from broker.store.types import (
 )
 from protocol import hashing, record, topic_rules
 from protocol.body import DataVersion
-from protocol.message import PropertyName, decode_properties, key_words
+from protocol.message import PropertyName, decode_properties
 from remoting.clock import Clock
 from remoting.config import Configuration
 
@@ -83,6 +84,11 @@ class ScheduleStore(Protocol):
         self,
     ) -> Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]:
         """The same for records that have to be read from the disk."""
+        ...
+
+    @property
+    def indexes_tags(self) -> bool:
+        """Whether a message's keys shall have its tag among them."""
         ...
 
     def min_offset(self, topic: str, queue_id: int) -> int:
@@ -352,8 +358,7 @@ class ScheduleMessageService:
         except ValueError:
             queue_id = 0
         tags = properties.get(PropertyName.TAGS)
-        unique = properties.get(PropertyName.UNIQ_KEY)
-        keys = key_words(properties.get(PropertyName.KEYS, ""))
+        words = index_keys(properties, tags=self._store.indexes_tags)
         return MessageInner(
             topic=topic,
             queue_id=queue_id,
@@ -366,7 +371,7 @@ class ScheduleMessageService:
             sys_flag=head.sys_flag,
             reconsume_times=head.reconsume_times,
             tags_code=hashing.tags_code(tags) if tags else 0,
-            keys=(unique, *keys) if unique else tuple(keys),
+            keys=words,
             wait=False,
         )
 

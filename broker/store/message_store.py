@@ -96,7 +96,14 @@ class MessageStore(HotCalls):
         self.index: IndexService | None = None
         if config.message_index_enable:
             index_shape = IndexShape(config.max_hash_slot_num, config.max_index_num)
-            self.index = IndexService(self.disk, self.root, index_shape, self.flags, wall_ms=self.clock.wall_ms)
+            self.index = IndexService(
+                self.disk,
+                self.root,
+                index_shape,
+                self.flags,
+                wall_ms=self.clock.wall_ms,
+                tags=config.index_tag_enable,
+            )
         self.dispatcher = StoreDispatcher(self.queues, self.index, self.stats, delay_ms=delays)
         self.flush_queues = FlushConsumeQueueService(self.queues, self.flags)
         self.checkpoint = StoreCheckpoint(self.disk, self.root)
@@ -268,6 +275,11 @@ class MessageStore(HotCalls):
     def takes_plain_puts(self) -> bool:
         """See WritePath."""
         return self.write_path.takes_plain_puts
+
+    @property
+    def indexes_tags(self) -> bool:
+        """Whether the keys of a message that is put shall have its tag among them."""
+        return self.index is not None and self.index.tags
 
     @property
     def syncs_each_put(self) -> bool:

@@ -75,7 +75,7 @@ def audit(
     files = StoreFiles(store)
     report = AuditReport()
     reading = StoreOptions(path=store, split_size=split_size)
-    table, _, gaps = dispatched(spark, files, reading, delay_table(delay_levels))
+    table, _, gaps = dispatched(spark, files, reading, delay_table(delay_levels), tags=False)
     table.persist(StorageLevel.DISK_ONLY)
     try:
         _totals(table, report)

@@ -45,6 +45,7 @@ class Store:
         self.released = 0
         self.given = 0
         self.looks = 0
+        self.indexes_tags = True
 
     def park(self, level: int, body: str, delay_ms: int, **extra: Any) -> None:
         """A message whose real topic is T, queue 2."""
@@ -184,7 +185,11 @@ async def test_what_is_delivered_is_the_message_in_its_real_place() -> None:
         await trio.testing.wait_all_tasks_blocked()
     (message,) = world.store.put
     assert (message.topic, message.queue_id, message.body) == ("T", 2, b"x")
-    assert (message.tags_code, message.keys, message.wait) == (tags_code("red"), ("u", "k1", "k2\u3000x"), False)
+    assert (message.tags_code, message.keys, message.wait) == (
+        tags_code("red"),
+        ("u", "k1", "k2\u3000x", "T#red"),
+        False,
+    )
     assert (message.born_timestamp, message.born_host, message.flag, message.reconsume_times) == (7, HOST, 3, 1)
     assert b"REAL_TOPIC\x01T\x02" in message.properties
     assert b"DELAY\x011\x02" in message.properties
