@@ -143,6 +143,8 @@ class DirectBatches:
         host = connection.data.get("host") or born_host(connection)
         if keys is None or (tag is None and "TAGS" in layout.values) or len(host) != _HOST:
             return None
+        if tag and self._tags:
+            keys = keys.with_tag(tag)
         count = len(rows)
         if count * (queue.overhead + 2 * _HOST + layout.body_length + layout.text_length) > self._log.max_message_size:
             return None
@@ -159,8 +161,6 @@ class DirectBatches:
             tag_hash_of(tag) if tag else 0,
             keys,
         )
-        if tag and self._tags:
-            keys = keys.with_tag(tag)
         command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, frame.opaque)
         sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)
         result = self._put(put, partial(self._durable, connection, sent) if self._waits else None)
