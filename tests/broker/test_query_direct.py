@@ -67,7 +67,7 @@ async def test_messages_of_all_kinds_are_found_by_their_tag(tmp_path: Path) -> N
         clock = ManualClock()
         path = tmp_path / str(enabled)
         async with (
-            running_broker(path, clock=clock, indexTagEnable=enabled) as broker,  # type: ignore[arg-type]
+            running_broker(path, clock=clock, indexTagEnable=enabled) as broker,
             WireClient.connect(broker.endpoint) as client,
         ):
             await client.send("Orders", b"alone", {"TAGS": "red", "KEYS": "k"})

@@ -210,6 +210,20 @@ def test_a_store_that_was_not_stopped_in_order(store: Path, conf: str) -> None:
     assert not report["stopped_in_order"]
 
 
+def test_an_index_without_tags_is_sound_and_told_of(tmp_path: Path, conf: str) -> None:
+    """As RocketMQ before 5.5 writes it: verify, and a rebuild that follows the key."""
+    root = tmp_path / "store"
+    _write(root)
+    _, report = verify(root, conf)
+    assert (report["tags"], report["untagged"], report["notes"]) == (1, 0, [])
+    with Path(conf).open("a", encoding="utf-8") as file:
+        file.write("indexTagEnable=false\n")
+    assert run("rebuild", root, "-c", conf).exit_code == 0
+    code, report = verify(root, conf)
+    assert (code, report["tags"], report["untagged"]) == (0, 0, 1)
+    assert "indexTagEnable" in " ".join(report["notes"])
+
+
 def test_a_due_time_before_the_records_is_sound_and_a_later_one_is_not(tmp_path: Path, conf: str) -> None:
     """The clock was ahead and was set back: what is due follows the clock, the records' times do not."""
     delayed = "SCHEDULE_TOPIC_XXXX"
