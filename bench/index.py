@@ -21,13 +21,15 @@ from protocol.index_batch import Batch, PlainBatch, make_batch
 
 NOW_MS = 1_700_000_000_000
 SIZE = 1200
+_AT_ONCE = 256  # with three keys each they are one slice of the index's work
 
 
-def _keys(messages: int) -> list[tuple[str, str]]:
-    return [(f"7F0000010001{number:020X}", f"order-{number}") for number in range(messages)]
+def _keys(messages: int, *, tags: bool) -> list[tuple[str, ...]]:
+    tag = ("T#TagA",) if tags else ()
+    return [(f"7F0000010001{number:020X}", f"order-{number}", *tag) for number in range(messages)]
 
 
-async def _dispatch(root: str, keys: list[tuple[str, str]], batch: Batch | None) -> tuple[float, float]:
+async def _dispatch(root: str, keys: list[tuple[str, ...]], batch: Batch | None) -> tuple[float, float]:
     """Microseconds a message for the dispatch itself, and for putting its keys afterwards."""
     disk = RealDisk()
     queues = ConsumeQueueStore(disk, root, QueueShape(300_000, 1 << 30))
@@ -41,8 +43,8 @@ async def _dispatch(root: str, keys: list[tuple[str, str]], batch: Batch | None)
     dispatcher.message_arriving.append(lambda *_: None)
     in_dispatch = in_index = 0.0
     number = 0
-    for begin in range(0, len(keys), 512):
-        part = keys[begin : begin + 512]
+    for begin in range(0, len(keys), _AT_ONCE):
+        part = keys[begin : begin + _AT_ONCE]
         started = time.thread_time()
         for pair in part:
             dispatcher.dispatch("BenchTopic", 0, number, number * SIZE, SIZE, 77, NOW_MS, pair, 0)
@@ -60,11 +62,13 @@ async def _dispatch(root: str, keys: list[tuple[str, str]], batch: Batch | None)
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    keys = _keys(arguments.messages)
-    for name, batch in (("no index", None), ("make_batch()", make_batch()), ("plain Python", PlainBatch())):
-        with tempfile.TemporaryDirectory() as root:
-            dispatch, index = await _dispatch(root, keys, batch)
-            print(f"{name:14s} dispatch {dispatch:6.2f} us a message, two keys {index:6.2f} us a message")
+    for tags in (False, True):
+        keys = _keys(arguments.messages, tags=tags)
+        what = "two keys and a tag" if tags else "two keys"
+        for name, batch in (("no index", None), ("make_batch()", make_batch()), ("plain Python", PlainBatch())):
+            with tempfile.TemporaryDirectory() as root:
+                dispatch, index = await _dispatch(root, keys, batch)
+                print(f"{name:14s} dispatch {dispatch:6.2f} us a message, {what} {index:6.2f} us a message")
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """CPU cost of requests in process: frames as rmqload makes them through the real broker, without its selector.
 
-python -m bench.requests [--rows send,batch,pull,query] [--count 6000] [--profile] [--json FILE]. Each figure is the
-loop thread's time for a request, and for the index work behind it: the frame lies in a socket, is received, served, and
-its reply is sent; what the client's side of the socket costs is measured alone and taken off.
+python -m bench.requests [--rows send,batch,pull,query] [--count 6000] [--profile] [--json FILE] [--set KEY=VALUE].
+Each figure is the loop thread's time for a request, and for the index work behind it: the frame lies in a socket, is
+received, served, and its reply is sent; what the client's side of the socket costs is measured alone and taken off.
 """
 
 import argparse
@@ -187,7 +187,7 @@ async def run(arguments: argparse.Namespace) -> None:
     profile = cProfile.Profile() if arguments.profile else None
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
-        async with running_broker(Path(directory), clock=None, disk=None, **BIG) as broker:
+        async with running_broker(Path(directory), clock=None, disk=None, **BIG | arguments.set) as broker:
             wire = await Wire.connect(broker)
             for frames in turns(send, 6400, WINDOW):
                 wire.turn(frames)
@@ -212,7 +212,15 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=6000)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
-    trio.run(run, parser.parse_args())
+    parser.add_argument("--set", type=_setting, action="append", default=[], help="KEY=VALUE of the broker")
+    arguments = parser.parse_args()
+    arguments.set = dict(arguments.set)
+    trio.run(run, arguments)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key, value
 
 
 if __name__ == "__main__":

@@ -210,6 +210,9 @@ class MessageStoreConfig:
         16000, "Most bytes of a consume queue that one pull looks through.", unit="bytes", minimum=20, dynamic=True
     )
     message_index_enable: bool = option(True, "Keep the index by key.")
+    index_tag_enable: bool = option(
+        True, "Keep each message's tag in the index too, as RocketMQ 5.5 does: queries of the index type T ask for it."
+    )
     max_hash_slot_num: int = option(5_000_000, "Hash slots of an index file.", minimum=1, maximum=2**28)
     max_index_num: int = option(
         20_000_000, "Entries of an index file, of which the first is not used.", minimum=2, maximum=2**26

@@ -37,6 +37,7 @@ def main() -> None:
 @click.option("--entries", default=20_000_000, show_default=True, help="maxIndexNum.")
 @click.option("--delay-levels", help="messageDelayLevel, where the broker's is not the default one.")
 @click.option("--index/--no-index", default=True, help="With the index, or without.")
+@click.option("--index-tags/--no-index-tags", default=True, help="With tags in the index, or without (indexTagEnable).")
 def rebuild(store: str, target: str, split_size: int, as_json: bool, **sizes: Any) -> None:
     """Make consume queues, index and checkpoint of STORE from its log alone, into TARGET.
 

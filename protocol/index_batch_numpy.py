@@ -10,6 +10,7 @@ from protocol.alike_texts import Matrix, texts_of
 from protocol.hashing import hash_in_front, key_hash
 from protocol.index_batch import INT_MAX, KeyRun, Message, Pending, Row, key_hash_of
 from protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
+from protocol.message import TAG_KEY
 
 _LONGEST: Final = 1024
 """Longer keys are hashed one by one where they are too many letters together."""
@@ -27,6 +28,7 @@ def _powers_of(base: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
     return np.cumprod(factors, dtype=np.uint32)
 
 
+_TAG_FRONT: Final = np.frombuffer(TAG_KEY.encode(), dtype=np.uint8)
 _POWERS: Final = _powers_of(31)
 _INVERSES: Final = _powers_of(pow(31, -1, 1 << 32))
 
@@ -144,21 +146,38 @@ def _kind_of(entry: Pending) -> Hashable:
 
 
 class AlikeKeys:
-    """KeyColumns whose keys have the same lengths for each message: a matrix of ASCII bytes for each of its keys."""
+    """KeyColumns whose keys have the same lengths for each message: a matrix of ASCII bytes for each of its keys.
 
-    __slots__ = ("_columns",)
+    Behind these they may have one key more that is the same for all of them: that of their tag.
+    """
 
-    def __init__(self, columns: Sequence[Matrix]) -> None:
-        """``columns``: at least one; none is empty or a view of what will be overwritten."""
+    __slots__ = ("_columns", "_count", "_last")
+
+    def __init__(self, columns: Sequence[Matrix], tag: str = "", count: int = 0) -> None:
+        """``columns``: none is empty or a view of what will be overwritten. ``tag``: of all, "" for none.
+
+        ``count``: how many messages, where there is no column.
+        """
         self._columns = columns
+        self._count = len(columns[0]) if columns else count
+        self._last = TAG_KEY + tag if tag else ""
+
+    def with_tag(self, tag: str) -> "AlikeKeys":
+        """The same with the key of a tag that all of them have."""
+        return AlikeKeys(self._columns, tag, self._count)
+
+    def with_tags(self, tags: Matrix) -> "AlikeKeys":
+        """The same with the key of each one's tag."""
+        front = np.tile(_TAG_FRONT, (self._count, 1))
+        return AlikeKeys([*self._columns, np.concatenate((front, tags), axis=1)])
 
     def __len__(self) -> int:
         """See KeyColumns."""
-        return len(self._columns[0])
+        return self._count
 
     def __iter__(self) -> Iterator[tuple[str, ...]]:
         """See KeyColumns."""
-        return zip(*map(texts_of, self._columns), strict=True)
+        return _keys_of(self._columns, self._last, self._count)
 
     def run(self, topic: str, offsets: Sequence[int], store_timestamp: int) -> "AlikeRun":
         """See KeyColumns."""
@@ -166,16 +185,29 @@ class AlikeKeys:
             phys = np.arange(offsets.start, offsets.stop, offsets.step)
         else:
             phys = np.array(offsets, dtype=np.int64)
-        return AlikeRun(topic, self._columns, phys, np.full(len(phys), store_timestamp))
+        return AlikeRun(topic, self._columns, phys, np.full(len(phys), store_timestamp), self._last)
+
+
+def _keys_of(columns: Sequence[Matrix], last: str, count: int) -> Iterator[tuple[str, ...]]:
+    """The keys of each of ``count`` messages."""
+    texts = list(map(texts_of, columns))
+    if last:
+        texts.append([last] * count)
+    return zip(*texts, strict=True)
 
 
 class AlikeRun:
     """The KeyRun of AlikeKeys."""
 
-    __slots__ = ("_columns", "_phys", "_timestamps", "_topic")
+    __slots__ = ("_columns", "_last", "_phys", "_timestamps", "_topic", "_width")
 
-    def __init__(self, topic: str, columns: Sequence[Matrix], phys: Row, timestamps: Row) -> None:
-        """``phys``, ``timestamps``: each message's log offset and store time, arrays."""
+    def __init__(self, topic: str, columns: Sequence[Matrix], phys: Row, timestamps: Row, last: str) -> None:
+        """``phys``, ``timestamps``: each message's log offset and store time, arrays.
+
+        ``last``: the last key of each of them, "" for none.
+        """
+        self._last = last
+        self._width = len(columns) + bool(last)
         self._topic = topic
         self._columns = columns
         self._phys = phys
@@ -188,21 +220,21 @@ class AlikeRun:
     @property
     def keys(self) -> int:
         """See KeyRun."""
-        return len(self._phys) * len(self._columns)
+        return len(self._phys) * self._width
 
     @property
-    def kind(self) -> tuple[str, *tuple[int, ...]]:
+    def kind(self) -> tuple[str, str, *tuple[int, ...]]:
         """See KeyRun."""
-        return (self._topic, *[column.shape[1] for column in self._columns])
+        return (self._topic, self._last, *[column.shape[1] for column in self._columns])
 
     def messages(self) -> list[Message]:
         """See KeyRun."""
-        keys = zip(*map(texts_of, self._columns), strict=True)
+        keys = _keys_of(self._columns, self._last, len(self))
         return list(zip(repeat(self._topic), keys, self._phys.tolist(), self._timestamps.tolist(), strict=False))
 
     def split(self, keys: int) -> "tuple[AlikeRun, AlikeRun]":
         """See KeyRun."""
-        at = max(1, keys // len(self._columns))
+        at = max(1, keys // self._width)
         return self._part(slice(at)), self._part(slice(at, None))
 
     def _parts(self) -> tuple[Row, ...]:
@@ -210,25 +242,27 @@ class AlikeRun:
 
     def _part(self, part: slice) -> "AlikeRun":
         columns = [column[part] for column in self._columns]
-        return AlikeRun(self._topic, columns, self._phys[part], self._timestamps[part])
+        return AlikeRun(self._topic, columns, self._phys[part], self._timestamps[part], self._last)
 
     def joined(self, others: Sequence[KeyRun]) -> "AlikeRun":
         """See KeyRun."""
         parts = [self._parts(), *(run._parts() for run in cast("Sequence[AlikeRun]", others))]  # noqa: SLF001
         phys, timestamps, *columns = map(np.concatenate, zip(*parts, strict=True))
-        return AlikeRun(self._topic, columns, phys, timestamps)
+        return AlikeRun(self._topic, columns, phys, timestamps, self._last)
 
     def flat(self) -> tuple[Row, Row, Row]:
         """See KeyRun."""
         front = hash_in_front(self._topic)
-        columns = len(self._columns)
-        sums = np.empty((len(self), columns), dtype=np.uint32)
+        keys = self._width
+        sums = np.empty((len(self), keys), dtype=np.uint32)
         for at, column in enumerate(self._columns):
             width = column.shape[1]
             sums[:, at] = (column * _POWERS[:width][::-1]).sum(axis=1, dtype=np.uint32)
             sums[:, at] += np.uint32(front * int(_POWERS[width]) & 0xFFFFFFFF)
+        if self._last:
+            sums[:, -1] = key_hash(self._topic, self._last)
         hashes = _index_hash(sums.reshape(-1))
-        return hashes, self._phys.repeat(columns), self._timestamps.repeat(columns)
+        return hashes, self._phys.repeat(keys), self._timestamps.repeat(keys)
 
 
 def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dtype[np.int32]]", list[int]]:

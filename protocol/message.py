@@ -143,6 +143,10 @@ def key_words(keys: str) -> list[str]:
     return [word for word in words if word] if "" in words else words
 
 
+TAG_KEY: Final = "T#"
+"""What stands in front of a tag where the index has it as a key; an index type of its own in RocketMQ."""
+
+
 def decode_message(view: Any, at: int = 0) -> StoredMessage:
     """The record at ``at`` of a buffer, checked by its lengths and magic. Raises record.RecordError."""
     head = record.decode_head(view, at)

@@ -13,6 +13,20 @@ FILLER: Final = UNIT.pack(0, 0x7FFFFFFF, 0)
 FILLER_SIZE: Final = 0x7FFFFFFF
 
 
+def is_unit_of(unit: bytes, phy: int, size: int, tags_code: int, *, delayed: bool) -> bool:
+    """Whether a unit is that of a record.
+
+    ``tags_code`` is what the record says. ``delayed``: it is the latest time at which the message may be due; the unit
+    says an earlier one where the message was stored after the broker's clock had been set back.
+    """
+    if unit == UNIT.pack(phy, size, tags_code):
+        return True
+    if not delayed or len(unit) != UNIT_SIZE:
+        return False
+    place, length, due = UNIT.unpack(unit)
+    return (place, length) == (phy, size) and 0 < due <= tags_code
+
+
 def round_file_size(size: int) -> int:
     """A configured file size rounded up to whole units."""
     return -(-size // UNIT_SIZE) * UNIT_SIZE

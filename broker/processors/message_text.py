@@ -9,7 +9,7 @@ from typing import Final
 from protocol.codes import ResponseCode
 from protocol.errors import RemotingError
 from protocol.hashing import string_hash, tags_code
-from protocol.message import key_words
+from protocol.message import TAG_KEY, key_words
 from protocol.topic_rules import SCHEDULE_TOPIC
 
 pairs: Final = re.compile("(?<![^\x01\x02])([^\x01\x02]++)\x01([^\x02]+)").findall
@@ -54,14 +54,15 @@ def join_properties(properties: dict[str, str]) -> str:
     return "".join([name + "\x01" + value + "\x02" for name, value in properties.items()])
 
 
-def index_keys(properties: dict[str, str]) -> tuple[str, ...]:
-    """The words by which the index finds a message: UNIQ_KEY first, then those of KEYS."""
+def index_keys(properties: dict[str, str], *, tags: bool) -> tuple[str, ...]:
+    """The words by which the index finds a message: UNIQ_KEY first, then those of KEYS, with ``tags`` its tag."""
     unique = properties.get("UNIQ_KEY")
     keys = properties.get("KEYS")
-    if keys is None:
-        return (unique,) if unique else ()
-    words = key_words(keys)
-    return (unique, *words) if unique else tuple(words)
+    found = (unique,) if unique else ()
+    if keys is not None:
+        found = (*found, *key_words(keys))
+    tag = properties.get("TAGS") if tags else None
+    return (*found, TAG_KEY + tag) if tag else found
 
 
 def tag_hash(properties: dict[str, str]) -> int:

@@ -14,6 +14,7 @@ from protocol.command import LANGUAGE, RemotingCommand
 from protocol.errors import RemotingError
 from protocol.frame import MAX_FRAME, encode_head
 from protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
+from protocol.message import TAG_KEY
 from remoting.connection import Connection
 from remoting.handlers import DirectHandler, HandlerTable, Outcome
 
@@ -29,6 +30,8 @@ _TEMPLATE: Final = (
 
 _QUERY: Final = int(RequestCode.QUERY_MESSAGE)
 _LARGEST: Final = MAX_FRAME - 4096
+_TAG: Final = "T"
+"""Index type of a query by tag."""
 _COPIED: Final = 32 * 1024
 """Up to this much goes out as one buffer with its head."""
 
@@ -66,7 +69,7 @@ class QueryMessageProcessor:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 return None
             header = frame.header
-            if frame.flag or frame.code != _QUERY or header.unique_key_query:
+            if frame.flag or frame.code != _QUERY or header.unique_key_query or header.index_type == _TAG:
                 return None
             times = header.begin_timestamp, header.end_timestamp
             found = query(header.topic, header.key, header.max_num, *times, _COPIED)
@@ -80,12 +83,17 @@ class QueryMessageProcessor:
         return serve
 
     def query(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """QUERY_MESSAGE (12): messages of a topic with a key in a time range; QUERY_NOT_FOUND for none."""
+        """QUERY_MESSAGE (12): messages of a topic with a key in a time range; QUERY_NOT_FOUND for none.
+
+        With the index type T the key is a tag; other types mean nothing, as in RocketMQ with index files.
+        """
         header = command.header(QueryMessageRequestHeader)
-        limit = header.max_num
+        key, limit = header.key, header.max_num
         if header.unique_key_query:
             limit = self._configuration.section(MessageStoreConfig).default_query_max_num
-        arguments = (header.topic, header.key, limit, header.begin_timestamp, header.end_timestamp)
+        elif header.index_type == _TAG:
+            key = TAG_KEY + key
+        arguments = (header.topic, key, limit, header.begin_timestamp, header.end_timestamp)
         result = self._store.query_message(*arguments)
         if result is None:
             return self._query_cold(connection, command, arguments)

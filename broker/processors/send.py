@@ -37,7 +37,6 @@ from protocol.codes import VERSION, RequestCode, ResponseCode
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.errors import RemotingError
 from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from protocol.message import key_words
 from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
 from remoting.connection import Connection
@@ -96,6 +95,7 @@ class SendMessageProcessor:
         self._table = parts.topics.table
         self._put_message = parts.store.put_message
         self._put_messages = parts.store.put_messages
+        self._tags = parts.store.indexes_tags
         self._count = parts.stats.topic_put
         self._store_host = parts.store_host
         self._host_hex = parts.store_host.hex().upper()
@@ -170,7 +170,6 @@ class SendMessageProcessor:
         if unique is None:
             unique = self._next_unique()
             text = text + "UNIQ_KEY\x01" + unique + "\x02"
-        keys = properties.get("KEYS")
         message = MessageInner(
             header.topic,
             queue_id,
@@ -184,7 +183,7 @@ class SendMessageProcessor:
             header.reconsume_times or 0,
             0,
             tag_hash(properties) if "TAGS" in properties else 0,
-            (unique, *key_words(keys)) if keys else (unique,),
+            index_keys(properties, tags=self._tags),
             "WAIT" not in properties or waits_for_store(properties),
         )
         return self._store(connection, command, message, queue_id, unique)
@@ -321,7 +320,7 @@ class SendMessageProcessor:
             header.reconsume_times or 0,
             0,
             tag_hash(properties),
-            index_keys(properties),
+            index_keys(properties, tags=self._tags),
             waits_for_store(properties),
         )
         return self._store(connection, command, message, queue_id, unique)
@@ -360,10 +359,10 @@ class SendMessageProcessor:
             raise properties_too_long(len(text))
         shared = dict(pairs(text))
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
-        parts = self._batches.parts_of(command.body) if self._batches is not None else None
+        parts = self._batches.parts_of(command.body, tags_too=self._tags) if self._batches is not None else None
         try:
             if parts is None:
-                parts = parts_of(command.body, self._checks.batch_item)
+                parts = parts_of(command.body, self._checks.batch_item, tags_too=self._tags)
         except BatchError as error:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
         if not parts.keys:

@@ -63,6 +63,7 @@ class AlikeSends:
         self._store_host = parts.store_host
         self._put = parts.store.put_alike
         self._waits = parts.store.syncs_each_put
+        self._tags = parts.store.indexes_tags
         self._broker_put = parts.stats.broker_put
         direct.on_configured.append(self.lengths.clear)
         self._decoders = {direct_prefix(code): decode for code, decode in direct.decoders.items()}
@@ -103,6 +104,8 @@ class AlikeSends:
                 return None
             queues.append(queue)
         keys = AlikeKeys([columns[:, key].copy() for key in layout.keys])
+        if layout.tag and self._tags:
+            keys = keys.with_tag(layout.tag)
         put = MessageRows(
             layout.topic, queues, placed, layout.body_length, layout.properties_length, layout.tags_code, keys
         )

@@ -127,7 +127,7 @@ class SendBackProcessor:
             message.reconsume_times + 1,
             0,
             tag_hash(properties),
-            index_keys(properties),
+            index_keys(properties, tags=self._store.indexes_tags),
             wait=False,
         )
 

@@ -14,7 +14,7 @@ from protocol.batch import split_batch
 from protocol.codes import VERSION
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.index_batch import KeyColumns
-from protocol.message import key_words
+from protocol.message import TAG_KEY, key_words
 from protocol.record_batch import BatchMessages, ListedMessages
 
 _END: Final = "\x03"
@@ -56,8 +56,10 @@ class SentBatch(NamedTuple):
     unique: str | None
 
 
-def parts_of(body: Any, check: Callable[[dict[str, str]], None]) -> BatchParts:
+def parts_of(body: Any, check: Callable[[dict[str, str]], None], *, tags_too: bool) -> BatchParts:
     """The messages of a batch's body. ``check`` looks at properties that a batch may not carry.
+
+    ``tags_too``: tags are keys of the index too.
 
     Raises BatchError where the body is no batch, and what ``check`` raises.
     """
@@ -67,15 +69,18 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None]) -> BatchParts:
     found = _usual(texts)
     if found and len(found) == len(raw) == texts.count(_END):
         unique, tags, words = zip(*found, strict=True)
-        return BatchParts(messages, _tags_codes(tags), _keys(unique, words))
+        keys = _keys(unique, words)
+        if tags_too and any(tags):
+            keys = [(*own, TAG_KEY + tag) if tag else own for own, tag in zip(keys, tags, strict=True)]
+        return BatchParts(messages, _tags_codes(tags), keys)
     tags_codes: list[int] = []
-    keys: list[tuple[str, ...]] = []
+    keys = []
     for text in raw:
         properties = dict(pairs(text.decode("utf-8", "replace")))
         if not NOT_IN_A_BATCH.isdisjoint(properties):
             check(properties)
         tags_codes.append(tag_hash(properties))
-        keys.append(index_keys(properties))
+        keys.append(index_keys(properties, tags=tags_too))
     return BatchParts(messages, tags_codes, keys)
 
 

@@ -67,7 +67,7 @@ class AlikeBatches:
             return None
         return rows, layout, AlikeKeys(columns) if columns else None
 
-    def parts_of(self, body: Any) -> BatchParts | None:
+    def parts_of(self, body: Any, *, tags_too: bool) -> BatchParts | None:
         """See send_batch.parts_of; None for what is to be looked at there."""
         found = self.find(body)
         if found is None:
@@ -77,8 +77,14 @@ class AlikeBatches:
         tag = layout.same(rows, "TAGS")
         if tag is not None:
             tags_codes = [tag_hash_of(tag)] * count
+            if tags_too:
+                keys = AlikeKeys([], tag, count) if keys is None else keys.with_tag(tag)
         elif (tags := layout.column(rows, "TAGS")) is not None:
+            if tags_too and tags.shape[1] > _LONGEST_KEY:
+                return None
             tags_codes = list(map(tag_hash_of, texts_of(tags)))
+            if tags_too:
+                keys = AlikeKeys([], count=count).with_tags(tags) if keys is None else keys.with_tags(tags)
         else:
             tags_codes = [0] * count
         return BatchParts(AlikeMessages(rows, layout), tags_codes, [()] * count if keys is None else keys)
@@ -95,6 +101,7 @@ class DirectBatches:
         self._log = parts.store.commit_log
         self._put = parts.store.put_alike
         self._waits = parts.store.syncs_each_put
+        self._tags = parts.store.indexes_tags
         self._store_host = parts.store_host
         self._decode: Callable[[memoryview], Any] = direct.decoders[RequestCode.SEND_MESSAGE_V2]
 
@@ -136,6 +143,8 @@ class DirectBatches:
         host = connection.data.get("host") or born_host(connection)
         if keys is None or (tag is None and "TAGS" in layout.values) or len(host) != _HOST:
             return None
+        if tag and self._tags:
+            keys = keys.with_tag(tag)
         count = len(rows)
         if count * (queue.overhead + 2 * _HOST + layout.body_length + layout.text_length) > self._log.max_message_size:
             return None

@@ -23,7 +23,7 @@ from protocol.body import TopicConfig
 from protocol.codes import VERSION, RequestCode
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from protocol.message import key_words
+from protocol.message import TAG_KEY, key_words
 from protocol.record import MAX_PROPERTIES
 from protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
 from remoting.connection import Connection
@@ -79,6 +79,7 @@ class DirectSends:
         """Makes the reply of (command, topic, queue id, unique key, result), whatever came of the put."""
         self._broker_put = parts.stats.broker_put
         self._waits = parts.store.syncs_each_put
+        self._tags = parts.store.indexes_tags
         self._configuration = parts.configuration
         self._table = parts.topics.table
         self._stats = parts.stats
@@ -130,6 +131,7 @@ class DirectSends:
         waits = self._waits
         broker_put = self._broker_put
         tag_hash = tag_hash_of
+        tags = self._tags
 
         def serve(connection: Connection, head: memoryview, body: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
             try:
@@ -168,6 +170,7 @@ class DirectSends:
                     return None
             host = connection.data.get("host") or born_host(connection)
             opaque = frame.opaque
+            words = (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *key_words(keys))
             offset = put(
                 queue,
                 body,
@@ -179,7 +182,7 @@ class DirectSends:
                 header.sys_flag,
                 header.reconsume_times or 0,
                 tag_hash(tag) if tag else 0,
-                (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *key_words(keys)),
+                words if tag is None or not tags else (*words, TAG_KEY + tag),
                 partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None,
             )
             if offset < 0:

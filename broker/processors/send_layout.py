@@ -46,9 +46,9 @@ class _Text(NamedTuple):
 class SendLayout:
     """Where frames of one ``length`` have what, and the records that they become.
 
-    ``topic``: of all of them. ``tags_code``: the queue unit's tag slot. ``keys``: where ``frames.columns`` has each key
-    of the index, the unique one first, ``queue_id`` and ``opaque`` where it has these. The numbers of ``frames`` are
-    queue id, time of birth and opaque.
+    ``topic``, ``tag``: of all of them. ``tags_code``: the queue unit's tag slot. ``keys``: where ``frames.columns`` has
+    each key of the index but the tag's, the unique one first, ``queue_id`` and ``opaque`` where it has these. The
+    numbers of ``frames`` are queue id, time of birth and opaque.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class SendLayout:
         _prove(head, decode, numbers, texts)
         self.topic: str = header.topic
         tags = [value for name, value, _ in _pairs(text) if name == "TAGS"]
-        self.tags_code = tag_hash_of(tags[0]) if tags else 0
+        self.tag = tags[0] if tags else ""
+        self.tags_code = tag_hash_of(self.tag) if tags else 0
         self.frames = FrameLayout(
             frame,
             head_end,

@@ -1,12 +1,17 @@
 """Delay levels: messages wait in SCHEDULE_TOPIC_XXXX until they are due (RocketMQ's ScheduleMessageService).
 
-Queue ``level - 1`` holds the messages of a level; its units carry the due time where others have the tag's hash. Within
-a queue due times never go back, so only the first message of each level matters: one task sleeps until the earliest of
-them. What is due is stored again, in its real topic, with the properties it came with; it gets a new place and time.
+Queue ``level - 1`` holds the messages of a level; its units carry the due time where others have the tag's hash. They
+are delivered in order, so only the first message of each level matters: one task sleeps until the earliest of them.
+What is due is stored again, in its real topic, with the properties it came with; it gets a new place and time.
 delayOffset.json keeps how far each level has come: after a kill, the deliveries of the last seconds are made once more.
+
+No message waits longer than its delay from now on: a later due time is one of a clock that was ahead, or was made anew
+from a record whose store time is that of such a clock. Those messages are due one delay after they were found, by the
+monotonic clock. RocketMQ delivers them at once, before their time.
 """
 
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -17,6 +22,7 @@ from msgspec import Struct
 from broker.config import BrokerConfig, MessageStoreConfig
 from broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
 from broker.store.disk import Disk
+from broker.store.dispatcher import index_keys
 from broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
@@ -28,7 +34,7 @@ from broker.store.types import (
 )
 from protocol import hashing, record, topic_rules
 from protocol.body import DataVersion
-from protocol.message import PropertyName, decode_properties, key_words
+from protocol.message import PropertyName, decode_properties
 from remoting.clock import Clock
 from remoting.config import Configuration
 
@@ -38,10 +44,16 @@ _KNOWN: Final = frozenset({"dataVersion", "offsetTable"})
 _MAX_BYTES: Final = 256 * 1024
 _MAX_COUNT: Final = 32
 _LOOK_AGAIN_SECONDS: Final = 1.0  # while something waits: the wall clock may be set
+_CLOCK_SET_MS: Final = 100
+"""By how much the wall clock has to leave the monotonic one to count as set."""
 _FIRST_RETRY_MS: Final = 100
 _LAST_RETRY_MS: Final = 10_000
 _NEVER: Final = 1 << 62
 _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
+
+
+Unit = tuple[int, int, int]
+"""(log offset, size, due time in ms since the epoch) of a delayed message."""
 
 
 class ScheduleStore(Protocol):
@@ -50,6 +62,16 @@ class ScheduleStore(Protocol):
     @property
     def put_message(self) -> Callable[[MessageInner, PutCallback], PutMessageResult | None]:
         """Store a message; None when the outcome comes by the callback."""
+        ...
+
+    @property
+    def look_units(self) -> Callable[[str, int, int, int], list[Unit] | None]:
+        """(topic, queue id, offset, count): units from the offset on; None when they are not in memory."""
+        ...
+
+    @property
+    def queue_units(self) -> Callable[[str, int, int, int], Awaitable[list[Unit]]]:
+        """The same for units that have to be read from the disk."""
         ...
 
     @property
@@ -64,6 +86,11 @@ class ScheduleStore(Protocol):
         """The same for records that have to be read from the disk."""
         ...
 
+    @property
+    def indexes_tags(self) -> bool:
+        """Whether a message's keys shall have its tag among them."""
+        ...
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First offset of a queue that is still there."""
         ...
@@ -73,38 +100,19 @@ class ScheduleStore(Protocol):
         ...
 
 
-class _Due:
-    """Filter of the messages that are due; notes when the first other one is."""
-
-    needs_properties = False
-
-    def __init__(self, now: int, delay: int) -> None:
-        self._now = now
-        self._latest = now + delay  # a later due time comes from a clock that was set back: deliver now
-        self.next_due = _NEVER
-
-    def match_tags(self, tags_code: int) -> bool:
-        if self.next_due == _NEVER and (tags_code <= self._now or tags_code > self._latest):
-            return True
-        self.next_due = min(self.next_due, tags_code)
-        return False
-
-    def match_record(self, properties: dict[str, str]) -> bool:
-        del properties
-        return True
-
-
 class _Level(Struct):
-    """A level: how far it has come, and when to look at it again (ms since the epoch)."""
+    """A level: how far it has come, and when to look at it again (ms since the epoch).
+
+    Messages below ``found_end`` were there when one was found whose due time is too late: all of them are due when the
+    monotonic clock says ``found_due`` (ms), if not before.
+    """
 
     delay: int
     offset: int = 0
     look_at: int = _NEVER
     retry: int = 0
-
-    def set_back(self, now: int) -> bool:
-        """Whether the next look is further away than anything can be: the wall clock was set back."""
-        return self.look_at != _NEVER and self.look_at > now + max(self.delay, _LAST_RETRY_MS)
+    found_end: int = 0
+    found_due: int = 0
 
 
 class ScheduleMessageService:
@@ -122,6 +130,7 @@ class ScheduleMessageService:
         self._store_host = store_host
         self._sleeping: trio.CancelScope | None = None
         self._deliveries = 0
+        self._wall_ahead = 0.0
         self._rest: dict[str, Any] = {}
         self._foreign: dict[int, int] = {}
         config = configuration.section(MessageStoreConfig)
@@ -184,11 +193,20 @@ class ScheduleMessageService:
             nursery.start_soon(self._file.run, self._clock.sleep)
             task_status.started()
             while True:
+                was_set = self._clock_was_set()
                 now = self._clock.wall_ms()
                 for level, state in self._levels.items():
-                    if state.look_at <= now or state.set_back(now):
+                    if state.look_at <= now or (was_set and state.look_at != _NEVER):
                         await self._deliver_level(level, state)
                 await self._sleep()
+
+    def _clock_was_set(self) -> bool:
+        """Whether the wall clock has been set since the last time: looks that were planned by it may be too late."""
+        ahead = self._clock.wall_ms() - self._clock.monotonic() * 1000
+        was_set = abs(ahead - self._wall_ahead) >= _CLOCK_SET_MS
+        if was_set:
+            self._wall_ahead = ahead
+        return was_set
 
     def _correct(self, level: int, state: _Level) -> None:
         low = self._store.min_offset(topic_rules.SCHEDULE_TOPIC, level - 1)
@@ -217,7 +235,8 @@ class ScheduleMessageService:
             return
         state = self._levels.get(queue_id + 1)
         if state is not None and state.look_at == _NEVER:
-            state.look_at = tags_code
+            too_late = tags_code > self._clock.wall_ms() + state.delay
+            state.look_at = 0 if too_late else tags_code
             if self._sleeping is not None:
                 self._sleeping.cancel()
 
@@ -243,25 +262,58 @@ class ScheduleMessageService:
 
     async def _deliver_some(self, level: int, state: _Level) -> bool:
         """One get from the queue of a level; True if there may be more that is due."""
-        due = _Due(self._clock.wall_ms(), state.delay)
-        where = (topic_rules.SCHEDULE_TOPIC, level - 1, state.offset, _MAX_COUNT, _MAX_BYTES, due)
+        queue = (topic_rules.SCHEDULE_TOPIC, level - 1, state.offset)
         await trio.lowlevel.checkpoint()
+        units = self._store.look_units(*queue, _MAX_COUNT)
+        if units is None:
+            units = await self._store.queue_units(*queue, _MAX_COUNT)
+        due = self._count_due(level, state, units)
+        if units and not due:
+            return False
+        where = (*queue, max(due, 1), _MAX_BYTES, None)
         result = self._store.get_message(*where)
         if result is None:
             result = await self._store.get_message_cold(*where)
         with contextlib.ExitStack() as stack:
             stack.callback(result.release)
-            if result.status is GetMessageStatus.FOUND:
+            if result.status is GetMessageStatus.FOUND and due:
+                before = state.offset
                 for buffer in result.buffers:
-                    await self._deliver_records(level, state, buffer)
-                return True
-        return self._look_later(level, state, result, due)
-
-    def _look_later(self, level: int, state: _Level, result: GetMessageResult, due: _Due) -> bool:
-        """Nothing was delivered: the rest is not due, or there is no rest, or it is gone."""
-        if due.next_due != _NEVER:
-            state.look_at = due.next_due
+                    await self._deliver_records(level, state, buffer, before + due)
+                if state.offset > before:
+                    return True
+        if result.status is GetMessageStatus.FOUND and not due:  # came in between: its unit has not been looked at
+            state.look_at = self._clock.wall_ms() + _FIRST_RETRY_MS
             return False
+        return self._look_later(level, state, result)
+
+    def _count_due(self, level: int, state: _Level, units: list[Unit]) -> int:
+        """How many of the first messages of a level are due; where none is, when to look again is set.
+
+        A message that is not due holds up those behind it, whatever their units say: order is kept.
+        """
+        now = self._clock.wall_ms()
+        for count, (_, _, due) in enumerate(units):
+            if due <= now:
+                continue
+            offset = state.offset + count
+            if offset >= state.found_end and due > now + state.delay and not count:
+                state.found_end = self._store.max_offset(topic_rules.SCHEDULE_TOPIC, level - 1)
+                state.found_due = math.ceil(self._clock.monotonic() * 1000) + state.delay
+                _log.warning("due_time_too_late", level=level, offset=offset, by_ms=due - now - state.delay)
+            look_at = due
+            if offset < state.found_end:
+                left = state.found_due - int(self._clock.monotonic() * 1000)
+                if left <= 0:
+                    continue
+                look_at = min(due, now + left)
+            if not count:
+                state.look_at = look_at
+            return count
+        return len(units)
+
+    def _look_later(self, level: int, state: _Level, result: GetMessageResult) -> bool:
+        """Nothing was delivered: there is nothing, or it is gone."""
         if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY:
             self._correct(level, state)
         elif result.next_begin_offset > state.offset:
@@ -274,13 +326,14 @@ class ScheduleMessageService:
             state.look_at = self._clock.wall_ms() + _FIRST_RETRY_MS  # came in between, or is not yet readable
         return False
 
-    async def _deliver_records(self, level: int, state: _Level, buffer: Any) -> None:
+    async def _deliver_records(self, level: int, state: _Level, buffer: Any, end: int) -> None:
+        """Deliver those of the level's records that lie below the offset ``end``."""
         view = memoryview(buffer)
         at = 0
         while at < len(view):
             head = record.decode_head(view, at)
             at += head.size
-            if head.queue_offset < state.offset:
+            if not state.offset <= head.queue_offset < end:
                 continue
             message = self._restore(view, head)
             if message is not None:
@@ -305,8 +358,7 @@ class ScheduleMessageService:
         except ValueError:
             queue_id = 0
         tags = properties.get(PropertyName.TAGS)
-        unique = properties.get(PropertyName.UNIQ_KEY)
-        keys = key_words(properties.get(PropertyName.KEYS, ""))
+        words = index_keys(properties, tags=self._store.indexes_tags)
         return MessageInner(
             topic=topic,
             queue_id=queue_id,
@@ -319,7 +371,7 @@ class ScheduleMessageService:
             sys_flag=head.sys_flag,
             reconsume_times=head.reconsume_times,
             tags_code=hashing.tags_code(tags) if tags else 0,
-            keys=(unique, *keys) if unique else tuple(keys),
+            keys=words,
             wait=False,
         )
 

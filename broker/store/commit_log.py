@@ -64,7 +64,7 @@ class CommitLog:
     ) -> None:
         """``first_offset`` tells the next offset of a queue that is not in the table yet (its consume queue's end)."""
         self.files = files
-        self._wall_ms = wall_ms
+        self.wall_ms = wall_ms
         self._first_offset = first_offset
         self._queues: dict[tuple[str, int], TopicQueue] = {}
         self.file: MappedFile | None = None
@@ -153,7 +153,7 @@ class CommitLog:
             file = self._make_room(size)
             if file is None:
                 return None
-        now = self._wall_ms()
+        now = self.wall_ms()
         if now < self.last_store_timestamp:  # noqa: PLR1730 - max() takes three times as long
             now = self.last_store_timestamp
         at = file.wrote
@@ -258,7 +258,7 @@ class CommitLog:
         return self._write_batch(file, queue, batch)
 
     def _write_batch(self, file: MappedFile, queue: TopicQueue, batch: MessageBatch) -> PutMessageResult:
-        now = max(self._wall_ms(), self.last_store_timestamp)
+        now = max(self.wall_ms(), self.last_store_timestamp)
         sys_flag = batch.sys_flag & ~_V6_FLAGS | record.host_flags(batch.born_host, batch.store_host)
         first = queue.next_offset
         at = file.wrote

@@ -17,7 +17,7 @@ from broker.store.stats import StoreStats
 from broker.store.types import MessageBatch, MessageRows, PutMessageResult
 from protocol import sysflag
 from protocol.hashing import tags_code
-from protocol.message import NAME_END, VALUE_END, PropertyName, decode_properties, key_words
+from protocol.message import NAME_END, TAG_KEY, VALUE_END, PropertyName, decode_properties, key_words
 from protocol.queue_unit import UNIT, UNIT_SIZE
 from protocol.topic_rules import SCHEDULE_TOPIC
 
@@ -227,23 +227,28 @@ def property_of(text: str, name: str) -> str:
     return value or decode_properties(text).get(name, "")
 
 
-def index_keys(properties: dict[str, str]) -> tuple[str, ...]:
-    """The words that the index shall find a message by: its unique key, then the words of KEYS."""
-    return _key_words(properties.get(PropertyName.UNIQ_KEY, ""), properties.get(PropertyName.KEYS, ""))
+def index_keys(properties: dict[str, str], *, tags: bool = False) -> tuple[str, ...]:
+    """The words that the index shall find a message by: its unique key, the words of KEYS, with ``tags`` its tag."""
+    get = properties.get
+    return _key_words(
+        get(PropertyName.UNIQ_KEY, ""), get(PropertyName.KEYS, ""), get(PropertyName.TAGS, "") if tags else ""
+    )
 
 
 def index_keys_of(text: str) -> tuple[str, ...]:
-    """The same out of the encoded properties."""
-    return _key_words(property_of(text, "UNIQ_KEY"), property_of(text, "KEYS"))
+    """The same, without the tag, out of the encoded properties."""
+    return _key_words(property_of(text, "UNIQ_KEY"), property_of(text, "KEYS"), "")
 
 
-def _key_words(unique: str, words: str) -> tuple[str, ...]:
+def _key_words(unique: str, words: str, tag: str) -> tuple[str, ...]:
     found = (unique,) if unique else ()
-    return (*found, *key_words(words)) if words else found
+    if words:
+        found = (*found, *key_words(words))
+    return (*found, TAG_KEY + tag) if tag else found
 
 
 def has_key(properties: dict[str, str], key: str) -> bool:
-    """True where a message can be found by ``key``; ``T#tag`` is how other writers index a tag."""
+    """True where a message can be found by ``key``; ``T#tag`` is how a tag stands in the index."""
     if properties.get(PropertyName.UNIQ_KEY) == key or key in properties.get(PropertyName.KEYS, "").split(" "):
         return True
-    return key.startswith("T#") and properties.get(PropertyName.TAGS) == key[2:]
+    return key.startswith(TAG_KEY) and properties.get(PropertyName.TAGS) == key[len(TAG_KEY) :]

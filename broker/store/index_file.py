@@ -4,6 +4,7 @@ Mapped for writing. What this process has written is read from the map; anything
 wait, and where that would have to wait, in a thread. Source: RocketMQ's IndexFile.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -15,6 +16,8 @@ _ENTRY_AT: Final = ENTRY.unpack_from
 _COPY_STEP: Final = 1 << 20
 _CHUNK: Final = 4096
 """Entries that a walk through all of them reads at once."""
+_STEPS: Final = 4096
+"""Entries of a chain that are looked at in one go: about a millisecond."""
 
 
 class Cold(Exception):  # noqa: N818 - not an error: the answer needs the device
@@ -214,7 +217,10 @@ class IndexFile:
         return self.count > 1 and self.begin_timestamp <= end and self.end_timestamp >= begin
 
     def select(self, key_hash: int, begin: int, end: int, limit: int, *, wait: bool) -> list[int]:
-        """Log offsets of up to ``limit`` messages of that hash and time, newest first. Raises Cold unless ``wait``."""
+        """Log offsets of up to ``limit`` messages of that hash and time, newest first.
+
+        Raises Cold, unless ``wait``: where it needs the device, or more steps than the event loop has time for.
+        """
         read = self._read_waiting if wait else self._read_at_once
         table_at = slot_at(key_hash % self.shape.slots)
         if self.slots_warm:
@@ -229,7 +235,14 @@ class IndexFile:
         entries_at = entry_at(self.shape.slots, 0)
         warm_from, view = self.warm_from, self.view
         last = -1
+        left = _STEPS
         while 0 < number < bound and len(found) < limit:
+            left -= 1
+            if not left:  # all messages of a tag, or with a word that many have, are one chain
+                if not wait:
+                    raise Cold
+                time.sleep(0)  # in a thread: the event loop has its turn
+                left = _STEPS
             at = entries_at + number * ENTRY_SIZE
             if number >= warm_from:
                 stored_hash, phy, seconds, previous = _ENTRY_AT(view, at)

@@ -6,12 +6,13 @@ Nothing is thrown away: where entries are missing or wrong, the index is cut the
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from broker.store.dispatcher import index_keys_of
+from broker.store.dispatcher import index_keys_of, property_of
 from broker.store.index_file import IndexEntry, IndexFile
 from broker.store.index_service import IndexService
 from broker.store.log_scan import LogRecord
 from protocol import sysflag
 from protocol.checkpoint_layout import CheckpointMark
+from protocol.message import TAG_KEY
 
 _BATCH: Final = 512
 _INDEXED: Final = (sysflag.TRANSACTION_NOT, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_COMMIT)
@@ -29,6 +30,8 @@ class _Waiting:
     def __init__(self) -> None:
         self.records: list[LogRecord] = []
         self.keys: list[tuple[str, ...]] = []
+        self.tagged: list[bool] = []
+        """Whether the last key is that of the tag."""
         self.texts: list[str] = []
 
 
@@ -80,7 +83,10 @@ class IndexRecovery:
         if found.sys_flag & sysflag.TRANSACTION_MASK not in _INDEXED or not found.properties:
             return
         keys = index_keys_of(found.properties)
-        if not keys:
+        tag = property_of(found.properties, "TAGS") if self._index.tags else ""
+        if tag:
+            keys = (*keys, TAG_KEY + tag)
+        elif not keys:
             return
         if self._entries is None:
             self._index.put(found.topic, keys, found.phy, found.store_timestamp)
@@ -89,6 +95,7 @@ class IndexRecovery:
         waiting = self._waiting
         waiting.records.append(found)
         waiting.keys.append(keys)
+        waiting.tagged.append(bool(tag))
         waiting.texts += [f"{found.topic}#{key}" for key in keys]
         if len(waiting.records) >= _BATCH:
             self._compare()
@@ -98,10 +105,10 @@ class IndexRecovery:
         waiting, self._waiting = self._waiting, _Waiting()
         hashes = self._index.batch.key_hashes(waiting.texts)
         done = 0
-        for found, keys in zip(waiting.records, waiting.keys, strict=True):
+        for found, keys, tagged in zip(waiting.records, waiting.keys, waiting.tagged, strict=True):
             wanted = hashes[done : done + len(keys)]
             done += len(keys)
-            if self._entries is not None and not self._has(found.phy, wanted):
+            if self._entries is not None and not self._has(found.phy, wanted, tagged=tagged):
                 self._cut()
             if self._entries is None:
                 self._index.put(found.topic, keys, found.phy, found.store_timestamp)
@@ -109,8 +116,12 @@ class IndexRecovery:
             else:
                 self._last_timestamp = found.store_timestamp
 
-    def _has(self, phy: int, wanted: list[int]) -> bool:
-        """Go on to the entries of the record at ``phy``; True where all of its hashes are among them."""
+    def _has(self, phy: int, wanted: list[int], *, tagged: bool) -> bool:
+        """Go on to the entries of the record at ``phy``; True where all of its hashes are among them.
+
+        ``tagged``: the last one is that of its tag, which not every writer puts. It may only be missing where entries
+        of other records follow: else the end of the index may be what is missing.
+        """
         assert self._entries is not None
         current = self._current
         while current is not None and current[2].phy < phy:
@@ -120,7 +131,8 @@ class IndexRecovery:
         while current is not None and current[2].phy == phy:
             found.add(current[2].key_hash)
             current = next(self._entries, None)
-        if not found.issuperset(wanted):
+        needed = wanted[:-1] if tagged and current is not None else wanted
+        if not found.issuperset(needed):
             self._current = first
             return False
         self._current = current

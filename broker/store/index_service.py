@@ -58,8 +58,11 @@ class IndexService:
         *,
         wall_ms: Callable[[], int],
         batch: Batch | None = None,
+        tags: bool = True,
     ) -> None:
+        """``tags``: keys of records have their tag among them (see dispatcher.index_keys)."""
         self._disk = disk
+        self.tags = tags
         self.directory = f"{root}/index"
         self.shape = shape
         self.files: list[IndexFile] = []

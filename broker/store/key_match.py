@@ -10,6 +10,7 @@ from typing import Any, Final
 from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.warm_ranges import CHUNK
 from protocol.hashing import crc32_of_each
+from protocol.message import TAG_KEY
 from protocol.record import MAGIC_V1, MAGIC_V2, OVERHEAD_V1
 from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH
@@ -42,7 +43,7 @@ def is_usual(topic: str, key: str) -> bool:
         and key.isprintable()
         and bool(key)
         and " " not in key
-        and not key.startswith("T#")
+        and not key.startswith(TAG_KEY)
     )
 
 

@@ -99,7 +99,14 @@ class MessageStore(HotCalls):
         self.index: IndexService | None = None
         if config.message_index_enable:
             index_shape = IndexShape(config.max_hash_slot_num, config.max_index_num)
-            self.index = IndexService(self.disk, self.root, index_shape, self.flags, wall_ms=self.clock.wall_ms)
+            self.index = IndexService(
+                self.disk,
+                self.root,
+                index_shape,
+                self.flags,
+                wall_ms=self.clock.wall_ms,
+                tags=config.index_tag_enable,
+            )
         self.dispatcher = StoreDispatcher(self.queues, self.index, self.stats, delay_ms=delays)
         self.flush_queues = FlushConsumeQueueService(self.queues, self.flags)
         self.checkpoint = StoreCheckpoint(self.disk, self.root)
@@ -275,6 +282,11 @@ class MessageStore(HotCalls):
         return self.write_path.takes_plain_puts
 
     @property
+    def indexes_tags(self) -> bool:
+        """Whether the keys of a message that is put shall have its tag among them."""
+        return self.index is not None and self.index.tags
+
+    @property
     def syncs_each_put(self) -> bool:
         """True under SYNC_FLUSH."""
         return self.write_path.group is not None
@@ -373,6 +385,10 @@ class MessageStore(HotCalls):
         """The offset for a time: the first message stored then or later, ``upper`` the last one then or earlier."""
         boundary = BoundaryType.UPPER if upper else BoundaryType.LOWER
         return await self._finder.offset_by_time(topic, queue_id, timestamp, boundary)
+
+    def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
+        """As ``queue_units``, maybe fewer; None where they have to come from the device."""
+        return self._finder.look_units(topic, queue_id, offset, count)
 
     async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log offset, size, tags code) of up to ``count`` units from ``offset`` on."""

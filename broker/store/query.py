@@ -242,6 +242,14 @@ class MessageFinder:
 
     # -- units
 
+    def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
+        """As ``units``, at most those of one file; None where they have to come from the device."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.next_offset:
+            return []
+        data = self._queues.read(queue, offset, count)
+        return None if data is None else list(UNIT.iter_unpack(data[: len(data) // UNIT_SIZE * UNIT_SIZE]))
+
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log offset, size, tags code) of up to ``count`` units from ``offset`` on."""
         units: list[tuple[int, int, int]] = []

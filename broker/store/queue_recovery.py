@@ -9,7 +9,8 @@ from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.queue_files import LoadedQueue, delete_queue_files, erase_units
 from broker.store.queue_snapshot import read_file_size, read_snapshot, what_changed
 from protocol.checkpoint_layout import CheckpointMark
-from protocol.queue_unit import UNIT, UNIT_SIZE
+from protocol.queue_unit import UNIT, UNIT_SIZE, is_unit_of
+from protocol.topic_rules import SCHEDULE_TOPIC
 
 _CHUNK = 512
 
@@ -128,7 +129,7 @@ class QueueRecovery:
             self._cut(queue, seen.slot, seen.end)  # units of records that are gone
         if slot < queue.next_offset:
             unit = self._unit(queue, seen, slot)
-            if unit == UNIT.pack(found.phy, found.size, tags_code):
+            if is_unit_of(unit, found.phy, found.size, tags_code, delayed=found.topic == SCHEDULE_TOPIC):
                 seen.slot = slot + 1
                 seen.end = found.phy + found.size
                 return

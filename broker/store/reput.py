@@ -135,6 +135,6 @@ class ReputMessageService:
             found.size,
             self._dispatcher.tags_code_of(found.topic, properties, found.store_timestamp),
             found.store_timestamp,
-            index_keys(properties),
+            index_keys(properties, tags=self._dispatcher.index is not None and self._dispatcher.index.tags),
             found.sys_flag,
         )

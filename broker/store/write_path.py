@@ -144,16 +144,15 @@ class WritePath:
         stats.put_message_times_total += 1
         stats.put_message_size_total += result.size
         topic = message.topic
-        tags_code = message.tags_code
         if topic == SCHEDULE_TOPIC:
-            tags_code = self._due(message, result)
+            message.tags_code = self._due(message, result)
         self._dispatch_record(
             topic,
             message.queue_id,
             result.queue_offset,
             result.physical_offset,
             result.size,
-            tags_code,
+            message.tags_code,
             result.store_timestamp,
             message.keys,
             message.sys_flag,
@@ -184,6 +183,8 @@ class WritePath:
             return self._failed(result)
         self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.keys)
         self._stats.put_message_size_total += result.size
+        if isinstance(put, MessageInner) and put.topic == SCHEDULE_TOPIC:
+            put.tags_code = self._due(put, result)  # now: it may be dispatched much later
         group = self.group
         if self._real_time is not None:
             self._real_time.poke()
@@ -209,7 +210,7 @@ class WritePath:
                 result.queue_offset,
                 result.physical_offset,
                 result.size,
-                self._due(put, result) if put.topic == SCHEDULE_TOPIC else put.tags_code,
+                put.tags_code,
                 result.store_timestamp,
                 put.keys,
                 put.sys_flag,
@@ -220,10 +221,14 @@ class WritePath:
             self._dispatcher.dispatch_batch(put, result)
 
     def _due(self, message: MessageInner, result: PutMessageResult) -> int:
-        """What stands in the tag slot of a delayed message: the time it is due. Its queue id is its level - 1."""
+        """What stands in the tag slot of a delayed message: the time it is due. Its queue id is its level - 1.
+
+        By the wall clock: the record's store time may be one of the past that the clock was ahead in. Never later than
+        that of the record, which is what a unit that is made anew from the log says.
+        """
         levels = self._delay_ms
         level = min(message.queue_id + 1, len(levels) - 1)
-        return result.store_timestamp + levels[level]
+        return min(self.log.wall_ms(), result.store_timestamp) + levels[level]
 
     # -- refusals
 

@@ -212,7 +212,8 @@ def _told(report: Report) -> Iterator[str]:
     yield f"log         {report.log_files} files, offsets {report.log_start} to {report.log_end}"
     yield f"records     {report.records}, of which {report.superseded} belong to earlier lives of their topics"
     yield f"queues      {report.queues} with {report.units} units that lead to their records"
-    yield f"index       {report.index_files} files, {report.index_entries} entries for {report.keys} keys"
+    entries = f"{report.index_entries} entries for {report.keys} keys, {report.tags} tags"
+    yield f"index       {report.index_files} files, {entries}"
     kinds: list[tuple[str, Faults]] = [
         ("commit log", report.log),
         ("state files", report.state),

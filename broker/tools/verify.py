@@ -27,7 +27,9 @@ from protocol import checkpoint_layout, lenient_json, sysflag
 from protocol.checkpoint_layout import CheckpointMark
 from protocol.hashing import key_hash
 from protocol.index_layout import HEADER_SIZE, SLOT_SIZE
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from protocol.message import TAG_KEY
+from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE, is_unit_of
+from protocol.topic_rules import SCHEDULE_TOPIC
 
 _CHUNK: Final = 512
 _SHOWN: Final = 20
@@ -77,6 +79,10 @@ class Report(Struct):
     index_files: int = 0
     index_entries: int = 0
     keys: int = 0
+    tags: int = 0
+    """Records that the index has the tag of."""
+    untagged: int = 0
+    """Records with a tag that it has not: that was switched off, or their writer was a broker before 5.5."""
     superseded: int = 0
     """Records that no queue leads to, because their topic was deleted and made again."""
     log: Faults = field(default_factory=Faults)
@@ -224,7 +230,8 @@ class Verification:
             self.report.consume_queues.add(f"queue {name} of the record at {found.phy} does not exist")
             return
         unit = queue.unit(found.queue_offset)
-        if unit == UNIT.pack(found.phy, found.size, self._tags_code(found)):
+        delayed = found.topic == SCHEDULE_TOPIC
+        if is_unit_of(unit, found.phy, found.size, self._tags_code(found), delayed=delayed):
             self.report.units += 1
             if queue.next not in (-1, found.queue_offset):
                 self._gap(queue, name, found)
@@ -308,13 +315,18 @@ class Verification:
     def _check_keys(self, found: LogRecord) -> None:
         if not self._has_index or found.sys_flag & sysflag.TRANSACTION_MASK == sysflag.TRANSACTION_ROLLBACK:
             return
-        keys = index_keys(properties_of(found))
+        properties = properties_of(found)
+        keys = index_keys(properties)
         hashes = self._hashes_at(found.phy)
         self.report.keys += len(keys)
         for key in keys:
             wanted = key_hash(found.topic, key)
             if wanted not in hashes and not self._is_found(wanted, found.phy):
                 self.report.index.add(f"the record at {found.phy} is not found by {key!r}")
+        if tag := properties.get("TAGS"):  # not every writer puts it: where it is missing, that is no fault
+            is_there = key_hash(found.topic, TAG_KEY + tag) in hashes
+            self.report.tags += is_there
+            self.report.untagged += not is_there
 
     def _hashes_at(self, phy: int) -> set[int]:
         entry = self._entry
@@ -336,6 +348,11 @@ class Verification:
         if self._entry is not None:
             more = 1 + sum(1 for _ in self._entries)
             self.report.index.add(f"{more} entries lead behind the end of the log or are out of order")
+        if self.report.untagged:
+            self.report.notes.append(
+                f"the index has not the tags of {self.report.untagged} records: they were written with "
+                "indexTagEnable=false, or by a broker that puts none"
+            )
         if not self._has_index and self.report.records:
             self.report.notes.append("there is no index file")
 

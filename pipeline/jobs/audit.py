@@ -28,6 +28,7 @@ from pipeline.store.files import DataFile, StoreFiles
 from pipeline.store.options import StoreOptions
 from pipeline.store.queues import UNIT_TYPE
 from protocol.queue_unit import UNIT_SIZE
+from protocol.topic_rules import SCHEDULE_TOPIC
 
 _SHOWN: Final = 20
 _FAULT_SCHEMA: Final = "kind string, count bigint, example string"
@@ -83,7 +84,7 @@ def audit(
     report = AuditReport()
     checkpoint = audit_files.read_checkpoint(files)  # before the log, which a broker may be writing
     reading = StoreOptions(path=store, split_size=split_size)
-    table, _, gaps = dispatched(spark, files, reading, delay_table(delay_levels))
+    table, _, gaps = dispatched(spark, files, reading, delay_table(delay_levels), tags=False)
     table.persist(StorageLevel.DISK_ONLY)
     try:
         bounds, newest_ms = _totals(table, report, files)
@@ -236,7 +237,9 @@ def check_queue_files(
         else:
             begin = number * units
             held = np.frombuffer(files.units([file], begin, begin + units), UNIT_TYPE)
-            rows += audit_files.compare_units(name, begin, held, offset, wanted, bounds)
+            rows += audit_files.compare_units(
+                name, begin, held, offset, wanted, bounds, delayed=topic == SCHEDULE_TOPIC
+            )
         yield pa.RecordBatch.from_pylist(
             [dict(zip(_FAULT_ARROW.names, row, strict=True)) for row in rows], schema=_FAULT_ARROW
         )

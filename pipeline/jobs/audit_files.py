@@ -57,10 +57,14 @@ def verdict(kinds: Sequence[str]) -> Verdict:
     return Verdict.DAMAGED if _OF_LOG & set(kinds) else Verdict.REPAIRABLE
 
 
-def compare_units(name: str, begin: int, held: Any, offset: Any, wanted: Any, bounds: LogBounds) -> Iterator[Finding]:
+def compare_units(
+    name: str, begin: int, held: Any, offset: Any, wanted: Any, bounds: LogBounds, *, delayed: bool = False
+) -> Iterator[Finding]:
     """The units of a file that begins with unit ``begin``, beside those of the records with the offsets ``offset``."""
     place = offset - begin
     good = held[place] == wanted
+    if delayed:
+        good |= is_due_earlier(held[place], wanted)
     yield "=units", int(good.sum()), ""
     for at in np.flatnonzero(~good)[:_SHOWN].tolist():
         stands = tuple(int(value) for value in held[place[at]])
@@ -77,6 +81,13 @@ def compare_units(name: str, begin: int, held: Any, offset: Any, wanted: Any, bo
             at = int(np.argmax(found))
             where = f"{name} at {begin + at} leads to {int(held['phy'][at])}"
             yield kind, int(found.sum()), f"{where}, the log ends at {bounds.end}" if found is behind else where
+
+
+def is_due_earlier(held: Any, wanted: Any) -> Any:
+    """Which units of delayed messages say an earlier time than their records: stored after a clock was set back."""
+    due = held["tags_code"]
+    same = (held["phy"] == wanted["phy"]) & (held["size"] == wanted["size"])
+    return same & (due > 0) & (due <= wanted["tags_code"])
 
 
 def usual_size(queues: Mapping[tuple[str, int], Sequence[DataFile]]) -> int:

@@ -26,6 +26,7 @@ from pipeline.store.walk import Chunk, Damage, Stretch
 from protocol import sysflag
 from protocol.hashing import tags_code
 from protocol.index_batch import make_batch
+from protocol.message import TAG_KEY
 from protocol.topic_rules import SCHEDULE_TOPIC
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -89,9 +90,12 @@ def delay_table(levels: str) -> list[int]:
 
 
 def dispatched(
-    spark: SparkSession, files: StoreFiles, options: StoreOptions, delays: Sequence[int]
+    spark: SparkSession, files: StoreFiles, options: StoreOptions, delays: Sequence[int], *, tags: bool
 ) -> tuple[DataFrame, int, list[Damage]]:
-    """A row for each record and each damaged place of a store; how many parts it was read in, gaps between files."""
+    """A row for each record and each damaged place of a store; how many parts it was read in, gaps between files.
+
+    ``tags``: a record's tag is a key of it too.
+    """
     found = plan(files, options)
     dropped = dropped_topics(files)
     parts = [part for part in found.parts if isinstance(part, Stretch)]
@@ -102,7 +106,7 @@ def dispatched(
             if isinstance(item, Damage):
                 yield _damage_batch(number, item)
             elif len(item.heads):
-                batch, more = dispatch_batch(item, number, keys, delays, dropped)
+                batch, more = dispatch_batch(item, number, keys, delays, dropped, tags=tags)
                 keys += more
                 yield batch
 
@@ -116,7 +120,13 @@ def _damage_batch(number: int, damage: Damage) -> pa.RecordBatch:
 
 
 def dispatch_batch(
-    chunk: Chunk, number: int, keys: int, delays: Sequence[int], dropped: Mapping[str, Dropped] | None = None
+    chunk: Chunk,
+    number: int,
+    keys: int,
+    delays: Sequence[int],
+    dropped: Mapping[str, Dropped] | None = None,
+    *,
+    tags: bool = True,
 ) -> tuple[pa.RecordBatch, int]:
     """The rows of one window, and how many keys they have; ``keys`` is how many there were before."""
     heads = chunk.heads
@@ -129,7 +139,7 @@ def dispatch_batch(
         gone = (heads.phy < last.position) & (heads.store_timestamp <= last.wall_ms)
         if gone.any():
             queued &= ~(gone & pa.compute.equal(topics, topic).to_numpy(zero_copy_only=False))
-    offsets, hashes = key_hashes(rows, topics, kind != sysflag.TRANSACTION_ROLLBACK)
+    offsets, hashes = key_hashes(rows, topics, kind != sysflag.TRANSACTION_ROLLBACK, tags=tags)
     arrays = [
         pa.array(np.full(count, number, dtype=np.int32)),
         topics,
@@ -164,10 +174,10 @@ def tag_slots(rows: Rows, topics: pa.StringArray, delays: Sequence[int]) -> Arra
     return slots
 
 
-def key_hashes(rows: Rows, topics: pa.StringArray, indexed: Array) -> tuple[Array, list[int]]:
+def key_hashes(rows: Rows, topics: pa.StringArray, indexed: Array, *, tags: bool) -> tuple[Array, list[int]]:
     """Where the key hashes of each record begin (one more than records), and all of them in the order of the index.
 
-    A record's keys are its unique key, then the words of KEYS.
+    A record's keys are its unique key, then the words of KEYS; with ``tags`` its tag.
     """
     found = rows.properties
     unique_rows, which = found.named(b"UNIQ_KEY")
@@ -176,6 +186,11 @@ def key_hashes(rows: Rows, topics: pa.StringArray, indexed: Array) -> tuple[Arra
     uniques = as_text(found.raw_values(which))
     row = np.concatenate((unique_rows, word_rows))
     texts = pa.concat_arrays([uniques, words])
+    if tags:
+        tag_rows, which = found.named(b"TAGS")
+        row = np.concatenate((row, tag_rows))
+        tagged = pa.compute.binary_join_element_wise(TAG_KEY, as_text(found.raw_values(which)), "")
+        texts = pa.concat_arrays([texts, tagged])
     order = np.argsort(row, kind="stable")
     order = order[indexed[row[order]]]
     row = row[order]

@@ -57,6 +57,8 @@ class RebuildOptions(Struct, frozen=True):
     entries: int = ENTRIES
     delay_levels: str = DELAY_LEVELS
     index: bool = True
+    index_tags: bool = True
+    """indexTagEnable of the broker."""
 
 
 class RebuildReport(Struct):
@@ -111,7 +113,8 @@ class _Rebuild:
         log = self._files.log_files()
         self._log_file_size = max((file.size for file in log), default=1 << 30)
         reading = StoreOptions(path=self._files.path, split_size=self._split_size)
-        table, _, gaps = dispatched(self._spark, self._files, reading, delay_table(self._options.delay_levels))
+        delays, tags = delay_table(self._options.delay_levels), self._options.index_tags
+        table, _, gaps = dispatched(self._spark, self._files, reading, delays, tags=tags)
         table.persist(StorageLevel.DISK_ONLY)
         try:
             started = time.perf_counter()

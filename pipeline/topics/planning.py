@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from client.core import Client
-from client.errors import TopicNotFoundError
+from client.errors import NoBrokerError
 from client.message import MessageQueue
 from pipeline.options import OptionError
 from pipeline.topics import places
@@ -63,10 +63,6 @@ async def known_bounds(client: Client, settings: ReadSettings) -> dict[MessageQu
         if queue not in found:
             raise OptionError("queues", name_of(queue), f"queues that can be read; there are {_names(found)}")
     return found
-
-
-class NoBrokerError(TopicNotFoundError):
-    """A topic has no route, and no broker is registered that could have it."""
 
 
 async def _bounds(client: Client, settings: ReadSettings) -> dict[MessageQueue, Bounds]:

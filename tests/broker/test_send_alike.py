@@ -134,6 +134,7 @@ async def stored(side: Side) -> dict[str, Any]:
     assert store.index is not None
     await store.index.flush_pending()
     found: dict[str, Any] = {"end": store.max_phy_offset, "dispatched": store.dispatched_offset}
+    found["index"] = [(entry.phy, entry.key_hash) for file in store.index.files for entry in file.entries()]
     messages: list[StoredMessage] = []
     for queue_id in range(QUEUES):
         offset = 0

@@ -23,14 +23,14 @@ TEXTS = st.lists(st.tuples(NAMES, VALUES), max_size=5).map(
 def test_parts_are_what_the_properties_say(messages: list[tuple[str, str, int]]) -> None:
     checked: list[dict[str, str]] = []
     body = encode_batch([(7, b"b" * size, (text + more).encode()) for text, more, size in messages])
-    parts = parts_of(memoryview(bytearray(body)), checked.append)
+    parts = parts_of(memoryview(bytearray(body)), checked.append, tags_too=True)
     of_each = list(zip(parts.messages.items(), parts.tags_codes, parts.keys, strict=True))
     assert len(of_each) == len(messages)
     for ((flag, data, raw), tags_code, keys), (text, more, size) in zip(of_each, messages, strict=True):
         properties = dict(pairs(text + more))
         assert bytes(data) == b"b" * size
         assert raw == (text + more).encode()
-        assert (flag, tags_code, keys) == (7, tag_hash(properties), index_keys(properties))
+        assert (flag, tags_code, keys) == (7, tag_hash(properties), index_keys(properties, tags=True))
     delayed = [dict(pairs(text + more)) for text, more, _ in messages]
     assert checked == [properties for properties in delayed if "DELAY" in properties]
 
@@ -40,11 +40,13 @@ def test_parts_are_what_the_properties_say(messages: list[tuple[str, str, int]])
 )
 def test_parts_of_messages_of_one_shape(values: list[str], name: str) -> None:
     texts = [f"UNIQ_KEY\x01{at}\x02{name}\x01{value}\x02" for at, value in enumerate(values)]
-    parts = parts_of(encode_batch([(at, b"b", text.encode()) for at, text in enumerate(texts)]), lambda _: None)
+    parts = parts_of(
+        encode_batch([(at, b"b", text.encode()) for at, text in enumerate(texts)]), lambda _: None, tags_too=True
+    )
     properties = [dict(pairs(text)) for text in texts]
     assert [item.flag for item in parts.messages.items()] == list(range(len(values)))
     assert parts.tags_codes == list(map(tag_hash, properties))
-    assert parts.keys == list(map(index_keys, properties))
+    assert parts.keys == [index_keys(one, tags=True) for one in properties]
 
 
 @given(
@@ -58,22 +60,29 @@ def test_parts_of_messages_of_one_shape(values: list[str], name: str) -> None:
         max_size=4,
     ),
     st.booleans(),
+    st.booleans(),
 )
-@example(properties=[("", "UNIQ_KEY\x01{0:03d}")], is_open=False)
-def test_parts_of_many_messages_that_are_laid_out_alike(properties: list[tuple[str, str]], is_open: bool) -> None:
+@example(properties=[("", "UNIQ_KEY\x01{0:03d}")], is_open=False, tags=True)
+@example(properties=[("TAGS", "red")], is_open=False, tags=True)
+@example(properties=[("TAGS", "red"), ("KEYS", "k{0:03d}")], is_open=False, tags=True)
+@example(properties=[("TAGS", "t{0:03d}")], is_open=False, tags=True)
+@example(properties=[("TAGS", "t{0:03d}"), ("UNIQ_KEY", "{0:03d}")], is_open=True, tags=True)
+def test_parts_of_many_messages_that_are_laid_out_alike(
+    properties: list[tuple[str, str]], is_open: bool, tags: bool
+) -> None:
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties)
     texts = [(text[:-1] if is_open else text).format(at) for at in range(100)]
     checked: list[dict[str, str]] = []
     encoded = encode_batch([(at, b"b%03d" % at, text.encode()) for at, text in enumerate(texts)])
     alike = AlikeBatches()
     found = [dict(pairs(text)) for text in texts]
-    general = parts_of(memoryview(encoded), checked.append)
-    for parts in (general, alike.parts_of(memoryview(encoded)), alike.parts_of(memoryview(encoded))):
+    general = parts_of(memoryview(encoded), checked.append, tags_too=tags)
+    for parts in (general, *(alike.parts_of(memoryview(encoded), tags_too=tags) for _ in range(2))):
         if parts is None:
             continue
         assert parts.messages.items() == decode_batch(encoded)
         assert list(parts.tags_codes) == list(map(tag_hash, found))
-        assert list(parts.keys) == list(map(index_keys, found))
+        assert list(parts.keys) == [index_keys(one, tags=tags) for one in found]
         assert parts is general or not any("DELAY" in properties for properties in found)
     assert checked == [properties for properties in found if "DELAY" in properties]
 
@@ -86,13 +95,13 @@ def test_pairs_are_names_in_front_of_values(text: str) -> None:
 def test_a_text_without_pairs_is_not_searched_from_each_of_its_letters() -> None:
     """That would be a thousand million steps."""
     assert pairs("a" * 32_767) == []
-    assert parts_of(encode_batch([(0, b"b", b"a" * 32_767)] * 20), lambda _: None).keys == [()] * 20
+    assert parts_of(encode_batch([(0, b"b", b"a" * 32_767)] * 20), lambda _: None, tags_too=False).keys == [()] * 20
 
 
 def test_texts_without_their_last_separator() -> None:
     """Java's client leaves it out since 4.9.1. With thousands of them the broker must not stand still."""
     texts = [f"TAGS\x01t\x02UNIQ_KEY\x01{at:032X}" for at in range(20_000)]
-    parts = parts_of(encode_batch([(0, b"b", text.encode()) for text in texts]), lambda _: None)
+    parts = parts_of(encode_batch([(0, b"b", text.encode()) for text in texts]), lambda _: None, tags_too=False)
     assert parts.messages.items()[0].properties == texts[0].encode()
     assert list(parts.keys) == [(f"{at:032X}",) for at in range(20_000)]
     assert set(parts.tags_codes) == {ord("t")}
@@ -101,9 +110,9 @@ def test_texts_without_their_last_separator() -> None:
 def test_long_bodies_are_not_copied() -> None:
     """The commit log copies them, and who waits for room in it does."""
     body = encode_batch([(0, b"short", b""), (0, b"l" * 9000, b"")])
-    parts = parts_of(memoryview(body), lambda _: None)
+    parts = parts_of(memoryview(body), lambda _: None, tags_too=False)
     assert [type(data) for _, data, _ in parts.messages.items()] == [bytes, memoryview]
-    same = parts_of(memoryview(encode_batch([(0, b"l" * 9000, b"")] * 3)), lambda _: None)
+    same = parts_of(memoryview(encode_batch([(0, b"l" * 9000, b"")] * 3)), lambda _: None, tags_too=False)
     assert [type(data) for _, data, _ in same.messages.items()] == [memoryview] * 3
     assert [item.flag for item in decode_batch(encode_batch([(3, b"x", b"")]))] == [3]
 

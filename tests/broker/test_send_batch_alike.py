@@ -15,7 +15,7 @@ from protocol.codes import RequestCode
 from protocol.command import RemotingCommand
 from tests.broker.test_send_direct import ask as ask_any
 from tests.broker.test_send_direct import v2
-from tests.broker.wire_client import WireClient, pull_ext
+from tests.broker.wire_client import WireClient, hashes_of, pull_ext
 
 COUNT = 20
 TEXT = "KEYS\x01k{at:04d}\x02UNIQ_KEY\x017F0000010001AABBCCDD00000001{at:04X}\x02TAGS\x01TagA\x02"
@@ -83,6 +83,9 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, s
                 name: getattr(two, name) for name in two.__struct_fields__ if name not in own
             }
         assert [message.queue_offset for message in messages] == list(range(COUNT, 3 * COUNT))
+        hashes = await hashes_of(broker, messages)
+        assert hashes[:COUNT] == hashes[COUNT:]
+        assert set(map(len, hashes)) == {3}  # with the tag's
         assert [message.body for message in messages[:COUNT]] == [b"body%04d" % at for at in range(COUNT)]
         index = broker.parts.store.index
         assert index is not None

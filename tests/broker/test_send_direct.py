@@ -21,7 +21,7 @@ from protocol.body import TopicConfig
 from protocol.codes import RequestCode
 from protocol.command import RemotingCommand
 from protocol.message import StoredMessage
-from tests.broker.wire_client import WireClient, consumer, properties_text
+from tests.broker.wire_client import WireClient, consumer, hashes_of, properties_text
 
 UNIQUE = "7F0000010001AABBCCDD000000010001"
 USUAL = {"KEYS": "k1 k2", "UNIQ_KEY": UNIQUE, "TAGS": "TagA", "WAIT": "true", "colour": "blue"}
@@ -98,6 +98,9 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, p
         one, two = await client.pull_messages("Orders", queueId=1)
         assert comparable(one) == comparable(two)
         assert one.properties == two.properties
+        ours, theirs = await hashes_of(broker, [one, two])
+        assert ours == theirs
+        assert len(ours) == 1 + len(properties.get("KEYS", "").split()) + ("TAGS" in properties)
         for key in [UNIQUE, *properties.get("KEYS", "").split()]:
             await broker.parts.store.index.flush_pending()  # type: ignore[union-attr]
             found = broker.parts.store.query_message("Orders", key, 32, 0, 1 << 62)

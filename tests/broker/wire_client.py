@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 import trio
 
+from broker.controller import BrokerController
 from protocol import frame
 from protocol.codes import VERSION, RequestCode
 from protocol.command import Encoding, RemotingCommand
@@ -166,6 +167,15 @@ class WireClient:
             **more,
         }
         return await self.ask(RequestCode.HEART_BEAT, body=msgspec.json.encode(body))
+
+
+async def hashes_of(broker: BrokerController, messages: list[StoredMessage]) -> list[list[int]]:
+    """What the index has of each message, in its order."""
+    index = broker.parts.store.index
+    assert index is not None
+    await index.flush_pending()
+    entries = [entry for file in index.files for entry in file.entries()]
+    return [[entry.key_hash for entry in entries if entry.phy == message.commit_log_offset] for message in messages]
 
 
 def properties_text(properties: dict[str, str]) -> str:

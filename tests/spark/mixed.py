@@ -64,13 +64,13 @@ def entries(root: Path) -> list[list[bytes]]:
     return found
 
 
-def by_broker(root: Path, tmp_path: Path) -> Path:
+def by_broker(root: Path, tmp_path: Path, more: str = "") -> Path:
     """A copy of the log, with queues and index that the broker's own recovery made."""
     copy = tmp_path / "broker"
     shutil.copytree(root / "commitlog", copy / "commitlog")
     if (root / "topics.dropped").exists():
         shutil.copy(root / "topics.dropped", copy)
     config = tmp_path / "broker.conf"
-    config.write_text(f"{SIZES}mappedFileSizeConsumeQueue={QUEUE_FILE}\n")
+    config.write_text(f"{SIZES}mappedFileSizeConsumeQueue={QUEUE_FILE}\n{more}")
     broker_rebuild(find_config(copy, str(config)), lambda _: None)
     return copy

@@ -40,7 +40,9 @@ from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mi
 pytestmark = pytest.mark.one_pyspark
 
 
-def dispatch_rows(root: Path, split_size: int, dropped: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def dispatch_rows(
+    root: Path, split_size: int, dropped: dict[str, Any] | None = None, *, tags: bool = True
+) -> list[dict[str, Any]]:
     """Each record's row, its first key counted from the beginning of the log."""
     files, reading = StoreFiles(str(root)), StoreOptions(path=str(root), split_size=split_size)
     rows: list[dict[str, Any]] = []
@@ -48,23 +50,24 @@ def dispatch_rows(root: Path, split_size: int, dropped: dict[str, Any] | None = 
     for number, part in enumerate(plan(files, reading).parts):
         for item in walk(files, part, reading):
             assert isinstance(item, Chunk)
-            batch, more = dispatch_batch(item, number, keys, delay_table(DELAY_LEVELS), dropped)
+            batch, more = dispatch_batch(item, number, keys, delay_table(DELAY_LEVELS), dropped, tags=tags)
             keys += more
             rows += batch.to_pylist()
     return rows
 
 
-def test_units_and_keys_are_those_that_the_broker_dispatches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tags", [True, False])
+def test_units_and_keys_are_those_that_the_broker_dispatches(tmp_path: Path, tags: bool) -> None:
     writer = LogWriter(tmp_path / "store").put_all(mixed(300))
     shape = QueueShape(20, 16_384)
     queues = ConsumeQueueStore(RealDisk(), str(tmp_path), shape)
     dispatcher = StoreDispatcher(queues, None, StoreStats(), delay_ms=delay_table(DELAY_LEVELS))
-    rows = dispatch_rows(writer.write(), 3000)
+    rows = dispatch_rows(writer.write(), 3000, tags=tags)
     keys = 0
     for row, sent in zip(rows, writer.sent, strict=True):
         properties = decode_properties("".join(f"{name}\x01{value}\x02" for name, value in sent.properties.items()))
         assert row["tagsCode"] == dispatcher.tags_code_of(sent.topic, properties, sent.time)
-        assert row["hashes"] == [key_hash(sent.topic, key) for key in index_keys(properties)]
+        assert row["hashes"] == [key_hash(sent.topic, key) for key in index_keys(properties, tags=tags)]
         assert row["keyNumber"] == keys
         assert (row["topic"], row["phy"], row["size"]) == (sent.topic, sent.phy, sent.size)
         keys += len(row["hashes"])

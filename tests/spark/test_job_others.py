@@ -111,6 +111,21 @@ def test_audit_finds_that_files_are_gone(spark: SparkSession, tmp_path: Path) ->
     assert report.verdict == 1
 
 
+def test_audit_takes_an_earlier_due_time_for_sound_and_a_later_one_not(spark: SparkSession, tmp_path: Path) -> None:
+    """A message that was stored after the clock had been set back is due before its record's time says."""
+    delayed = "SCHEDULE_TOPIC_XXXX"
+    writer = LogWriter(tmp_path / "store", file_size=16_384)
+    for number in range(3):
+        writer.put(Sent(topic=delayed, queue_id=2, body=b"later", properties={"DELAY": "3"}, time=START + number))
+    root = built(spark, writer.write())
+    queue = root / "consumequeue" / delayed / "2" / offset_name(0)
+    units = bytearray(queue.read_bytes())
+    for change, faults in ((-3_600_000, []), (1, ["queue unit is not the record's"])):
+        units[32:40] = (START + 1 + 10_000 + change).to_bytes(8, "big")
+        queue.write_bytes(units)
+        assert [fault.kind for fault in audited(spark, root).faults] == faults
+
+
 def test_figures(spark: SparkSession, tmp_path: Path) -> None:
     from pipeline.jobs.stats import stats, write_page  # noqa: PLC0415 - PySpark may be missing
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pipeline.jobs.rebuild import RebuildReport
 
 
-def by_spark(spark: SparkSession, root: Path, **options: Any) -> RebuildReport:
+def by_spark(spark: SparkSession, root: Path, *, index_tags: bool = True, **options: Any) -> RebuildReport:
     from pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
 
-    sizes = RebuildOptions(queue_file_size=QUEUE_FILE, slots=SLOTS, entries=ENTRIES)
+    sizes = RebuildOptions(queue_file_size=QUEUE_FILE, slots=SLOTS, entries=ENTRIES, index_tags=index_tags)
     return rebuild(spark, str(root), str(root), sizes, **options)
 
 
@@ -56,6 +56,21 @@ def test_queues_and_index_are_byte_for_byte_the_brokers(spark: SparkSession, tmp
     assert entries(root) == entries(broker)
     assert report.index_files == len(entries(broker)) > 2
     assert verified(root, tmp_path) is Verdict.SOUND
+
+
+def test_an_index_without_tags_is_the_brokers_too_and_is_sound(spark: SparkSession, tmp_path: Path) -> None:
+    """With --no-index-tags and indexTagEnable=false; no check that knows of tags takes it for damage."""
+    from pipeline.jobs.audit import audit  # noqa: PLC0415 - PySpark may be missing
+
+    root = LogWriter(tmp_path / "store", file_size=16_384).put_all(mixed(200)).write()
+    report = by_spark(spark, root, index_tags=False)
+    broker = by_broker(root, tmp_path, "indexTagEnable=false\n")
+    assert entries(root) == entries(broker)
+    assert verified(root, tmp_path) is Verdict.SOUND
+    for store in (root, broker):
+        found = audit(spark, str(store), slots=SLOTS, entries=ENTRIES)
+        assert found.is_sound, found.faults
+        assert found.keys == report.keys
 
 
 def test_queues_that_begin_late_have_gaps_or_a_second_life(spark: SparkSession, tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ async def put(
     named = {"TAGS": tag, "UNIQ_KEY": unique, "KEYS": keys}
     text = "".join(f"{name}\x01{value}\x02" for name, value in named.items() if value) + more
     index_keys = tuple(word for word in (unique, *keys.split(" ")) if word)
+    if tag and store.indexes_tags:
+        index_keys += (f"T#{tag}",)
     inner = message(
         body,
         topic,

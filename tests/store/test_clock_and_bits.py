@@ -1,6 +1,7 @@
 """Cells of docs/fault-model.md that no other test shows: a clock that is set back, flipped bits in lock and abort."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -8,6 +9,7 @@ from structlog.testing import capture_logs
 
 from broker.store.message_store import MessageStore, StoreInUseError
 from broker.store.store_lock import StoreLock
+from broker.store.types import PutMessageResult
 from remoting.clock import ManualClock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.stores import TOPIC, check_all, fill, opened, put, settings
@@ -54,23 +56,96 @@ async def test_a_clock_that_goes_back_by_days(loss: Loss | None) -> None:
     assert all(before < after for before, after in pairwise(names))
 
 
-async def test_the_time_of_a_delayed_message_is_its_records(autojump_clock: trio.testing.MockClock) -> None:
-    """A queue unit made anew after a kill, with the clock set back, says the time that the first one said."""
+async def _parked(store: MessageStore, body: bytes = b"later") -> PutMessageResult:
+    return await put(store, body, topic=DELAYED, queue_id=2, more="DELAY\x013\x02")
+
+
+async def _due(store: MessageStore, count: int = 1) -> list[int]:
+    with trio.fail_after(10):
+        while store.max_offset(DELAYED, 2) < count:  # noqa: ASYNC110 - with the pool it takes until the commit
+            await trio.sleep(0.01)
+    return [due for _, _, due in await store.queue_units(DELAYED, 2, 0, count)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"sync": True}, {"transient_store_pool_enable": True}, {"flush_commit_log_timed": False}],
+    ids=["async", "sync", "pool", "not timed"],
+)
+async def test_a_delayed_message_is_due_by_the_wall_clock(
+    more: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    """After a time in which the clock was ahead: the store time goes on from there, what is due does not."""
+    clock = ManualClock(NOW + DAY)
+    async with opened(SimDisk(), settings(mapped_file_size_commit_log=16384, **more), clock) as store:
+        await put(store, b"from the future")
+        clock.set_wall_ms(NOW)
+        async with trio.open_nursery() as nursery:
+            for number in range(60):  # they wait for room on the way
+                nursery.start_soon(_parked, store, b"%d" % number * 300)
+        assert set(await _due(store, 60)) == {NOW + 10_000}
+        clock.advance(7)
+        assert (await _parked(store)).store_timestamp == NOW + DAY
+        assert (await _due(store, 61))[-1] == NOW + 17_000
+
+
+async def test_the_due_time_is_that_of_the_append(autojump_clock: trio.testing.MockClock) -> None:
+    """Not of the moment when the record is durable, or committed to its file, and can be dispatched."""
+    for more in ({"sync": True}, {"transient_store_pool_enable": True}):
+        clock = ManualClock(NOW)
+        async with opened(SimDisk(), settings(**more), clock) as store:  # type: ignore[arg-type]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_parked, store)
+                while not store.commit_log.last_store_timestamp:
+                    await trio.lowlevel.checkpoint()
+                clock.advance(3)
+            assert await _due(store) == [NOW + 10_000]
+
+
+async def test_a_unit_made_anew_is_due_later_and_never_earlier(autojump_clock: trio.testing.MockClock) -> None:
+    """After a kill the unit has the record's time, which is all that the log knows; a restart makes it no later."""
     disk = SimDisk()
-    units: list[tuple[int, int, int]] = []
+    due: list[int] = []
+    clock = ManualClock(NOW + DAY)
     try:
-        async with opened(disk, settings(), ManualClock(NOW)) as store:
-            stored = await put(store, b"later", topic=DELAYED, queue_id=2, more="DELAY\x013\x02")
-            units = await store.queue_units(DELAYED, 2, 0, 1)
-            assert units[0][2] == stored.store_timestamp + 10_000 == NOW + 10_000
+        async with opened(disk, settings(), clock) as store:
+            await put(store, b"from the future")
+            clock.set_wall_ms(NOW)
+            await _parked(store)
+            due = await _due(store)
             await _stop(disk, store, Loss.ALL)
     except* PowerCut:
         disk = disk.power_cut()
-    async with opened(disk, settings(), ManualClock(NOW - DAY)) as store:
+    assert due == [NOW + 10_000]
+    for _ in range(2):
+        async with opened(disk, settings(), ManualClock(NOW - DAY)) as store:
+            assert await _due(store) == [NOW + DAY + 10_000]
+
+
+@pytest.mark.parametrize("change", [None, -1, 1], ids=["as it was", "earlier", "later"])
+async def test_an_earlier_due_time_is_no_damage(change: int | None) -> None:
+    """Units are compared with the log where no checkpoint vouches for them: this one may say an earlier time only."""
+    disk = SimDisk()
+    clock = ManualClock(NOW)
+    async with opened(disk, settings(), clock) as store:
+        await _parked(store)
+        clock.set_wall_ms(NOW - DAY)
+        await _parked(store)
+        assert await _due(store, 2) == [NOW + 10_000, NOW - DAY + 10_000]
+    disk.delete("/store/checkpoint")
+    if change is not None:
+        path = f"/store/consumequeue/{DELAYED}/2/{0:020d}"
+        units = bytearray(disk.content(path))
+        units[12:20] = (NOW + 10_000 + change).to_bytes(8, "big")
+        fd = disk.open(path, writable=True)
+        disk.pwrite(fd, bytes(units), 0)
+        disk.close(fd)
+    async with opened(disk, settings(), clock) as store:
         assert store.recovered is not None
-        assert store.recovered.units_rebuilt
-        assert units
-        assert await store.queue_units(DELAYED, 2, 0, 1) == units
+        assert store.recovered.units_rebuilt == (2 if change == 1 else 0)
+        first, second = await _due(store, 2)
+        assert first == NOW + 10_000 + min(change or 0, 0)
+        assert second == (NOW + 10_000 if change == 1 else NOW - DAY + 10_000)
 
 
 async def _killed() -> SimDisk:

@@ -279,21 +279,32 @@ async def test_keys_are_put_a_slice_at_a_time() -> None:
 
 def keys_of(count: int, *widths: int, begin: int = 0) -> AlikeKeys:
     return AlikeKeys(
-        [
+        count=count,
+        columns=[
             np.frombuffer(
                 b"".join(b"%0*d" % (width, at % 10**width) for at in range(begin, begin + count)), np.uint8
             ).reshape(count, width)
             for width in widths
-        ]
+        ],
     )
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("widths", [(32,), (8, 3), (1, 2, 300)])
-async def test_runs_of_messages_are_indexed_as_the_messages_are(batch: Batch, widths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("widths", [(32,), (8, 3), (1, 2, 300), ()])
+@pytest.mark.parametrize("tag", ["", "red", "each"])
+async def test_runs_of_messages_are_indexed_as_the_messages_are(
+    batch: Batch, widths: tuple[int, ...], tag: str
+) -> None:
+    if not widths and tag != "red":
+        pytest.skip("no key at all")
+    each = len(widths) + bool(tag)
     one, other = Rig(batch=batch, slots=50, entries=90), Rig(batch=batch, slots=50, entries=90)
     for begin in range(0, 60, 20):
         keys, offsets = keys_of(10, *widths, begin=begin), range(begin * 100, begin * 100 + 1000, 100)
+        if tag:
+            of_each = np.frombuffer(b"".join(b"%04d" % at for at in range(10)), np.uint8).reshape(10, 4)
+            keys = keys.with_tags(of_each) if tag == "each" else keys.with_tag(tag)
+            assert {own[-1] for own in keys} == ({f"T#{at:04d}" for at in range(10)} if tag == "each" else {"T#red"})
         one.service.put(TOPIC, ("between",), begin * 100 - 50, NOW)
         one.service.put_run(keys.run(TOPIC, offsets, NOW))
         one.service.put(TOPIC, ("behind",), begin * 100 + 1010, NOW)
@@ -302,12 +313,36 @@ async def test_runs_of_messages_are_indexed_as_the_messages_are(batch: Batch, wi
         other.service.put(TOPIC, ("behind",), begin * 100 + 1010, NOW)
     assert len(keys_of(10, *widths)) == 10
     waiting = [entry for entry in one.service.pending if not isinstance(entry, tuple)]
-    assert sum(run.keys for run in waiting) == 30 * len(widths)
+    assert sum(run.keys for run in waiting) == 30 * each
     assert [len(run) for run in waiting] == [10] * 3
     for rig in (one, other):
         assert await rig.service.flush_pending()
     for number in range(len(one.disk.list("/store/index"))):
         assert one.image(number) == other.image(number)
+
+
+async def test_runs_of_several_tags_are_not_taken_for_one() -> None:
+    rig = Rig(slots=50, entries=10_000)
+    await rig.put(0, "first")
+    for number, tag in enumerate(["red", "blue", "red", ""]):
+        keys = keys_of(10, 8, begin=number * 10)
+        keys = keys.with_tag(tag) if tag else keys
+        rig.service.put_run(keys.run(TOPIC, range(number * 1000, number * 1000 + 1000, 100), NOW))
+    assert await rig.service.flush_pending()
+    assert sorted(rig.find("T#red")) == [*range(0, 1000, 100), *range(2000, 3000, 100)]
+    assert sorted(rig.find("T#blue")) == list(range(1000, 2000, 100))
+
+
+async def test_a_long_chain_is_not_walked_in_the_event_loop() -> None:
+    """All messages of a tag are one chain: a query that has to walk far is left to a thread, and is answered there."""
+    rig = Rig(slots=8, entries=200_000)
+    await rig.put(0, "rare")
+    rig.service.put_run(keys_of(80_000, 5).run(TOPIC, range(100, 8_000_100, 100), NOW))
+    assert await rig.service.flush_pending()
+    assert rig.find("79999", limit=1) == [8_000_000]
+    with pytest.raises(Cold):
+        rig.find("rare")
+    assert await rig.service.select_cold(TOPIC, "rare", 0, FAR, 10) == [0]
 
 
 async def test_a_run_is_put_a_slice_at_a_time() -> None:
@@ -373,7 +408,7 @@ async def test_a_run_whose_keys_find_no_room_waits_and_can_be_found(autojump_clo
 
 
 async def test_entries_are_only_written_where_there_is_room() -> None:
-    rig = Rig(slots=8, entries=200_000)
+    rig = Rig(slots=800, entries=200_000)
     disk = rig.disk
     for number in range(70):
         rig.service.pending.extend(

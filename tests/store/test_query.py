@@ -35,6 +35,23 @@ async def test_a_message_is_found_by_each_of_its_keys() -> None:
             assert [found.body for found in await by_key(store, key)] == bodies, key
 
 
+async def test_a_message_is_found_by_its_tag() -> None:
+    """Under the key that RocketMQ's index has it by; a hash that is the same by chance is no match."""
+    for tags in (True, False):
+        disk = SimDisk()
+        async with opened(disk, settings(index_tag_enable=tags)) as store:
+            assert store.indexes_tags is tags
+            await put(store, b"one", unique="U1", tag="Aa")
+            await put(store, b"two", tag="BB")
+            disk_only = await put(store, b"half", tag="Aa", sys_flag=4)
+            await put(store, b"rolled back", tag="Aa", sys_flag=12)
+            await put(store, b"other", tag="Aa", topic="Other")
+            found = [one.body for one in await by_key(store, "T#Aa")]
+            assert found == ([b"one", b"half"] if tags else [])
+            assert [one.body for one in await by_key(store, "T#BB")] == ([b"two"] if tags else [])
+            assert disk_only.ok
+
+
 async def test_a_hash_that_is_the_same_by_chance_is_no_match() -> None:
     async with opened(SimDisk()) as store:
         # "Aa" and "BB" have the same hash

@@ -454,6 +454,58 @@ async def test_tag_entries_of_another_writer_stay() -> None:
         assert [one.body for one in await by_key(store, "u2")] == [b"two"]
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+async def test_an_index_with_and_without_tags_is_no_damage_to_the_other_writer(before: bool, after: bool) -> None:
+    """What RocketMQ before 5.5 wrote, or a broker with indexTagEnable=false, and the other way about.
+
+    Only the end of the index may be missing its tag: the newest record's keys are put again.
+    """
+    disk = SimDisk()
+    async with opened(disk, settings(index_tag_enable=before)) as store:
+        for number in range(12):
+            await put(store, b"x", tag="red" if number % 3 else "", unique=f"u{number}")
+    _forget_mark(disk)
+    async with opened(disk, settings(index_tag_enable=after)) as store:
+        assert _report(store).keys_rebuilt == (2 if after and not before else 0)
+        for number in range(12):
+            assert len(await by_key(store, f"u{number}")) == 1
+        assert len(await by_key(store, "T#red")) == (8 if before else int(after))
+        await put(store, b"new", tag="red")
+        assert len(await by_key(store, "T#red")) == (8 if before else int(after)) + after
+
+
+async def test_an_index_that_lost_the_tag_at_its_end_gets_it_again() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        for number in range(5):
+            await put(store, b"x", tag="red", unique=f"u{number}")
+        assert store.index is not None
+        await store.index.flush_pending()
+        count = store.index.files[0].count
+    _forget_mark(disk)
+    path = f"/store/index/{disk.list('/store/index')[0]}"
+    _write(disk, path, (count - 1).to_bytes(4, "big"), 36)
+    async with opened(disk) as store:
+        assert _report(store).keys_rebuilt == 2
+        assert len(await by_key(store, "T#red")) == 5
+        assert [found.body for found in await by_key(store, "u4")] == [b"x"]
+
+
+async def test_an_index_made_anew_has_the_tags() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        for number in range(5):
+            await put(store, b"x", tag="red", more="KEYS\x01T#none\x02" if number % 2 else "")
+    _delete_below(disk, "/store/index")
+    async with opened(disk, settings(index_tag_enable=False)) as store:
+        assert await by_key(store, "T#red") == []
+        assert len(await by_key(store, "T#none")) == 2
+    _delete_below(disk, "/store/index")
+    async with opened(disk) as store:
+        assert len(await by_key(store, "T#red")) == 5
+
+
 async def test_an_index_that_was_switched_off_for_a_while() -> None:
     disk = SimDisk()
     await _filled(disk, 10)

@@ -36,6 +36,7 @@ async def test_what_was_left_behind_is_dispatched_in_the_order_of_the_log(cold: 
         await fill(store, 3, queue_id=1)
         await put(store, b"late", topic=SCHEDULE_TOPIC, queue_id=2, more="DELAY\x013\x02", tag="x")
         await put(store, b"half", unique="half", sys_flag=4)
+        await put(store, b"red", tag="red", queue_id=7)
         assert store.max_offset(TOPIC, 0) == 5
         heard: list[tuple[object, ...]] = []
         store.message_arriving.append(lambda *arrived: heard.append(arrived))
@@ -48,7 +49,8 @@ async def test_what_was_left_behind_is_dispatched_in_the_order_of_the_log(cold: 
         await store._reput.catch_up()
         assert store.dispatch_behind_bytes == 0
         disk.cold = False
-        assert len(heard) == 64
+        assert len(heard) == 65
+        assert [one.body for one in await by_key(store, "T#red")] == [b"red"]
         assert [one[:3] for one in heard[:60]] == [(TOPIC, 0, 6 + number) for number in range(60)]
         await check_all(store, {(TOPIC, 0): 65, (TOPIC, 1): 3})
         ((_, _, due),) = await store.queue_units(SCHEDULE_TOPIC, 2, 0, 1)

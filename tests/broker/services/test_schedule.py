@@ -13,7 +13,6 @@ from broker.services.state_file import StateFileError, replace_file
 from broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
-    MessageFilter,
     MessageInner,
     PutCallback,
     PutMessageResult,
@@ -45,6 +44,8 @@ class Store:
         self.cold = False
         self.released = 0
         self.given = 0
+        self.looks = 0
+        self.indexes_tags = True
 
     def park(self, level: int, body: str, delay_ms: int, **extra: Any) -> None:
         """A message whose real topic is T, queue 2."""
@@ -67,18 +68,32 @@ class Store:
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self.first.get(queue_id, 0) + len(self.parked.get(queue_id, []))
 
+    def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
+        self.looks += 1
+        return None if self.cold else self._units(queue_id, offset, count)
+
+    async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
+        await trio.lowlevel.checkpoint()
+        return self._units(queue_id, offset, count)
+
+    def _units(self, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
+        at = offset - self.min_offset("", queue_id)
+        units = self.parked.get(queue_id, [])[at : at + count] if at >= 0 else []
+        return [(0, len(data), due) for data, due in units]
+
     def get_message(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: object
     ) -> GetMessageResult | None:
-        return None if self.cold else self._get(queue_id, offset, max_count, filter)
+        assert filter is None
+        return None if self.cold else self._get(queue_id, offset, max_count)
 
     async def get_message_cold(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: object
     ) -> GetMessageResult:
         await trio.lowlevel.checkpoint()
-        return self._get(queue_id, offset, max_count, filter)
+        return self._get(queue_id, offset, max_count)
 
-    def _get(self, queue_id: int, offset: int, count: int, wanted: MessageFilter | None) -> GetMessageResult:
+    def _get(self, queue_id: int, offset: int, count: int) -> GetMessageResult:
         low, high = self.min_offset("", queue_id), self.max_offset("", queue_id)
         if queue_id not in self.parked:
             return GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
@@ -87,14 +102,14 @@ class Store:
         if offset >= high:
             over = GetMessageStatus.OFFSET_OVERFLOW_ONE if offset == high else GetMessageStatus.OFFSET_OVERFLOW_BADLY
             return GetMessageResult(over, high)
-        assert wanted is not None
-        units = self.parked[queue_id][offset - low :]
-        found = [data for data, due in units if wanted.match_tags(due)][:count]
-        if not found:
-            return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, high)
+        found = [data for data, _ in self.parked[queue_id][offset - low :][:count]]
         self.given += 1
         return GetMessageResult(
-            GetMessageStatus.FOUND, high, buffers=[b"".join(found)], count=len(found), release=self._release
+            GetMessageStatus.FOUND,
+            offset + len(found),
+            buffers=[b"".join(found)],
+            count=len(found),
+            release=self._release,
         )
 
     def _release(self) -> None:
@@ -170,7 +185,11 @@ async def test_what_is_delivered_is_the_message_in_its_real_place() -> None:
         await trio.testing.wait_all_tasks_blocked()
     (message,) = world.store.put
     assert (message.topic, message.queue_id, message.body) == ("T", 2, b"x")
-    assert (message.tags_code, message.keys, message.wait) == (tags_code("red"), ("u", "k1", "k2\u3000x"), False)
+    assert (message.tags_code, message.keys, message.wait) == (
+        tags_code("red"),
+        ("u", "k1", "k2\u3000x", "T#red"),
+        False,
+    )
     assert (message.born_timestamp, message.born_host, message.flag, message.reconsume_times) == (7, HOST, 3, 1)
     assert b"REAL_TOPIC\x01T\x02" in message.properties
     assert b"DELAY\x011\x02" in message.properties
@@ -227,15 +246,82 @@ async def test_cold_messages_are_delivered_too() -> None:
 # the wall clock
 
 
-async def test_a_due_time_too_far_ahead_means_that_the_clock_was_set_back() -> None:
+@pytest.mark.parametrize("step_ms", [5, 3_600_000], ids=["5 ms", "an hour"])
+async def test_a_clock_that_is_set_back_brings_nothing_before_its_time(step_ms: int) -> None:
+    """A due time that is further away than the delay: wait the delay from now on, and no longer."""
     world = World()
     async with world.running():
-        world.store.park(1, "x", 1000)
+        world.store.park(5, "x", 60_000)
         await trio.testing.wait_all_tasks_blocked()
-        world.clock.set_wall_ms(world.clock.wall_ms() - 3_600_000)
-        await world.advance(1)
+        world.clock.set_wall_ms(world.clock.wall_ms() - step_ms)
+        await world.advance(1)  # within a second it has been noticed
+        await world.advance(58.9)
+        assert world.store.bodies() == []
+        await world.advance(1.1)
+        assert world.store.bodies() == ["x"]
+
+
+async def test_due_times_of_a_clock_that_was_ahead_after_a_restart() -> None:
+    """All that is there when such a time is found is due one delay later, in order; what comes after that is not."""
+    world = World()
+    for number in range(40):
+        world.store.park(5, str(number), 60_000 + 3_600_000 + number)
+    async with world.running():
+        await world.advance(10)
+        world.store.park(5, "own time", 60_000)
+        await world.advance(20)
+        world.store.park(5, "later", 60_000)
+        await world.advance(29.9)
+        assert world.store.bodies() == []
+        await world.advance(0.1)
+        assert world.store.bodies() == [*map(str, range(40))]
+        await world.advance(9.9)
+        assert len(world.store.bodies()) == 40
+        await world.advance(0.1)
+        assert world.store.bodies()[40:] == ["own time"]
+        await world.advance(19.9)
+        assert len(world.store.bodies()) == 41
+        await world.advance(0.1)
+        assert world.store.bodies()[41:] == ["later"]
+
+
+async def test_a_late_due_time_that_comes_while_it_runs_is_found_at_once() -> None:
+    world = World()
+    async with world.running():
+        world.store.park(5, "x", 60_000 + 3_600_000)
+        await trio.testing.wait_all_tasks_blocked()
+        await world.advance(59.9)
+        assert world.store.bodies() == []
+        await world.advance(0.1)
+        assert world.store.bodies() == ["x"]
+
+
+async def test_the_wait_of_a_late_due_time_does_not_follow_the_wall_clock_back() -> None:
+    world = World()
+    async with world.running():
+        world.store.park(5, "x", 60_000 + 3_600_000)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(6):
+            await world.advance(9.9)
+            world.clock.set_wall_ms(world.clock.wall_ms() - 7_200_000)
+        assert world.store.bodies() == []
         await world.advance(1)
         assert world.store.bodies() == ["x"]
+
+
+async def test_waiting_for_what_is_not_due_takes_no_turns() -> None:
+    """An earlier due time behind a later one must not make the service look again and again."""
+    world = World()
+    async with world.running():
+        world.store.park(5, "x", 60_000)
+        world.store.park(5, "due before", -1)
+        await world.advance(30)
+        world.store.looks = 0
+        for _ in range(10):
+            await world.advance(1)
+        assert world.store.looks == 0
+        await world.advance(20)
+        assert world.store.bodies() == ["x", "due before"]
 
 
 async def test_a_clock_set_forward_is_noticed_within_a_second() -> None:

@@ -305,6 +305,37 @@ def test_a_store_that_was_not_stopped_in_order(store: Path, conf: str) -> None:
     assert not report["stopped_in_order"]
 
 
+def test_an_index_without_tags_is_sound_and_told_of(tmp_path: Path, conf: str) -> None:
+    """As RocketMQ before 5.5 writes it: verify, and a rebuild that follows the key."""
+    root = tmp_path / "store"
+    _write(root)
+    _, report = verify(root, conf)
+    assert (report["tags"], report["untagged"], report["notes"]) == (1, 0, [])
+    with Path(conf).open("a", encoding="utf-8") as file:
+        file.write("indexTagEnable=false\n")
+    assert run("rebuild", root, "-c", conf).exit_code == 0
+    code, report = verify(root, conf)
+    assert (code, report["tags"], report["untagged"]) == (0, 0, 1)
+    assert "indexTagEnable" in " ".join(report["notes"])
+
+
+def test_a_due_time_before_the_records_is_sound_and_a_later_one_is_not(tmp_path: Path, conf: str) -> None:
+    """The clock was ahead and was set back: what is due follows the clock, the records' times do not."""
+    delayed = "SCHEDULE_TOPIC_XXXX"
+
+    async def park(store: Any) -> None:
+        store.clock.set_wall_ms(store.clock.wall_ms() - 3_600_000)
+        await put(store, b"later", topic=delayed, queue_id=2, more="DELAY\x013\x02")
+
+    root = tmp_path / "parked"
+    _write(root, park)
+    assert verify(root, conf)[0] == 0
+    path = root / "consumequeue" / delayed / "2" / f"{0:020d}"
+    change(path, 12, (1_700_000_000_000 + 10_001).to_bytes(8, "big"))
+    code, report = verify(root, conf)
+    assert (code, report["consume_queues"]["count"]) == (1, 1)
+
+
 def test_earlier_lives_of_a_topic(tmp_path: Path, conf: str) -> None:
     async def again(store: Any) -> None:
         await store.delete_topic("Other")
