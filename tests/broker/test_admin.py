@@ -348,6 +348,20 @@ async def test_reset_to_a_time_and_to_an_offset(client: WireClient) -> None:
     assert (await client.ask(reset, RESET | {"queueId": 0, "offset": 5})).code == ResponseCode.SYSTEM_ERROR
 
 
+@pytest.mark.parametrize("place", [{"queueId": 2}, {"queueId": 10**9, "offset": 0}, {"queueId": 10**9, "offset": 1}])
+async def test_reset_in_a_queue_that_is_not_there(
+    broker: BrokerController, client: WireClient, place: dict[str, Any]
+) -> None:
+    """Guards that a reset leaves no offset of a queue that the topic does not have."""
+    await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, NEW_TOPIC)
+    await client.send("Orders")
+    await client.pull("Orders")
+    reply = await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET | place)
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert "queueId is" in (reply.remark or "")
+    assert broker.parts.offsets.offset_table == broker.parts.offsets.reset_offset_table == {}
+
+
 async def test_reset_wakes_a_held_pull(client: WireClient) -> None:
     await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, NEW_TOPIC)
     await client.send("Orders")
@@ -449,6 +463,8 @@ async def test_clone_and_correct(client: WireClient) -> None:
     ext = {"filterGroups": "H", "compareGroup": "H", "topic": "Orders"}
     found = body(await client.ask(RequestCode.QUERY_CORRECTION_OFFSET, ext))
     assert found == {"correctionOffsets": {"0": 2}}
+    ext = {"srcGroup": "G", "destGroup": "a@b", "topic": "", "offline": "true"}
+    assert (await client.ask(RequestCode.CLONE_GROUP_OFFSET, ext)).code == ResponseCode.INVALID_PARAMETER
 
 
 # the broker itself
