@@ -371,6 +371,28 @@ async def test_reset_wakes_a_held_pull(client: WireClient) -> None:
     assert (await client.reply(opaque)).remark == "OFFSET_RESET"
 
 
+async def test_deleting_a_topic_wakes_its_held_pulls_and_no_others(
+    broker: BrokerController, client: WireClient
+) -> None:
+    """Guards consumers of a deleted topic against waiting for the end of their long poll: they are told at once."""
+    for topic in ("Orders", "Others"):
+        await client.send(topic)
+        await client.pull(topic)
+    opaque = [
+        await client.post(
+            RequestCode.PULL_MESSAGE, _held(topic, 1) | {"suspendTimeoutMillis": 60_000, "queueId": queue}
+        )
+        for topic, queue in (("Orders", 0), ("Orders", 1), ("Others", 0))
+    ]
+    offset = {"topic": "Orders", "queueId": 0}
+    await client.ask(RequestCode.GET_MAX_OFFSET, offset)  # answered behind them: they are held now
+    assert broker.parts.long_polling.held == 2, "a queue without messages is asked for at offset 0 only"
+    assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Orders"})).code == ResponseCode.SUCCESS
+    assert (await client.reply(opaque[0], timeout=3)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert broker.parts.long_polling.held == 1
+    assert opaque[2] not in client.replies
+
+
 def _held(topic: str, offset: int) -> dict[str, Any]:
     from tests.broker.wire_client import pull_ext  # noqa: PLC0415 - only here
 
