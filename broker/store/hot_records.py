@@ -15,9 +15,10 @@ from itertools import accumulate
 from typing import Any, Final
 
 from broker.store.mapped_file import MappedFile
-from broker.store.record_look import Place, is_message
-from broker.store.warm_ranges import WarmRanges
+from broker.store.record_look import HEAD, HEAD_SIZE, V6, Place, end_of, is_message
+from broker.store.warm_ranges import CHUNK, WarmRanges
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from protocol.record import OVERHEAD_V1
 
 _ITERATE: Final = UNIT.iter_unpack
 _BLOCK: Final = 40 * UNIT_SIZE
@@ -163,16 +164,31 @@ def hot_records(
     begin = 0
     end = -1
     total = count = 0
+    warm_from = warm_to = -1
+    queue_id, magic, part, ends = place.queue_id, place.magic, place.topic_parts[place.magic], place.ends
+    width = len(part) + 2
     for phy, size, _ in _ITERATE(units[: limit_count * UNIT_SIZE]):
         if total + size > limit_bytes and (count or size == FILLER_SIZE):
             if size == FILLER_SIZE:
                 return None
             break
         at = phy - start
-        if at < 0 or at + size > highest or (at < lowest and not warm.covers(file, at, at + size)):
+        if at < 0 or at + size > highest or size < OVERHEAD_V1:
             return None
-        if not is_message(raw, at, phy, size, offset + count, place):
+        if at < lowest and not warm_from <= at <= warm_to - size:
+            if not warm.covers(file, at, at + size):
+                return None
+            warm_from, warm_to = at - at % CHUNK, -(-(at + size) // CHUNK) * CHUNK
+        stored, its_magic, its_queue, its_offset, its_phy, sys_flag, body = HEAD(raw, at)
+        if stored != size or its_phy != phy or its_offset != offset + count or its_queue != queue_id:
             return None
+        if its_magic != magic or sys_flag & V6:
+            if not is_message(raw, at, phy, size, offset + count, place):
+                return None
+        else:
+            name_at = at + HEAD_SIZE + body
+            if raw[name_at : name_at + width] != (ends.get(size - body) or end_of(place, size - body)):
+                return None
         if at != end:
             if count:
                 buffers.append(view[begin:end])

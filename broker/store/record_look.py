@@ -10,16 +10,18 @@ from typing import Any, Final, NamedTuple
 
 from protocol.record import AT_PHYSICAL_OFFSET, MAGIC_V1, MAGIC_V2, OVERHEAD_V1, SIZE_MAGIC
 from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from protocol.topic_rules import MAX_TOPIC_LENGTH
 
 _SIZE_MAGIC: Final = SIZE_MAGIC.unpack_from
-_HEAD: Final = struct.Struct(">II4xi4xqqI44xI").unpack_from
+HEAD: Final = struct.Struct(">II4xi4xqqI44xI").unpack_from
 """Size, magic, queue id, queue offset, physical offset, sysFlag and, between IPv4 hosts, body length of a record."""
-_HEAD_SIZE: Final = 88
-_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
+HEAD_SIZE: Final = 88
+V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 _V6_MORE: Final = 12
 """Bytes that a host of IPv6 has more."""
 _LONGEST_V1: Final = 0xFF
 _LONGEST: Final = 0xFFFF
+_ENDS: Final = 256
 
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
@@ -28,7 +30,11 @@ class Place(NamedTuple):
     """What each message of a queue has to say of itself: its queue id, and its topic as it stands behind each magic."""
 
     queue_id: int
+    magic: int
+    """That of most records."""
     topic_parts: dict[int, bytes]
+    ends: dict[int, bytes]
+    """What ``end_of`` has made."""
 
 
 @lru_cache(maxsize=10_000)
@@ -38,7 +44,23 @@ def place_of(topic: str, queue_id: int) -> Place:
     parts = {MAGIC_V2: len(name).to_bytes(2, "big") + name}
     if len(name) <= _LONGEST_V1:
         parts[MAGIC_V1] = len(name).to_bytes(1, "big") + name
-    return Place(queue_id, parts)
+    magic = MAGIC_V1 if len(name) <= MAX_TOPIC_LENGTH else MAGIC_V2
+    return Place(queue_id, magic, parts, {})
+
+
+def end_of(place: Place, length: int) -> bytes | None:
+    """Topic and length of the properties as they stand in a usual record of ``length`` bytes without its body.
+
+    None where the properties could not be that long.
+    """
+    part = place.topic_parts[place.magic]
+    properties = length - HEAD_SIZE - len(part) - 2
+    if not 0 <= properties <= _LONGEST:
+        return None
+    if len(place.ends) >= _ENDS:
+        place.ends.clear()
+    end = place.ends[length] = part + properties.to_bytes(2, "big")
+    return end
 
 
 def is_message(data: Any, at: int, phy: int, size: int, queue_offset: int, place: Place) -> bool:
@@ -48,22 +70,22 @@ def is_message(data: Any, at: int, phy: int, size: int, queue_offset: int, place
     """
     if size < OVERHEAD_V1:
         return False
-    stored, magic, queue_id, offset, physical, sys_flag, before = _HEAD(data, at)
+    stored, magic, queue_id, offset, physical, sys_flag, before = HEAD(data, at)
     if stored != size or physical != phy or offset != queue_offset or queue_id != place.queue_id:
         return False
-    if sys_flag & _V6:
+    if sys_flag & V6:
         more = _V6_MORE * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
-        head = _HEAD_SIZE + more
+        head = HEAD_SIZE + more
         if size < head:
             return False
         before = int.from_bytes(data[at + head - 4 : at + head], "big") + more
     part = place.topic_parts.get(magic)
     if part is None:
         return False
-    properties = size - _HEAD_SIZE - before - len(part) - 2
+    properties = size - HEAD_SIZE - before - len(part) - 2
     if not 0 <= properties <= _LONGEST:
         return False
-    at += _HEAD_SIZE + before
+    at += HEAD_SIZE + before
     found: bool = data[at : at + len(part) + 2] == part + properties.to_bytes(2, "big")
     return found
 

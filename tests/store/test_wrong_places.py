@@ -30,7 +30,7 @@ LOG = f"/store/commitlog/{0:020d}"
 QUEUE = f"/store/consumequeue/{TOPIC}/0/{0:020d}"
 COUNT = 12
 WRONG = 5
-FAULTS = ["unit", "offset", "high offset", "queue", "place", "topic length", "properties length"]
+FAULTS = ["unit", "offset", "high offset", "queue", "place", "topic length", "properties length", "body length"]
 
 
 class Everything:
@@ -68,6 +68,7 @@ def _spoil(disk: SimDisk, fault: str, phy: int, other: int, size: int) -> None:
         "queue": (phy + 15, 0),
         "place": (phy + 35, 2),
         "topic length": (topic_at, 1),
+        "body length": (phy + 84, 6),
         "properties length": (topic_at + 1 + len(TOPIC) + 1, 0),
     }[fault]
     disk.flip(LOG, at, bit)
