@@ -142,6 +142,14 @@ class BrokerConfig:
     auto_create_subscription_group: bool = option(
         True, "A consumer group that nobody created exists from its first use.", dynamic=True
     )
+    max_offset_groups: int = option(
+        100_000,
+        "Consumer groups at most: groups that are there, and groups that have offsets. Nobody's first use creates one "
+        "more, and no offset of one more is taken. Groups that are there when this is made smaller stay.",
+        minimum=1,
+        dynamic=True,
+        ours=True,
+    )
     broker_permission: int = option(
         6, "What clients may do here: 4 read, 2 write, 6 both.", minimum=0, maximum=7, dynamic=True
     )

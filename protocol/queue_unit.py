@@ -11,6 +11,8 @@ UNIT = struct.Struct(">qiq")
 UNIT_SIZE: Final = 20
 FILLER: Final = UNIT.pack(0, 0x7FFFFFFF, 0)
 FILLER_SIZE: Final = 0x7FFFFFFF
+MAX_OFFSET: Final = (2**63 - 1) // UNIT_SIZE
+"""No queue can come to a larger offset: its unit would begin at a byte that 64 bits cannot tell."""
 
 
 def is_unit_of(unit: bytes, phy: int, size: int, tags_code: int, *, delayed: bool) -> bool:

@@ -116,6 +116,16 @@ class BrokerMetrics:
         yield counter(
             "trimq_long_polls_refused_total", "Pulls that were not held: too many.", parts.long_polling.refused
         )
+        yield counter(
+            "trimq_consumer_groups_refused_total",
+            "Requests that would have made a consumer group more than maxOffsetGroups.",
+            parts.groups.refused,
+        )
+        yield counter(
+            "trimq_offset_commits_refused_total",
+            "Offsets that were not taken: of no group, topic or queue, no number of a message, or maxOffsetGroups.",
+            parts.offsets.refused,
+        )
         yield counter("trimq_messages_out_total", "Messages handed to consumers in all.", parts.stats.get_total)
         yield gauges(
             "trimq_name_server_registered",

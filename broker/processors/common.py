@@ -1,15 +1,16 @@
 """Small things that several processors need."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from msgspec import Raw
 
-from protocol.body import encode_json
+from protocol.body import TopicConfig, encode_json
 from protocol.codes import ResponseCode
 from protocol.command import RemotingCommand
 from protocol.errors import RemotingError
 from protocol.lenient_json import dumps_object_keys
+from protocol.queue_unit import MAX_OFFSET
 from protocol.record import pack_host
 from remoting.connection import Connection
 
@@ -46,6 +47,26 @@ def queue_table(name: str, entries: Iterable[tuple[Any, Any]], **others: Any) ->
     parts = [b'"%b":%b' % (name.encode(), dumps_object_keys(entries))]
     parts += [b'"%b":%b' % (key.encode(), encode_json(value)) for key, value in others.items()]
     return b"{" + b",".join(parts) + b"}"
+
+
+def check_commit_offset(offset: int) -> None:
+    """Raises INVALID_PARAMETER for an offset that no group can have.
+
+    RocketMQ takes any number. Here -1 is one of them, which Go's client commits for "none" and which is later read as
+    not found, and so is anything behind a queue's end, as a queue may be ahead elsewhere.
+    """
+    if not -1 <= offset <= MAX_OFFSET:
+        raise invalid(f"commitOffset is {offset}, and an offset is a number from -1 to {MAX_OFFSET}")
+
+
+def check_queue(config: TopicConfig, queue_id: int, exists: Callable[[str, int], bool]) -> None:
+    """Raises INVALID_PARAMETER for a queue that a topic does not have: neither one of its numbers, nor one on disk.
+
+    The latter are those of a topic that had more queues before; groups may still be at work on them.
+    """
+    count = max(config.read_queue_nums, config.write_queue_nums)
+    if not 0 <= queue_id < count and not exists(config.topic_name, queue_id):
+        raise invalid(f"queueId is {queue_id}, and the topic {config.topic_name} has the queues 0 to {count - 1}")
 
 
 def no_such_topic(topic: str) -> RemotingError:

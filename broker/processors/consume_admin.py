@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from broker.config import BrokerConfig
-from broker.processors.common import no_such_group, no_such_topic
+from broker.processors.common import check_queue, invalid, no_such_group, no_such_topic
 from broker.processors.consume_stats import ConsumeStatsReader, QueueTable
 from broker.services.client_channel import ClientChannel
 from protocol.body import Body, MessageQueue, TopicConfig, encode_json
@@ -33,6 +33,7 @@ from protocol.headers.client import (
 )
 from protocol.json_pieces import BATCH, object_pieces, table_pieces
 from protocol.message_id import decode_offset_id
+from protocol.topic_rules import group_problem
 from remoting.connection import Connection
 from remoting.errors import RemotingTimeoutError, RemotingTransportError
 from remoting.handlers import HandlerTable, Outcome
@@ -148,12 +149,15 @@ class ConsumeAdminProcessor:
         By default the broker keeps the new offsets and hands each out at the next pull of its queue
         (PULL_OFFSET_MOVED).
         With useServerSideResetOffset=false the members of the group are told to move (220). TOPIC_NOT_EXIST,
-        SUBSCRIPTION_GROUP_NOT_EXIST, SYSTEM_ERROR for an offset that the queue does not have, CONSUMER_NOT_ONLINE.
+        SUBSCRIPTION_GROUP_NOT_EXIST, INVALID_PARAMETER for a queue that the topic does not have, SYSTEM_ERROR for an
+        offset that the queue does not have, SYSTEM_BUSY for one group more than maxOffsetGroups, CONSUMER_NOT_ONLINE.
         """
         header = command.header(ResetOffsetRequestHeader)
         config = self._topic(header.topic)
         if header.group not in self._parts.groups.table:
             raise no_such_group(header.group)
+        if self._parts.configuration.section(BrokerConfig).use_server_side_reset_offset:
+            self._offsets.check_room(header.group)
         async with LargeReply(connection, command) as reply:
             targets = await self._targets(header, config, reply)
             table = QueueTable(reply, b'{"offsetTable":{')
@@ -183,6 +187,7 @@ class ConsumeAdminProcessor:
                 targets[number] = await self._target(header, number)
                 await reply.pause()
             return targets
+        check_queue(config, queue_id, self._store.queues.exists)
         if header.offset is None or header.offset == -1:
             return {queue_id: await self._target(header, queue_id)}
         first = self._store.min_offset(header.topic, queue_id)
@@ -329,8 +334,15 @@ class ConsumeAdminProcessor:
     # offsets between groups
 
     async def clone_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """CLONE_GROUP_OFFSET (314): give a group the offsets of another, in one topic or all."""
+        """CLONE_GROUP_OFFSET (314): give a group the offsets of another, in one topic or all.
+
+        INVALID_PARAMETER for a name that no group can have, SYSTEM_BUSY for one group more than maxOffsetGroups.
+        """
         header = command.header(CloneGroupOffsetRequestHeader)
+        problem = group_problem(header.dest_group)
+        if problem is not None:
+            raise invalid(problem)
+        self._offsets.check_room(header.dest_group)
         named = [header.topic] if header.topic and header.topic.strip() else None
         for topic in named or sorted(self._offsets.topics_of(header.src_group)):
             if topic not in self._parts.topics.table:

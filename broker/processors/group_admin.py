@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import field
 
-from broker.processors.common import invalid, no_such_group
+from broker.processors.common import invalid
 from broker.services.client_channel import ClientChannel
 from broker.services.groups import FORBIDDEN_READ
 from protocol.body import Body, SubscriptionGroupConfig, decode_json, encode_json
@@ -60,7 +60,7 @@ class GroupAdminProcessor:
         table.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
 
     async def update(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200); INVALID_PARAMETER for the name."""
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200); INVALID_PARAMETER for the name, SYSTEM_BUSY for one too many."""
         await self._put([decode_json(command.body, SubscriptionGroupConfig)])
         return command.reply()
 
@@ -75,6 +75,7 @@ class GroupAdminProcessor:
             if problem is not None:
                 raise invalid(problem)
         if configs:
+            self._groups.check_room([config.group_name for config in configs])
             self._groups.put(*configs)
             await self._groups.persisted()
 
@@ -87,7 +88,7 @@ class GroupAdminProcessor:
         group = command.header(GroupRequestHeader).group
         found = self._groups.find(group)
         if found is None:
-            raise no_such_group(group)
+            raise self._groups.missing(group)
         return command.reply(body=encode_json(found))
 
     async def delete(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -95,6 +96,7 @@ class GroupAdminProcessor:
         header = command.header(DeleteSubscriptionGroupRequestHeader)
         self._groups.delete(header.group_name)
         self._parts.stats.remove_group(header.group_name)
+        self._parts.offsets.remove_pulls(header.group_name)
         if header.clean_offset:
             self._parts.offsets.remove_group(header.group_name)
             await self._parts.offsets.persisted()

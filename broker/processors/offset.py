@@ -5,6 +5,7 @@ Source: RocketMQ's ConsumerManageProcessor and AdminBrokerProcessor.
 
 from typing import TYPE_CHECKING
 
+from broker.processors.common import check_commit_offset, check_queue
 from broker.store.types import GetMessageStatus
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
@@ -75,18 +76,33 @@ class OffsetProcessor:
         return first.status is GetMessageStatus.FOUND
 
     def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_CONSUMER_OFFSET (15): commits, backwards too. Ignored while a reset waits to be fetched."""
+        """UPDATE_CONSUMER_OFFSET (15): commits, backwards too. Ignored while a reset waits to be fetched.
+
+        SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, INVALID_PARAMETER for a queue or an offset that cannot be,
+        SYSTEM_BUSY for one group more than maxOffsetGroups. Most commits are one-way: what is refused is counted.
+        """
         header = command.header(UpdateConsumerOffsetRequestHeader)
+        try:
+            self._check_commit(header)
+            taken = self._offsets.commit(
+                connection.peer_text, header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
+        except RemotingError:
+            self._offsets.refused += 1
+            raise
+        return command.reply(remark=None if taken else "ignored: a reset of this offset waits to be fetched")
+
+    def _check_commit(self, header: UpdateConsumerOffsetRequestHeader) -> None:
         if header.consumer_group not in self._groups.table:
             raise RemotingError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the consumer group {header.consumer_group} does not exist"
             )
-        if header.topic not in self._topics.table:
+        topic = self._topics.table.get(header.topic)
+        if topic is None:
             raise RemotingError(ResponseCode.TOPIC_NOT_EXIST, f"the topic {header.topic} does not exist")
-        taken = self._offsets.commit(
-            connection.peer_text, header.consumer_group, header.topic, header.queue_id, header.commit_offset
-        )
-        return command.reply(remark=None if taken else "ignored: a reset of this offset waits to be fetched")
+        check_queue(topic, header.queue_id, self._store.queues.exists)
+        check_commit_offset(header.commit_offset)
+        self._offsets.check_room(header.consumer_group)
 
     async def search_by_time(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """SEARCH_OFFSET_BY_TIMESTAMP (29)."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.config import BrokerConfig
 from broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
-from broker.processors.common import invalid, let_go, no_such_group, no_such_topic
+from broker.processors.common import check_commit_offset, invalid, let_go, no_such_topic
 from broker.processors.pull_direct import COPIED, DirectPulls
 from broker.processors.pull_reply import (
     BROADCASTING_FORBIDDEN,
@@ -132,7 +132,7 @@ class PullMessageProcessor:
             raise PullForbiddenError(BROKER_FORBIDDEN, "this broker serves no lite pulls (litePullMessageEnable)")
         group = self._find_group(header.consumer_group)
         if group is None:
-            raise no_such_group(header.consumer_group)
+            raise self._groups.missing(header.consumer_group)
         if not group.consume_enable:
             raise PullForbiddenError(
                 GROUP_FORBIDDEN, f"the group {header.consumer_group} may not consume (consumeEnable)"
@@ -144,7 +144,18 @@ class PullMessageProcessor:
             raise PullForbiddenError(TOPIC_FORBIDDEN, f"the topic {header.topic} hands out no messages (perm)")
         if not 0 <= header.queue_id < topic.read_queue_nums:
             raise invalid(f"the topic {header.topic} has {topic.read_queue_nums} queues to read, no {header.queue_id}")
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._check_commit(header)
         return topic.topic_sys_flag, group.group_sys_flag
+
+    def _check_commit(self, header: PullMessageRequestHeader) -> None:
+        """The commit that comes with a pull: refused together with it, as UPDATE_CONSUMER_OFFSET would refuse it."""
+        try:
+            check_commit_offset(header.commit_offset)
+            self._offsets.check_room(header.consumer_group)
+        except RemotingError:
+            self._offsets.refused += 1
+            raise
 
     def _filter(self, header: PullMessageRequestHeader) -> TagFilter | None:
         """What the pull lets through, by the subscription in the request or by that of the group's heartbeats."""

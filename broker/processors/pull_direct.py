@@ -21,6 +21,7 @@ from protocol.body import PERM_READ, SubscriptionGroupConfig, TopicConfig
 from protocol.codes import RequestCode
 from protocol.errors import RemotingError
 from protocol.headers.pull import PullMessageRequestHeader
+from protocol.queue_unit import MAX_OFFSET
 from protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 from remoting.connection import Connection
 from remoting.handlers import DirectHandler, HandlerTable
@@ -138,6 +139,10 @@ class DirectPulls:
             if not queue.min_offset <= offset < queue.next_offset:
                 return None
             sys_flag = header.sys_flag
+            if sys_flag & PULL_COMMIT_OFFSET and (
+                reader.key not in offsets.offset_table or not -1 <= header.commit_offset <= MAX_OFFSET
+            ):
+                return None
             if sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
                 accept = None
             else:

@@ -53,10 +53,7 @@ class SendBackProcessor:
         header = command.header(ConsumerSendMsgBackRequestHeader)
         group = self._groups.find(header.group)
         if group is None:
-            raise RemotingError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"the consumer group {header.group} does not exist: create it first",
-            )
+            raise self._groups.missing(header.group)
         if not self._configuration.section(BrokerConfig).broker_permission & PERM_WRITE:
             raise RemotingError(ResponseCode.NO_PERMISSION, "this broker takes no messages (brokerPermission)")
         if group.retry_queue_nums <= 0:

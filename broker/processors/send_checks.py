@@ -117,9 +117,7 @@ class SendChecks:
         group = header.topic[len(RETRY_PREFIX) :]
         config = self._groups.find(group)
         if config is None:
-            raise RemotingError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the consumer group {group} does not exist: create it first"
-            )
+            raise self._groups.missing(group)
         limit = config.retry_max_times
         if command.version >= V3_4_9 and header.max_reconsume_times is not None:
             limit = header.max_reconsume_times

@@ -1,6 +1,6 @@
 """The broker's consumer groups: subscriptionGroup.json, creation on first use (RocketMQ's SubscriptionGroupManager)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import structlog
@@ -18,6 +18,8 @@ from broker.services.state_file import (
 from broker.store.disk import Disk
 from protocol import topic_rules
 from protocol.body import DataVersion, SubscriptionGroupConfig
+from protocol.codes import ResponseCode
+from protocol.errors import RemotingError
 from remoting.clock import Clock
 from remoting.config import Configuration
 
@@ -53,6 +55,8 @@ class SubscriptionGroupManager(KeptTable):
         path = configuration.section(MessageStoreConfig).config_path / "subscriptionGroup.json"
         self._file = StateFile(disk, str(path), self.pieces)
         self.get = self.table.get
+        self.refused = 0
+        """Requests that would have created a group more than maxOffsetGroups."""
 
     # life
 
@@ -83,7 +87,10 @@ class SubscriptionGroupManager(KeptTable):
     # looking
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's configuration, created with the defaults where that is allowed; else None."""
+        """The group's configuration, created with the defaults where that is allowed; else None.
+
+        ``missing`` tells why there is none.
+        """
         known = self.get(group)
         if known is not None:
             return known
@@ -92,11 +99,42 @@ class SubscriptionGroupManager(KeptTable):
             return None
         if topic_rules.group_problem(group) is not None:
             return None
+        if len(self.table) >= config.max_offset_groups:
+            self.refused += 1
+            return None
         created = SubscriptionGroupConfig(group_name=group)
         self.table[group] = created
         _log.info("group_created", group=group)
         self._next_version()
         return created
+
+    def missing(self, group: str) -> RemotingError:
+        """SUBSCRIPTION_GROUP_NOT_EXIST for a group that ``find`` has not found, with the reason."""
+        config = self._configuration.section(BrokerConfig)
+        text = f"the consumer group {group} does not exist on this broker"
+        problem = topic_rules.group_problem(group)
+        if problem is not None:
+            text = f"{text}: {problem}"
+        elif not config.auto_create_subscription_group:
+            text = f"{text}: create it first"
+        elif len(self.table) >= config.max_offset_groups:
+            text = f"{text}, and it has {len(self.table)} groups: none is created (maxOffsetGroups)"
+        return RemotingError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, text)
+
+    def check_room(self, groups: Collection[str]) -> None:
+        """Raises SYSTEM_BUSY where these groups would be more than maxOffsetGroups together with those that are there.
+
+        Nothing is refused that makes no group more.
+        """
+        new = len({group for group in groups if group not in self.table})
+        most = self._configuration.section(BrokerConfig).max_offset_groups
+        if new and len(self.table) + new > most:
+            self.refused += 1
+            raise RemotingError(
+                ResponseCode.SYSTEM_BUSY,
+                f"this broker has {len(self.table)} consumer groups, at most {most} may be (maxOffsetGroups):"
+                f" {new} more cannot be created",
+            )
 
     def forbidden(self, group: str, topic: str) -> int:
         """Bits of what a group may not do with a topic; 0 for nothing forbidden."""

@@ -16,6 +16,8 @@ from broker.services.state_file import (
 )
 from broker.store.disk import Disk
 from protocol.body import DataVersion
+from protocol.codes import ResponseCode
+from protocol.errors import RemotingError
 from remoting.clock import Clock
 from remoting.config import Configuration
 
@@ -42,6 +44,8 @@ class ConsumerOffsetManager(KeptTable):
         self._configuration = configuration
         self._clock = clock
         self._commits = 0
+        self.refused = 0
+        """Commits that were not taken."""
         self._next_version = configuration.section(BrokerConfig).consumer_offset_update_version_step
         self._rest: dict[str, Any] = {}
         self._topics_of: dict[str, set[str]] = {}
@@ -87,7 +91,7 @@ class ConsumerOffsetManager(KeptTable):
     def commit(self, client: str, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Set a group's offset, backwards too; False when it was ignored because a reset waits to be fetched.
 
-        ``client`` is for the log.
+        ``client`` is for the log. The caller has checked queue and offset, and ``check_room``.
         """
         key = f"{topic}@{group}"
         if self.reset_offset_table:
@@ -110,6 +114,17 @@ class ConsumerOffsetManager(KeptTable):
             self.data_version = self.data_version.next(self._clock.wall_ms())
         self._changed()
         return True
+
+    def check_room(self, group: str) -> None:
+        """Raises SYSTEM_BUSY for offsets of a group that has none yet where maxOffsetGroups groups have some."""
+        if group not in self._topics_of:
+            most = self._configuration.section(BrokerConfig).max_offset_groups
+            if len(self._topics_of) >= most:
+                raise RemotingError(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"{len(self._topics_of)} consumer groups have offsets here, at most {most} may (maxOffsetGroups):"
+                    f" {group} cannot have any",
+                )
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
         """A group's offset, or the reset that waits for it; -1 if there is none."""
@@ -201,6 +216,12 @@ class ConsumerOffsetManager(KeptTable):
         for topic in self.topics_of(group):
             self._remove(topic, group)
         self._remove_leftovers(lambda _, owner: owner == group)
+
+    def remove_pulls(self, group: str) -> None:
+        """Forget where a group's pulls began: it is gone, and its committed offsets may stay for one of its name."""
+        for key in [key for key in self.pull_offset_table if key.partition(SEPARATOR)[2] == group]:
+            del self.pull_offset_table[key]
+            self._file.changed()
 
     def remove_topic(self, topic: str) -> None:
         """Forget all groups' offsets in a topic."""

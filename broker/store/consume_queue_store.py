@@ -68,6 +68,14 @@ class ConsumeQueueStore:
                 return queue
         return self._wake(topic, queue_id) if self._asleep else None
 
+    def exists(self, topic: str, queue_id: int) -> bool:
+        """Whether there is such a queue; one that nobody has used since the start is not loaded for that."""
+        return queue_id in self.queues.get(topic, ()) or queue_id in self._asleep.get(topic, ())
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether a topic has any queue."""
+        return topic in self.queues or topic in self._asleep
+
     def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made (in memory) if there is none."""
         return self.find(topic, queue_id) or self._add(topic, queue_id)

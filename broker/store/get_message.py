@@ -9,13 +9,15 @@ import time
 from collections.abc import Generator
 from typing import Final, NamedTuple
 
+import structlog
+
 from broker.config import MessageStoreConfig
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.consume_queue_store import ConsumeQueueStore
 from broker.store.hot_records import Found, hot_records, place_unpacker, tagged, views_of
 from broker.store.mapped_file import Hold, MappedFile
-from broker.store.record_look import begins_record, is_record, is_run
+from broker.store.record_look import Place, begins_record, is_message, place_of
 from broker.store.stats import StoreStats
 from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from protocol.message import decode_properties
@@ -26,6 +28,10 @@ _MIN_BYTES: Final = 100
 _FOUND: Final = GetMessageStatus.FOUND
 _ITERATE: Final = UNIT.iter_unpack
 
+_log = structlog.get_logger("broker.store")
+_REPORTED: Final = 1000
+"""Messages that the log is told of; a consumer may ask for the same ones again and again."""
+
 ReadRequest = tuple[int, int]
 """Offset and length in the log."""
 Hot = tuple[MappedFile, Found, int]
@@ -33,16 +39,19 @@ Hot = tuple[MappedFile, Found, int]
 Steps = Generator[ReadRequest, bytes, GetMessageResult]
 
 
+Run = list[tuple[int, int, int]]
+
+
 class _Chosen(NamedTuple):
     """Units that an answer is made of.
 
-    ``runs`` tells of records that lie side by side: begin of the first, begin of the last and end, for each run.
+    ``runs`` has those whose records lie side by side together: log offset, size and queue offset of each.
     """
 
     messages: int
     scanned: int
     size: int
-    runs: list[int]
+    runs: list[Run]
     last_phy: int
     status: GetMessageStatus
 
@@ -62,6 +71,7 @@ class MessageGetter:
         self._queues = queues
         self._stats = stats
         self._ram = memory
+        self._reported: set[tuple[str, int, int]] = set()
         self.set_config(config)
 
     def set_config(self, config: MessageStoreConfig) -> None:
@@ -143,7 +153,8 @@ class MessageGetter:
         if offset >= queue.known_from:
             found = views_of(file, self._warm, fields[::2], fields[1::2], limit_bytes)
         else:
-            found = hot_records(file, self._warm, units, limit_bytes, limit_count)
+            place = place_of(queue.topic, queue.queue_id)
+            found = hot_records(file, self._warm, units, limit_bytes, limit_count, offset, place)
         return None if found is None else (file, found, offset + found[1])
 
     def _hot_limits(self, max_bytes: int, max_count: int) -> tuple[int, int]:
@@ -253,7 +264,7 @@ class MessageGetter:
     ) -> Steps:
         """Choose the units that fit the limits and the filter, then read their records."""
         border = self._log.max_offset - self._memory
-        chosen = yield from self._choose(units, max_count, max_bytes, filter, border)
+        chosen = yield from self._choose(offset, units, max_count, max_bytes, filter, border)
         low, high = queue.min_offset, queue.next_offset
         suggest = chosen.last_phy < border
         if not chosen.messages:
@@ -262,13 +273,13 @@ class MessageGetter:
             return GetMessageResult(chosen.status, offset + scanned, low, high, suggest_slave=suggest)
         following = offset + chosen.scanned
         result = GetMessageResult(_FOUND, following, low, high, [], chosen.messages, chosen.size, suggest)
-        yield from self._read_runs(result, chosen.runs, units, filter)
+        yield from self._read_runs(result, chosen.runs, queue)
         self._stats.transferred_messages_total += result.count
         self._stats.found_times_total += 1
         return result
 
     def _choose(
-        self, units: bytes, max_count: int, max_bytes: int, filter: MessageFilter | None, border: int
+        self, offset: int, units: bytes, max_count: int, max_bytes: int, filter: MessageFilter | None, border: int
     ) -> Generator[ReadRequest, bytes, _Chosen]:
         """Any units: messages that are gone, on disk only, or not wanted. ``border``: in memory from here on."""
         log_min = self._log.min_offset
@@ -277,8 +288,8 @@ class MessageGetter:
         on_disk = True
         limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=True)
         total = count = scanned = phy = 0
-        runs: list[int] = []
-        last = run_end = -1
+        runs: list[Run] = []
+        run_end = -1
         status = GetMessageStatus.NO_MATCHED_MESSAGE if units else GetMessageStatus.OFFSET_FOUND_NULL
         for phy, size, tags in _ITERATE(units):
             if on_disk and phy >= border:
@@ -296,12 +307,11 @@ class MessageGetter:
             if needs_record and not (yield from self._matches_record(filter, phy, size)):
                 continue
             if phy != run_end:
-                runs += (last, run_end, phy) if runs else (phy,)
-            last = phy
+                runs.append([])
+            runs[-1].append((phy, size, offset + scanned - 1))
             run_end = phy + size
             total += size
             count += 1
-        runs += (last, run_end)
         return _Chosen(count, scanned, total, runs, phy, status)
 
     def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, bytes, bool]:
@@ -319,34 +329,34 @@ class MessageGetter:
         return filter.match_record(decode_properties(text))
 
     def _read_runs(
-        self, result: GetMessageResult, runs: list[int], units: bytes, filter: MessageFilter | None
+        self, result: GetMessageResult, runs: list[Run], queue: ConsumeQueue
     ) -> Generator[ReadRequest, bytes, None]:
-        """Read the records that lie side by side at once; a run whose ends are no records is looked into."""
-        log = self._log
+        """Read the records that lie side by side at once; a run in which one is not as it should be is taken apart."""
+        log, place = self._log, place_of(queue.topic, queue.queue_id)
         held: list[MappedFile] = []
         buffers = result.buffers
         file: MappedFile | None = None
         start = end_of_file = -1
         complete = False
         try:
-            for at in range(0, len(runs), 3):
-                begin, last, end = runs[at : at + 3]
+            for run in runs:
+                begin = run[0][0]
+                end = run[-1][0] + run[-1][1]
                 if not start <= begin < end_of_file:
                     file = log.files.find(begin)
                     start, end_of_file = (file.start, file.end) if file is not None else (-1, -1)
                     if file is not None:
                         file.hold()
                         held.append(file)
-                if file is not None and is_run(file, begin, last, end):
-                    buffers.append(file.view[begin - start : end - start])
-                    continue
-                data = log.read(begin, end - begin)
-                if data is None:
-                    data = yield begin, end - begin
-                if begins_record(data, begin, end - begin) and is_record(data[last - begin :], last):
+                if file is not None and begin - start >= file.hot_from and end - start <= file.wrote:
+                    data: memoryview | bytes = file.view[begin - start : end - start]
+                else:
+                    read = log.read(begin, end - begin)
+                    data = (yield begin, end - begin) if read is None else read
+                if len(data) == end - begin and _are_messages(data, run, place):
                     buffers.append(data)
                 else:
-                    yield from self._salvage(result, begin, last, units, filter)
+                    yield from self._salvage(result, run, queue)
             complete = True
         finally:
             if not complete:
@@ -358,22 +368,37 @@ class MessageGetter:
         elif held:
             result.release = Hold(held)
 
-    def _salvage(
-        self, result: GetMessageResult, begin: int, last: int, units: bytes, filter: MessageFilter | None
-    ) -> Generator[ReadRequest, bytes, None]:
-        """Go through the units of a run one by one: only what is the record that its unit tells of is given out."""
-        for phy, size, tags in _ITERATE(units):
-            if not begin <= phy <= last or (filter is not None and not filter.match_tags(tags)):
-                continue
-            if filter is not None and filter.needs_properties:
-                matches = yield from self._matches_record(filter, phy, size)
-                if not matches:
-                    continue
+    def _salvage(self, result: GetMessageResult, run: Run, queue: ConsumeQueue) -> Generator[ReadRequest, bytes, None]:
+        """Go through the messages of a run one by one: only what is the message of its unit is given out."""
+        place = place_of(queue.topic, queue.queue_id)
+        for phy, size, offset in run:
             data = self._log.read(phy, size)
             if data is None:
                 data = yield phy, size
-            if is_record(data, phy) and len(data) == size:
+            if len(data) == size and is_message(data, 0, phy, size, offset, place):
                 result.buffers.append(bytes(data))
             else:
                 result.count -= 1
                 result.size -= size
+                self._report(queue, offset, phy)
+
+    def _report(self, queue: ConsumeQueue, offset: int, phy: int) -> None:
+        """Tell once of a message that is passed over, unless it is gone with the old end of the log."""
+        key = (queue.topic, queue.queue_id, offset)
+        if phy < self._log.min_offset or key in self._reported or len(self._reported) >= _REPORTED:
+            return
+        self._reported.add(key)
+        _log.error(
+            "message_passed_over",
+            topic=queue.topic,
+            queue=queue.queue_id,
+            offset=offset,
+            log_offset=phy,
+            reason="its unit leads to no record, or to one that tells another topic, queue or offset",
+        )
+
+
+def _are_messages(data: memoryview | bytes, run: Run, place: Place) -> bool:
+    """True where the records of a run, all of whose bytes are in ``data``, are the messages of their units."""
+    begin = run[0][0]
+    return all(is_message(data, phy - begin, phy, size, offset, place) for phy, size, offset in run)

@@ -4,7 +4,7 @@ A queue whose messages stand between those of others has one run of bytes for ea
 what a pull costs. Anything unusual (a filler, another file, bytes that are no record) is left to get_message.py.
 
 Units that this process has put itself (``views_of``) tell the truth about records that it has written itself, so
-that nothing is looked up for each of them. Others came out of files: each place is looked at (``hot_records``).
+that nothing is looked up for each of them. Others came out of files: each record is compared (``hot_records``).
 """
 
 import struct
@@ -15,16 +15,12 @@ from itertools import accumulate
 from typing import Any, Final
 
 from broker.store.mapped_file import MappedFile
-from broker.store.warm_ranges import WarmRanges
+from broker.store.record_look import HEAD, HEAD_SIZE, V6, Place, end_of, is_message
+from broker.store.warm_ranges import CHUNK, WarmRanges
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
-from protocol.record import MAGIC_V1, MAGIC_V2
+from protocol.record import OVERHEAD_V1
 
 _ITERATE: Final = UNIT.iter_unpack
-_FRONT: Final = struct.Struct(">II20xQ").unpack_from
-"""Size, magic and physical offset of a record."""
-
-_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
-
 _BLOCK: Final = 40 * UNIT_SIZE
 """Units that a look for tags unpacks at once: with most of them wanted, one block is a whole pull."""
 
@@ -148,47 +144,59 @@ def _merged(view: memoryview, start: int, places: tuple[int, ...], sizes: tuple[
 
 
 def hot_records(
-    file: MappedFile, warm: WarmRanges, units: bytes | bytearray, limit_bytes: int, limit_count: int
+    file: MappedFile,
+    warm: WarmRanges,
+    units: bytes | bytearray,
+    limit_bytes: int,
+    limit_count: int,
+    offset: int,
+    place: Place,
 ) -> Found | None:
-    """The same for units that came out of a file, ``limit_count`` of them at most.
+    """The same for units that came out of a file, ``limit_count`` of them at most, the first of them at ``offset``.
 
-    At least one record, then as many as fit the limits. Both ends of each run are checked to be the records that their
-    units tell of. The caller holds ``file`` for as long as the views are used.
+    At least one record, then as many as fit the limits. Each is checked to be the message of its unit's offset. The
+    caller holds ``file`` for as long as the views are used.
     """
     view = file.view
+    raw: Any = view.obj
     start, lowest, highest = file.start, file.hot_from, file.wrote
     buffers: list[memoryview] = []
-    begin = last = last_size = 0
+    begin = 0
     end = -1
     total = count = 0
+    warm_from = warm_to = -1
+    queue_id, magic, part, ends = place.queue_id, place.magic, place.topic_parts[place.magic], place.ends
+    width = len(part) + 2
     for phy, size, _ in _ITERATE(units[: limit_count * UNIT_SIZE]):
         if total + size > limit_bytes and (count or size == FILLER_SIZE):
             if size == FILLER_SIZE:
                 return None
             break
         at = phy - start
-        if at < 0 or at + size > highest or (at < lowest and not warm.covers(file, at, at + size)):
+        if at < 0 or at + size > highest or size < OVERHEAD_V1:
             return None
-        if at != end:
-            stored, magic, place = _FRONT(view, at)
-            if stored != size or place != phy or magic not in _MAGICS:
+        if at < lowest and not warm_from <= at <= warm_to - size:
+            if not warm.covers(file, at, at + size):
                 return None
+            warm_from, warm_to = at - at % CHUNK, -(-(at + size) // CHUNK) * CHUNK
+        stored, its_magic, its_queue, its_offset, its_phy, sys_flag, body = HEAD(raw, at)
+        if stored != size or its_phy != phy or its_offset != offset + count or its_queue != queue_id:
+            return None
+        if its_magic != magic or sys_flag & V6:
+            if not is_message(raw, at, phy, size, offset + count, place):
+                return None
+        else:
+            name_at = at + HEAD_SIZE + body
+            if raw[name_at : name_at + width] != (ends.get(size - body) or end_of(place, size - body)):
+                return None
+        if at != end:
             if count:
-                if last != begin and not _is_record(view, last, start + last, last_size):
-                    return None
                 buffers.append(view[begin:end])
             begin = end = at
-        last = at
-        last_size = size
         end += size
         total += size
         count += 1
-    if not count or (last != begin and not _is_record(view, last, start + last, last_size)):
+    if not count:
         return None
     buffers.append(view[begin:end])
     return buffers, count, total
-
-
-def _is_record(view: memoryview, at: int, phy: int, size: int) -> bool:
-    stored, magic, place = _FRONT(view, at)
-    return bool(stored == size and place == phy and magic in _MAGICS)

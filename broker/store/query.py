@@ -18,11 +18,13 @@ from broker.store.index_file import Cold
 from broker.store.index_service import IndexService
 from broker.store.key_match import matches
 from broker.store.mapped_file import Hold, MappedFile
+from broker.store.record_look import is_message, place_of
 from broker.store.types import QueryMessageResult
 from protocol import record
 from protocol.hashing import crc32
 from protocol.message import decode_properties
 from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from protocol.sysflag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
 _FRONT: Final = struct.Struct(">II20xQ").unpack_from
 _MAGICS: Final = frozenset({record.MAGIC_V1, record.MAGIC_V2})
@@ -30,8 +32,8 @@ _FIRST_READ: Final = 4096
 _TIME_READ: Final = 80
 _place: Final = itemgetter(0)
 
-Reads = Generator[tuple[int, int], bytes, Any]
-"""Steps of a read that yield (offset, length) of what has to be waited for."""
+Reads = Generator[tuple[int, int] | tuple[ConsumeQueue, int], bytes, Any]
+"""Steps of a read that yield what has to be waited for: (offset, length) of the log, or (queue, offset) of a unit."""
 
 _COPIED: Final = 1 << 20
 """Up to this much is copied out of the log; larger answers are sent from where they lie."""
@@ -65,12 +67,51 @@ class MessageFinder:
 
         b"" where there is none or it is damaged; None where it has to come from the device.
         """
-        data = _at_once(self._record(phy))
-        return None if data is None else _if_whole(data)
+        return _at_once(self._message(phy))
 
     async def look_cold(self, phy: int) -> Any:
         """The same, waiting for the device."""
-        return _if_whole(await self._drive(self._record(phy)))
+        return await self._drive(self._message(phy))
+
+    def _message(self, phy: int) -> Reads:
+        data = _if_whole((yield from self._record(phy)))
+        return data if data and (yield from self._is_placed(data, phy)) else b""
+
+    def _is_placed(self, data: Any, phy: int) -> Reads:
+        """False where a whole record of an earlier process tells a queue or an offset that it does not have.
+
+        That is where the queue has no such place, or has another record that says so of itself there. A unit that leads
+        nowhere says nothing against the record, and what this process has put is right.
+        """
+        if phy >= self._log.files.own_from:
+            return True
+        head = record.decode_head(data)
+        if head.sys_flag & TRANSACTION_MASK in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
+            return True  # has no place in a queue
+        topic, offset = str(data[head.topic_at : head.topic_end], "utf-8", "replace"), head.queue_offset
+        queue = self._queues.find(topic, head.queue_id)
+        if queue is None:
+            return not self._queues.has_topic(topic)  # of a deleted topic nothing is known any more
+        if offset >= queue.next_offset and phy >= queue.max_phy:
+            return True  # not dispatched yet
+        if not queue.min_offset <= offset < queue.next_offset:
+            return False
+        unit = self._queues.read(queue, offset, 1)
+        if unit is None:
+            unit = yield queue, offset
+        if len(unit) < UNIT_SIZE:
+            return True
+        other, size, _ = UNIT.unpack(unit)
+        if other == phy:
+            return True
+        found = yield from self._record(other)
+        place = place_of(topic, head.queue_id)
+        return len(found) != size or not is_message(found, 0, other, size, offset, place)
+
+    def _are_placed(self, records: list[bytes]) -> bool:
+        """The same for what a query has found in memory; False also where that cannot be told at once."""
+        at = record.AT_PHYSICAL_OFFSET
+        return all(_at_once(self._is_placed(data, int.from_bytes(data[at : at + 8], "big"))) for data in records)
 
     def _record(self, phy: int) -> Reads:
         if phy < self._log.min_offset or phy >= self._log.max_offset:
@@ -125,7 +166,7 @@ class MessageFinder:
         except Cold:
             return None
         hot = matches(self._log.files, offsets, topic, key, limit, (begin, end), _COPIED)
-        if hot is None:
+        if hot is None or (offsets and offsets[-1] < self._log.files.own_from and not self._are_placed(hot[0])):
             result: QueryMessageResult | None = _at_once(self._match(offsets, topic, key, limit, begin, end))
             return result
         records, size = hot
@@ -142,7 +183,9 @@ class MessageFinder:
         except Cold:
             return None
         found = matches(self._log.files, offsets, topic, key, limit, (begin, end), most)
-        return (*found, *index.last_update) if found and found[0] else None
+        if not found or not found[0] or (offsets[-1] < self._log.files.own_from and not self._are_placed(found[0])):
+            return None
+        return (*found, *index.last_update)
 
     async def query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
         """The same, waiting for the device."""
@@ -163,6 +206,8 @@ class MessageFinder:
                 if data is None:
                     data = yield from self._record(phy)
                 if not data or not _has_key(data, topic, key, begin, end):
+                    continue
+                if not (yield from self._is_placed(data, phy)):
                     continue
                 file = self._log.files.find(phy) if type(data) is memoryview else None
                 if file is not None:
@@ -267,11 +312,17 @@ class MessageFinder:
         try:
             request = next(steps)
             while True:
-                request = steps.send(await self._log.read_cold(*request))
+                request = steps.send(await self._read_cold(request))
         except StopIteration as end:
             return end.value
         finally:
             steps.close()
+
+    async def _read_cold(self, request: tuple[int, int] | tuple[ConsumeQueue, int]) -> bytes:
+        place, number = request
+        if isinstance(place, ConsumeQueue):
+            return await self._queues.read_cold(place, number, 1)
+        return await self._log.read_cold(place, number)
 
 
 def store_timestamp_of(data: Any, phy: int) -> int:

@@ -1,29 +1,93 @@
-"""Whether bytes of the log are the records that a queue's units tell of."""
+"""Whether bytes of the log are the message that a queue's unit, an index entry or an id tells of.
+
+A unit that the device has spoilt may lead to a record of another queue, and a record may tell another topic, queue or
+offset than it was stored with: a consumer would take the one for the other. The body's checksum is not made again here.
+"""
 
 import struct
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
-from broker.store.mapped_file import MappedFile
-from protocol.record import AT_PHYSICAL_OFFSET, MAGIC_V1, MAGIC_V2, SIZE_MAGIC
+from protocol.record import AT_PHYSICAL_OFFSET, MAGIC_V1, MAGIC_V2, OVERHEAD_V1, SIZE_MAGIC
+from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from protocol.topic_rules import MAX_TOPIC_LENGTH
 
 _SIZE_MAGIC: Final = SIZE_MAGIC.unpack_from
-_FRONT: Final = struct.Struct(">II20xQ").unpack_from
-"""Size, magic and physical offset of a record."""
+HEAD: Final = struct.Struct(">II4xi4xqqI44xI").unpack_from
+"""Size, magic, queue id, queue offset, physical offset, sysFlag and, between IPv4 hosts, body length of a record."""
+HEAD_SIZE: Final = 88
+V6: Final = BORN_HOST_V6 | STORE_HOST_V6
+_V6_MORE: Final = 12
+"""Bytes that a host of IPv6 has more."""
+_LONGEST_V1: Final = 0xFF
+_LONGEST: Final = 0xFFFF
+_ENDS: Final = 256
 
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
 
-def is_run(file: MappedFile, begin: int, last: int, end: int) -> bool:
-    """True where the map has the bytes, and records stand where the first and the last one should."""
-    start = file.start
-    if begin - start < file.hot_from or end - start > file.wrote:
+class Place(NamedTuple):
+    """What each message of a queue has to say of itself: its queue id, and its topic as it stands behind each magic."""
+
+    queue_id: int
+    magic: int
+    """That of most records."""
+    topic_parts: dict[int, bytes]
+    ends: dict[int, bytes]
+    """What ``end_of`` has made."""
+
+
+@lru_cache(maxsize=10_000)
+def place_of(topic: str, queue_id: int) -> Place:
+    """The place of a queue's messages."""
+    name = topic.encode()
+    parts = {MAGIC_V2: len(name).to_bytes(2, "big") + name}
+    if len(name) <= _LONGEST_V1:
+        parts[MAGIC_V1] = len(name).to_bytes(1, "big") + name
+    magic = MAGIC_V1 if len(name) <= MAX_TOPIC_LENGTH else MAGIC_V2
+    return Place(queue_id, magic, parts, {})
+
+
+def end_of(place: Place, length: int) -> bytes | None:
+    """Topic and length of the properties as they stand in a usual record of ``length`` bytes without its body.
+
+    None where the properties could not be that long.
+    """
+    part = place.topic_parts[place.magic]
+    properties = length - HEAD_SIZE - len(part) - 2
+    if not 0 <= properties <= _LONGEST:
+        return None
+    if len(place.ends) >= _ENDS:
+        place.ends.clear()
+    end = place.ends[length] = part + properties.to_bytes(2, "big")
+    return end
+
+
+def is_message(data: Any, at: int, phy: int, size: int, queue_offset: int, place: Place) -> bool:
+    """True where ``data``, which has ``size`` bytes from ``at`` on, has the message of a queue's offset there.
+
+    A record of that size stands there; the ``phy``, queue, offset and topic that it tells are right, its lengths fit.
+    """
+    if size < OVERHEAD_V1:
         return False
-    size, magic, phy = _FRONT(file.view, last - start)
-    if phy != last or last + size != end or magic not in _MAGICS:
+    stored, magic, queue_id, offset, physical, sys_flag, before = HEAD(data, at)
+    if stored != size or physical != phy or offset != queue_offset or queue_id != place.queue_id:
         return False
-    if last != begin:
-        size, magic, phy = _FRONT(file.view, begin - start)
-    return phy == begin and magic in _MAGICS
+    if sys_flag & V6:
+        more = _V6_MORE * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
+        head = HEAD_SIZE + more
+        if size < head:
+            return False
+        before = int.from_bytes(data[at + head - 4 : at + head], "big") + more
+    part = place.topic_parts.get(magic)
+    if part is None:
+        return False
+    properties = size - HEAD_SIZE - before - len(part) - 2
+    if not 0 <= properties <= _LONGEST:
+        return False
+    at += HEAD_SIZE + before
+    found: bool = data[at : at + len(part) + 2] == part + properties.to_bytes(2, "big")
+    return found
 
 
 def begins_record(data: Any, phy: int, length: int) -> bool:
@@ -36,8 +100,3 @@ def begins_record(data: Any, phy: int, length: int) -> bool:
         and magic in _MAGICS
         and int.from_bytes(data[AT_PHYSICAL_OFFSET : AT_PHYSICAL_OFFSET + 8], "big") == phy
     )
-
-
-def is_record(data: Any, phy: int) -> bool:
-    """True where ``data`` has just the size that the record in it, which says it lies at ``phy``, tells."""
-    return begins_record(data, phy, len(data)) and _SIZE_MAGIC(data)[0] == len(data)

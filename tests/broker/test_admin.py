@@ -351,6 +351,20 @@ async def test_reset_to_a_time_and_to_an_offset(client: WireClient) -> None:
     assert (await client.ask(reset, RESET | {"queueId": 0, "offset": 5})).code == ResponseCode.SYSTEM_ERROR
 
 
+@pytest.mark.parametrize("place", [{"queueId": 2}, {"queueId": 10**9, "offset": 0}, {"queueId": 10**9, "offset": 1}])
+async def test_reset_in_a_queue_that_is_not_there(
+    broker: BrokerController, client: WireClient, place: dict[str, Any]
+) -> None:
+    """Guards that a reset leaves no offset of a queue that the topic does not have."""
+    await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, NEW_TOPIC)
+    await client.send("Orders")
+    await client.pull("Orders")
+    reply = await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET | place)
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert "queueId is" in (reply.remark or "")
+    assert broker.parts.offsets.offset_table == broker.parts.offsets.reset_offset_table == {}
+
+
 async def test_reset_wakes_a_held_pull(client: WireClient) -> None:
     await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, NEW_TOPIC)
     await client.send("Orders")
@@ -358,6 +372,28 @@ async def test_reset_wakes_a_held_pull(client: WireClient) -> None:
     opaque = await client.post(RequestCode.PULL_MESSAGE, _held("Orders", 1))
     await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET | {"timestamp": 1})
     assert (await client.reply(opaque)).remark == "OFFSET_RESET"
+
+
+async def test_deleting_a_topic_wakes_its_held_pulls_and_no_others(
+    broker: BrokerController, client: WireClient
+) -> None:
+    """Guards consumers of a deleted topic against waiting for the end of their long poll: they are told at once."""
+    for topic in ("Orders", "Others"):
+        await client.send(topic)
+        await client.pull(topic)
+    opaque = [
+        await client.post(
+            RequestCode.PULL_MESSAGE, _held(topic, 1) | {"suspendTimeoutMillis": 60_000, "queueId": queue}
+        )
+        for topic, queue in (("Orders", 0), ("Orders", 1), ("Others", 0))
+    ]
+    offset = {"topic": "Orders", "queueId": 0}
+    await client.ask(RequestCode.GET_MAX_OFFSET, offset)  # answered behind them: they are held now
+    assert broker.parts.long_polling.held == 2, "a queue without messages is asked for at offset 0 only"
+    assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Orders"})).code == ResponseCode.SUCCESS
+    assert (await client.reply(opaque[0], timeout=3)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert broker.parts.long_polling.held == 1
+    assert opaque[2] not in client.replies
 
 
 def _held(topic: str, offset: int) -> dict[str, Any]:
@@ -452,6 +488,8 @@ async def test_clone_and_correct(client: WireClient) -> None:
     ext = {"filterGroups": "H", "compareGroup": "H", "topic": "Orders"}
     found = body(await client.ask(RequestCode.QUERY_CORRECTION_OFFSET, ext))
     assert found == {"correctionOffsets": {"0": 2}}
+    ext = {"srcGroup": "G", "destGroup": "a@b", "topic": "", "offline": "true"}
+    assert (await client.ask(RequestCode.CLONE_GROUP_OFFSET, ext)).code == ResponseCode.INVALID_PARAMETER
 
 
 # the broker itself

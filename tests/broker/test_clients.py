@@ -193,6 +193,94 @@ async def test_commits(client: WireClient) -> None:
     assert stored["offsetTable"]["Orders@G"] == {"0": -1}
 
 
+@pytest.mark.parametrize(
+    ("queue", "offset", "named"),
+    [
+        (-3, 1, "queueId is -3"),
+        (10**9, 1, "queueId is 1000000000, and the topic Orders has the queues 0 to 3"),
+        (4, 1, "queueId is 4"),
+        (0, -7, "commitOffset is -7, and an offset is a number from -1 to 461168601842738790"),
+        (0, 1 << 62, "commitOffset is 4611686018427387904"),
+        (0, 461168601842738791, "commitOffset is 461168601842738791"),
+    ],
+)
+async def test_commits_that_cannot_be(
+    broker: BrokerController, client: WireClient, queue: int, offset: int, named: str
+) -> None:
+    """Guards that no commit leaves a queue or an offset behind that no group can have, asked for or one-way."""
+    await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
+    await client.send("Orders")
+    commit = OFFSET | {"queueId": queue, "commitOffset": offset}
+    reply = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert named in (reply.remark or "")
+    await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, commit, flag=ONEWAY_FLAG)
+    await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, OFFSET | {"commitOffset": 461168601842738790})
+    assert broker.parts.offsets.offset_table == {"Orders@G": {0: 461168601842738790}}
+    assert broker.parts.offsets.refused == 2
+
+
+async def test_commits_in_queues_that_a_topic_had_before(broker: BrokerController, client: WireClient) -> None:
+    """Guards consumers that are still at work on a queue when its topic gets fewer; and those of retry topics."""
+    await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
+    await client.send("Orders", queue_id=3)
+    config = broker.parts.topics.table["Orders"]
+    broker.parts.topics.put(type(config)(topic_name="Orders", read_queue_nums=1, write_queue_nums=2))
+    update = RequestCode.UPDATE_CONSUMER_OFFSET
+    codes = [
+        (await client.ask(update, OFFSET | {"queueId": queue, "commitOffset": 1})).code for queue in (0, 1, 2, 3, 4)
+    ]
+    assert codes == [0, 0, 0, 0, ResponseCode.INVALID_PARAMETER]
+    retry = OFFSET | {"topic": "%RETRY%G", "commitOffset": 1}
+    assert (await client.ask(update, retry)).code == ResponseCode.SUCCESS
+    assert (await client.ask(update, retry | {"queueId": 1})).code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_groups_are_bounded(tmp_path: Path) -> None:
+    """Guards the broker's memory and state files against names that a client makes up, by every way they come in."""
+    async with (
+        running_broker(tmp_path, maxOffsetGroups=2, enableCreateSysGroup=False) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        groups, offsets = broker.parts.groups, broker.parts.offsets
+        await client.send("Orders")
+        for name in ("A", "B"):
+            assert (await client.pull("Orders", group=name, sysFlag=5, commitOffset=1)).code == ResponseCode.SUCCESS
+        refused = await client.pull("Orders", group="C", sysFlag=5, commitOffset=1)
+        assert refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        assert "maxOffsetGroups" in (refused.remark or "")
+        await client.heartbeat("c1", consumers=[consumer("C", "Orders")])
+        (message,) = await client.pull_messages("Orders", group="A")
+        sent_back = await back(client, message.commit_log_offset, group="C")
+        created = await client.ask(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps({"groupName": "C"}).encode()
+        )
+        assert (sent_back, created.code) == (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, ResponseCode.SYSTEM_BUSY)
+        changed = await client.ask(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps({"groupName": "B"}).encode()
+        )
+        assert changed.code == ResponseCode.SUCCESS
+        clone = {"srcGroup": "A", "destGroup": "C", "topic": "", "offline": "true"}
+        assert (await client.ask(RequestCode.CLONE_GROUP_OFFSET, clone)).code == ResponseCode.SYSTEM_BUSY
+        assert (set(groups.table), set(offsets.offset_table)) == ({"A", "B"}, {"Orders@A", "Orders@B"})
+        assert "%RETRY%C" not in broker.parts.topics.table
+        assert groups.refused == 4
+
+        # a group that goes makes room for another one; its offsets, where they stay, do not
+        await client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "B", "cleanOffset": "false"})
+        assert "Orders@B" not in offsets.pull_offset_table
+        assert (await client.pull("Orders", group="C")).code == ResponseCode.SUCCESS
+        commit = OFFSET | {"consumerGroup": "C", "commitOffset": 1}
+        busy = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+        assert (busy.code, "maxOffsetGroups" in (busy.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
+        assert (await client.pull("Orders", group="C", sysFlag=5, commitOffset=1)).code == ResponseCode.SYSTEM_BUSY
+        reset = {"topic": "Orders", "group": "C", "timestamp": -1, "isForce": "true"}
+        assert (await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)).code == ResponseCode.SYSTEM_BUSY
+        assert offsets.refused == 2
+        assert set(offsets.offset_table) == {"Orders@A", "Orders@B"}
+        assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"consumerGroup": "A"})).code == 0
+
+
 async def test_limits_of_queues(client: WireClient) -> None:
     where = {"topic": "Orders", "queueId": 0}
     for code in (RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET):

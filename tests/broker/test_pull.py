@@ -189,6 +189,23 @@ async def test_commit_flag(client: WireClient) -> None:
     assert (await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext_fields() == {"offset": "2"}
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("offset", [-7, 1 << 62])
+async def test_a_commit_flag_with_an_offset_that_cannot_be(
+    broker: BrokerController, client: WireClient, offset: int, again: bool
+) -> None:
+    """Guards what UPDATE_CONSUMER_OFFSET refuses against the other way in, also where the short way knows the group."""
+    await fill(client)
+    if again:
+        await client.pull("Orders", 2, sysFlag=5, commitOffset=2)
+    reply = await client.pull("Orders", 2, sysFlag=5, commitOffset=offset)
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert str(offset) in (reply.remark or "")
+    assert broker.parts.offsets.offset_table.get("Orders@G") == ({0: 2} if again else None)
+    assert broker.parts.offsets.refused == 1
+    assert (await client.pull("Orders", 2, sysFlag=4, commitOffset=offset)).code == ResponseCode.SUCCESS
+
+
 # long polls
 
 

@@ -36,6 +36,9 @@ CASES: list[dict[str, Any]] = [
     {"subscription": "none"},
     {"subscription": "||"},
     {"sysFlag": "5"},
+    {"sysFlag": "5", "commitOffset": "-1"},
+    {"sysFlag": "5", "commitOffset": "-7"},
+    {"sysFlag": "5", "commitOffset": str(2**62)},
     {"sysFlag": "0"},
     {"expressionType": "SQL92"},
     {"maxMsgNums": "0"},
@@ -94,6 +97,7 @@ async def test_both_ways_say_and_leave_the_same(broker: BrokerController, client
             for direct in (False, True):
                 for table in (broker.parts.offsets.offset_table, broker.parts.offsets.pull_offset_table):
                     table.clear()
+                broker.parts.offsets.offset_table["Orders@group"] = {1: 0}  # a first commit is not for the short way
                 before = _traces(broker)
                 replies.append(await raw.ask(json_frame(code, fields, direct=direct)))
                 growths.append(_growth(before, _traces(broker)))

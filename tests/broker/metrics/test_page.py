@@ -201,3 +201,21 @@ def test_without_metrics_nothing_of_theirs_is_imported(tmp_path: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+async def test_refused_groups_and_offsets_are_counted(tmp_path: Path) -> None:
+    """Guards the only sign of a refused commit that there is: nearly all of them are one-way."""
+    async with (
+        running_broker(tmp_path / "store", **ON, maxOffsetGroups=1, enableCreateSysGroup=False) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        await client.send("T")
+        assert (await client.pull("T", group="A")).code == 0
+        assert (await client.pull("T", group="B")).code == 26
+        commit = {"consumerGroup": "A", "topic": "T", "queueId": -3, "commitOffset": 1}
+        await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, commit, flag=2)
+        await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"consumerGroup": "B"}, flag=2)
+        assert (await client.pull("T", group="A")).code == 0
+        page = await scrape(broker)
+        assert page.value("trimq_consumer_groups_refused_total") == 1
+        assert page.value("trimq_offset_commits_refused_total") == 2

@@ -31,7 +31,7 @@ async def test_what_was_committed_is_found() -> None:
 
 async def test_backwards_and_nonsense_are_stored_as_they_come() -> None:
     offsets = await loaded(SimDisk())
-    for offset in (5, 3, 1 << 60, -1):
+    for offset in (5, 3, 1 << 58, -1):
         assert offsets.commit("me", "G", "T", 0, offset)
         assert offsets.query("G", "T", 0) == offset
 
