@@ -165,6 +165,22 @@ async def test_one_ways_that_wait_happen_though_their_client_has_gone() -> None:
         assert sorted(handlers.done) == [str(number).encode() for number in range(10)]
 
 
+async def test_only_what_was_counted_as_in_flight_is_taken_off_again() -> None:
+    """Guards the limits of requests in flight: one-ways were not counted, those of a closed connection are gone."""
+    handlers = Handlers()
+    async with serving(handlers.table(), LIMITS) as server, server.peer() as peer:
+        async with server.peer() as gone:
+            await gone.send(*[request(WAITS) for _ in range(3)])
+            await until(server, "s.inflight == 3")
+        await until(server, "s.connections == 1 and s.inflight == 0")
+        await peer.send(*[request(WAITS, oneway=True) for _ in range(5)], request(WAITS))
+        await until(server, "s.inflight == 1")
+        handlers.gate.set()
+        assert (await peer.receive()).code == 0
+        await trio.testing.wait_all_tasks_blocked()
+        assert (server.reactor.stats.inflight, server.connection().inflight, server.connection().tasks) == (0, 0, 0)
+
+
 async def test_tasks_that_wait_when_the_server_stops_are_dropped() -> None:
     handlers = Handlers()
     async with serving(handlers.table(), LIMITS) as server, server.peer() as peer:
