@@ -138,7 +138,7 @@ async def test_an_emptied_store_forgets_it() -> None:
         await store.delete_topic(TOPIC)
     for name in disk.list("/store/commitlog"):
         disk.delete(f"/store/commitlog/{name}")
-    async with killed(disk) as store:
+    async with killed(disk, accept_missing_log=True) as store:
         await fill(store, 4)
     disk = disk.power_cut()
     forget_mark(disk)
