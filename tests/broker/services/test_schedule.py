@@ -262,7 +262,7 @@ async def test_a_clock_that_is_set_back_brings_nothing_before_its_time(step_ms: 
 
 
 async def test_due_times_of_a_clock_that_was_ahead_after_a_restart() -> None:
-    """All that is there when such a time is found is due one delay later, in order; what comes after that is not."""
+    """All that is there when such a time is found is due one delay later, in order; what comes behind it is not."""
     world = World()
     for number in range(40):
         world.store.park(5, str(number), 60_000 + 3_600_000 + number)
