@@ -230,7 +230,7 @@ class GatedDisk(SimDisk):
 
 
 async def test_changes_during_a_write_share_the_next_one_and_nobody_is_answered_before_it() -> None:
-    # guards the group commit: 50 changes while one write is under way cost one more write, not 50, and each waits for it
+    # guards the group commit: 50 changes during one write cost one more write, not 50, and each waits for that
     disk = GatedDisk()
     state = State(disk)
     answered: list[int] = []
@@ -262,7 +262,7 @@ async def test_changes_during_a_write_share_the_next_one_and_nobody_is_answered_
 
 
 async def test_a_failed_write_fails_all_who_waited_for_it_and_nobody_else() -> None:
-    # guards that those whose change was in the failed write hear of it, and that those who came later get their own write
+    # guards that those whose change was in the failed write hear of it, and those who came later get their own
     disk = GatedDisk()
     disk.errors = [OSError(errno.ENOSPC, "full")]
     state = State(disk)
