@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from namesrv.config import NamesrvConfig
+from namesrv.conflicts import BrokerIdConflictError
 from namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
 from namesrv.route_info import RouteInfoManager
 from namesrv.state_file import replace_file
@@ -138,7 +139,13 @@ class DefaultRequestProcessor:
         header = request.header(RegisterBrokerRequestHeader)
         answer = self._routes.renew(header, request.body, connection)
         if answer is None:
-            answer = self._register_anew(header, connection, request)
+            try:
+                answer = self._register_anew(header, connection, request)
+            except BrokerIdConflictError as error:
+                if isinstance(error.holder.connection, Connection):
+                    error.holder.connection.probe()  # it may be gone without having closed: then the next try gets in
+                refusal = RegisterBrokerResponseHeader(conflict=error.holder.broker_addr)
+                return request.reply(error.code, error.remark, header=refusal)
         ordered = None
         if self._config.return_order_topic_config_to_broker:
             ordered = self._kv_config.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
