@@ -1,8 +1,8 @@
 """BrokerController: the composition root. Builds the parts, starts the services, serves, and stops in order.
 
 Start: the store is locked and recovered, the addresses are taken, the state files are read, the sockets listen, the
-services run, the reactor serves, the broker registers. Stop, within shutdownWaitTimeSeconds: unregister, answer the held
-pulls, finish what is in flight, write the state files, close the store.
+services run, the reactor serves, the broker registers. Stop, within shutdownWaitTimeSeconds: unregister, answer the
+held pulls, finish what is in flight, write the state files, close the store.
 """
 
 import gc

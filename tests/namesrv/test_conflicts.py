@@ -30,9 +30,7 @@ def refused(cluster: Cluster, addr: str = SECOND, connection: object = TWO) -> b
     try:
         cluster.register(topic("A", read=9), topic("C"), addr=addr, connection=connection)
     except BrokerIdConflictError as error:
-        assert "give it another brokerName" in error.remark
-        assert addr in error.remark
-        return True
+        return "give it another brokerName" in error.remark and addr in error.remark
     return False
 
 
@@ -102,7 +100,7 @@ def test_what_is_no_conflict() -> None:
 
 
 async def test_over_the_wire(tmp_path: Path) -> None:
-    # guards the refusal's form, the word to the first broker, the probe of its connection, and the way in once it is gone
+    # guards the refusal's form, what the first broker is told, the probe of its connection, and the way in afterwards
     def header(addr: str) -> RegisterBrokerRequestHeader:
         return registration_header(addr=addr)
 
