@@ -67,14 +67,22 @@ async def test_nobody_can_connect_before_the_state_files_are_read(tmp_path: Path
         controller.shutdown()
 
 
-async def test_a_broken_state_file_refuses_before_a_port_is_open(tmp_path: Path) -> None:
+async def test_a_broken_state_file_refuses_before_a_port_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # guards that a refused start has never listened
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "consumerOffset.json").write_text("{broken")
     controller = BrokerController(configuration(tmp_path, {}))
-    listened: list[bool] = []
+    listened = False
     original = controller._open_ports
-    controller._open_ports = lambda sockets: (listened.append(True), original(sockets))[1]  # type: ignore[method-assign]
+
+    def counted(sockets: list[socket.socket]) -> None:
+        nonlocal listened
+        listened = True
+        original(sockets)
+
+    monkeypatch.setattr(controller, "_open_ports", counted)
     problem = pytest.RaisesExc(StartError, match=r"consumerOffset\.json")
     with pytest.RaisesGroup(problem, flatten_subgroups=True):
         await controller.run()
