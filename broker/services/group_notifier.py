@@ -50,11 +50,9 @@ class GroupNotifier:
     async def run(self) -> None:
         """Tell of changes, for ever."""
         while True:
-            # made before the look: a change during it ends the wait at once
-            self._waiting = trio.CancelScope()
             await self.tell_due()
-            with self._waiting:
-                if self._changed:
+            with trio.CancelScope() as self._waiting:
+                if self._changed:  # during the look too
                     await self._clock.sleep_until(min(self._not_before.get(group, 0.0) for group in self._changed))
                 else:
                     await trio.sleep_forever()
@@ -65,7 +63,7 @@ class GroupNotifier:
         self._not_before = {group: at for group, at in self._not_before.items() if at - now > _CLOSE_ENOUGH}
         for group in [group for group in self._changed if group not in self._not_before]:
             if group in self._changed:  # else it was forgotten meanwhile
-                del self._changed[group]
+                del self._changed[group]  # before it is told: it may change again meanwhile
                 await self._tell(group)
 
     async def _tell(self, group: str) -> None:

@@ -7,6 +7,7 @@ from broker.services.group_notifier import MEMBERS_A_SECOND, PAUSE_SECONDS
 from broker.services.producers import ProducerManager
 from protocol.body import SubscriptionData
 from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
 from remoting.clock import ManualClock
 from remoting.config import Configuration
 from tests.broker.services.fakes import FakeConnection, channel, configuration
@@ -209,6 +210,29 @@ async def test_another_group_is_told_at_once_while_one_has_its_pause() -> None:
         world.clock.advance(1)
         await trio.testing.wait_all_tasks_blocked()
         assert notified(first) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_change_while_the_members_are_told_is_told_too() -> None:
+    # guards the last change: a member that joins between two slices of a notification is in the next one
+    world = World()
+    late = FakeConnection("late")
+
+    class Joining(FakeConnection):
+        def send_oneway(self, command: RemotingCommand) -> None:
+            super().send_oneway(command)
+            if "late" not in world.consumers.table["G"].client_ids():
+                world.heartbeat(late, sub("T"), client="late")
+
+    first = Joining()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(world.consumers.run)
+        world.heartbeat(first, sub("T"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (notified(first), notified(late)) == (["G"], [])
+        world.clock.advance(PAUSE_SECONDS)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (notified(first), notified(late)) == (["G"], ["G"])
         nursery.cancel_scope.cancel()
 
 
