@@ -366,11 +366,13 @@ async def test_a_heartbeat_is_answered_when_the_retry_topic_is_on_disk(tmp_path:
         disk.gate = trio.Event()
         data = {"clientID": "c1", "producerDataSet": [], "consumerDataSet": [consumer("Fresh", "Orders")]}
         opaque = await client.post(RequestCode.HEART_BEAT, body=json.dumps(data).encode())
-        with trio.fail_after(10):
-            while not disk.waiting:
-                await trio.lowlevel.checkpoint()
-        await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "Orders", "queueId": 0})  # this one is quicker
-        assert "%RETRY%Fresh" in broker.parts.topics.table
-        assert opaque not in client.replies
-        disk.gate.set()
+        try:
+            with trio.fail_after(10):
+                while not disk.waiting:
+                    await trio.lowlevel.checkpoint()
+            await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "Orders", "queueId": 0})  # this one is quicker
+            assert "%RETRY%Fresh" in broker.parts.topics.table
+            assert opaque not in client.replies
+        finally:
+            disk.gate.set()
         assert (await client.reply(opaque)).code == 0

@@ -368,13 +368,17 @@ async def test_a_conflict_at_one_of_two_name_servers_shows_too() -> None:
 
 
 async def test_a_name_server_that_was_away_is_told_of_all_topics_however_many() -> None:
-    # guards the restart of a name server: with many topics a change tells of itself only, a lost connection of all
+    # guards what a failed registration was to tell: with many topics a change tells of itself only, a new start of all
     world = World()
     async with world.running():
         world.topics.put(*(TopicConfig(topic_name=f"T{n}") for n in range(ALL_TOPICS + 1)))
         await world.advance(0)
         world.servers.take()
-        world.api.connection_lost("ns:1")
+        world.servers.down.add("ns:1")
+        world.topics.put(TopicConfig(topic_name="Lost"))
         await world.advance(0)
+        world.servers.down.clear()
+        await world.advance(1)
         (body,) = world.servers.take()
+        assert "Lost" in names(body)
         assert names(body) == set(world.topics.table)
