@@ -185,10 +185,11 @@ class DefaultRequestProcessor:
         theirs = decode_json(request.body, DataVersion) if len(request.body) else None
         ours = self._routes.data_version(header.cluster_name, header.broker_addr)
         self._routes.heartbeat(header.cluster_name, header.broker_addr)
-        changed = ours is None or ours != theirs
-        return request.reply(
-            header=QueryDataVersionResponseHeader(changed=changed), body=encode_json(ours) if ours else b""
+        header_out = QueryDataVersionResponseHeader(
+            changed=ours is None or ours != theirs,
+            conflict=self._routes.challenger(header.cluster_name, header.broker_addr),
         )
+        return request.reply(header=header_out, body=encode_json(ours) if ours else b"")
 
     def get_broker_cluster_info(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """GET_BROKER_CLUSTER_INFO (106)."""

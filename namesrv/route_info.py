@@ -238,6 +238,11 @@ class RouteInfoManager:
         info = self._live.get((cluster_name, broker_addr))
         return info.data_version if info else None
 
+    def challenger(self, cluster_name: str, broker_addr: str) -> str | None:
+        """The address of another broker that has claimed this one's name and id of late."""
+        info = self._live.get((cluster_name, broker_addr))
+        return challenger_of(info, self._clock.monotonic()) if info else None
+
     def unregister_broker(self, cluster_name: str, broker_addr: str, broker_name: str) -> None:
         """The broker says that it goes."""
         info = self._live.get((cluster_name, broker_addr))

@@ -227,11 +227,11 @@ class BrokerOuterAPI:
         change, everything = self._changes, server.everything or len(self._topics.table) <= ALL_TOPICS
         names, server.topics, server.everything = server.topics, set(), False
         timeout = config.register_broker_timeout_mills / 1000
-        if not config.force_register and not names and not await self._differs(server.address, config, timeout):
-            server.told = change
-            return
         if server.reached and not names:
             await self._look_for_conflict(server, config, timeout)
+        if not config.force_register and not names and not await self._differs(server, config, timeout):
+            server.told = change
+            return
         body = encode_register_broker_body(
             self._body(None if everything else names, config), compressed=config.compressed_register
         )
@@ -248,10 +248,7 @@ class BrokerOuterAPI:
         command = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         reply = await self._client.invoke(server.address, command, timeout)
         answer = reply.header(RegisterBrokerResponseHeader)
-        if answer.conflict:
-            server.keeps_first = True
-        if answer.conflict or server.keeps_first:
-            self._note_conflict(server, answer.conflict or "")
+        self._hear(server, answer.conflict)
         if reply.code != ResponseCode.SUCCESS:
             raise RemotingError(reply.code, reply.remark or "")
         server.told = max(server.told, change)
@@ -274,6 +271,12 @@ class BrokerOuterAPI:
         listed = group.broker_addrs.get(str(config.broker_id), self.address)
         if not server.keeps_first:
             self._note_conflict(server, listed if listed != self.address else "")
+
+    def _hear(self, server: _NameServer, conflict: str | None) -> None:
+        """What the reply of a name server says of another broker; only TriMQ's say anything."""
+        server.keeps_first = server.keeps_first or bool(conflict)
+        if server.keeps_first:
+            self._note_conflict(server, conflict or "")
 
     def _note_conflict(self, server: _NameServer, other: str) -> None:
         if other and other != server.conflict:
@@ -302,7 +305,7 @@ class BrokerOuterAPI:
         wrapper.topic_config_table = table
         return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
 
-    async def _differs(self, address: str, config: BrokerConfig, timeout: float) -> bool:
+    async def _differs(self, server: _NameServer, config: BrokerConfig, timeout: float) -> bool:
         header = QueryDataVersionRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self.address,
@@ -311,8 +314,12 @@ class BrokerOuterAPI:
         )
         body = encode_json(self._topics.data_version)
         command = RemotingCommand.request(RequestCode.QUERY_DATA_VERSION, header, body)
-        reply = await self._client.invoke(address, command, timeout)
-        return reply.code != ResponseCode.SUCCESS or reply.header(QueryDataVersionResponseHeader).changed
+        reply = await self._client.invoke(server.address, command, timeout)
+        if reply.code != ResponseCode.SUCCESS:
+            return True
+        answer = reply.header(QueryDataVersionResponseHeader)
+        self._hear(server, answer.conflict)
+        return answer.changed
 
     # leaving
 

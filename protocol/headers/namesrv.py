@@ -66,6 +66,8 @@ class QueryDataVersionResponseHeader(Header):
     """Whether the broker's DataVersion differs from the one registered."""
 
     changed: bool
+    conflict: str | None = None
+    """As in RegisterBrokerResponseHeader."""
 
 
 class GetRouteInfoRequestHeader(Header):

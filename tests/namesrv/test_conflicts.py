@@ -12,7 +12,7 @@ from protocol.body import encode_json
 from protocol.codes import RequestCode
 from protocol.headers.namesrv import RegisterBrokerRequestHeader
 from remoting.connection import PROBE_SECONDS, Connection
-from tests.namesrv.builders import Cluster, registration_body, registration_header, topic
+from tests.namesrv.builders import CLUSTER, Cluster, registration_body, registration_header, topic
 from tests.namesrv.server import running
 
 FIRST, SECOND = "127.0.0.1:1", "127.0.0.1:2"
@@ -119,6 +119,9 @@ async def test_over_the_wire(tmp_path: Path) -> None:
             assert holder.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == PROBE_SECONDS * 1000
             reply = await first.ask(RequestCode.REGISTER_BROKER, header(FIRST), body)
             assert (reply.code, reply.ext_fields()) == (0, {"conflict": SECOND})
+            question = {"brokerName": "broker-a", "brokerAddr": FIRST, "clusterName": CLUSTER, "brokerId": "0"}
+            reply = await first.ask(RequestCode.QUERY_DATA_VERSION, question)  # forceRegister=false asks this instead
+            assert reply.ext_fields()["conflict"] == SECOND
         with trio.fail_after(10):
             while (await second.ask(RequestCode.REGISTER_BROKER, header(SECOND), body)).code:
                 await trio.lowlevel.checkpoint()

@@ -60,7 +60,8 @@ class NameServers:
         if address in self.refuse:
             return command.reply(ResponseCode.SYSTEM_ERROR, "no")
         if command.code == RequestCode.QUERY_DATA_VERSION:
-            return command.reply(header=QueryDataVersionResponseHeader(changed=self.changed))
+            found = QueryDataVersionResponseHeader(changed=self.changed, conflict=self.told or None)
+            return command.reply(header=found)
         if command.code == RequestCode.GET_BROKER_MEMBER_GROUP:
             if self.members is None:
                 return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "no")
@@ -251,8 +252,9 @@ async def test_without_force_it_asks_first() -> None:
     async with world.running():
         assert len(world.servers.take()) == 1
         await world.advance(30)
-        ((_, command),) = world.servers.requests
-        assert command.code == RequestCode.QUERY_DATA_VERSION
+        codes = [command.code for _, command in world.servers.requests]
+        assert codes == [RequestCode.GET_BROKER_MEMBER_GROUP, RequestCode.QUERY_DATA_VERSION]
+        command = world.servers.requests[-1][1]
         assert decode_json(command.body, DataVersion) == world.topics.data_version
         world.servers.changed = True
         await world.advance(30)
@@ -382,3 +384,15 @@ async def test_a_name_server_that_was_away_is_told_of_all_topics_however_many() 
         (body,) = world.servers.take()
         assert "Lost" in names(body)
         assert names(body) == set(world.topics.table)
+
+
+async def test_a_broker_that_only_asks_hears_of_a_conflict_too() -> None:
+    # guards forceRegister=false, where nothing is registered as long as nothing has changed
+    world = World(forceRegister=False)
+    with capture_logs() as logs:
+        async with world.running():
+            world.servers.changed = False
+            world.servers.told = "10.0.0.3:1"
+            await world.advance(30)
+            assert world.api.conflicts() == {}
+    assert [log["other"] for log in logs if log["event"] == "broker_id_conflict"] == ["10.0.0.3:1"]
