@@ -151,7 +151,12 @@ class BrokerConfig:
         ours=True,
     )
     broker_permission: int = option(
-        6, "What clients may do here: 4 read, 2 write, 6 both.", minimum=0, maximum=7, dynamic=True
+        6,
+        "What clients may do here: 4 read, 2 write, 6 both. Routes show it; without 2 only sends to order topics and "
+        "messages sent back are refused, as in RocketMQ.",
+        minimum=0,
+        maximum=7,
+        dynamic=True,
     )
     cluster_topic_enable: bool = option(True, "Have a topic with the cluster's name.")
     broker_topic_enable: bool = option(True, "Have a topic with the broker's name.")

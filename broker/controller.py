@@ -1,8 +1,8 @@
 """BrokerController: the composition root. Builds the parts, starts the services, serves, and stops in order.
 
-Start: the store is locked and recovered, the state files are read, the sockets listen, the services run, the reactor
-serves, the broker registers. Stop, within shutdownWaitTimeSeconds: unregister, answer the held pulls, finish what is in
-flight, write the state files, close the store.
+Start: the store is locked and recovered, the addresses are taken, the state files are read, the sockets listen, the
+services run, the reactor serves, the broker registers. Stop, within shutdownWaitTimeSeconds: unregister, answer the
+held pulls, finish what is in flight, write the state files, close the store.
 """
 
 import gc
@@ -50,13 +50,14 @@ from protocol.body import TopicConfig
 from protocol.codes import RequestCode
 from protocol.message_id import UniqueIdGenerator
 from protocol.topic_rules import SCHEDULE_TOPIC
+from remoting.accept import bind, open_port
 from remoting.client import RemotingClient
 from remoting.clock import Clock, SystemClock
 from remoting.command_line import stop_on_signal
 from remoting.config import ConfigError, Configuration, NettyServerConfig
 from remoting.health import Health
 from remoting.log_setup import StructuredLog
-from remoting.server import HandlerTable, Reactor, ReactorLimits, listen
+from remoting.server import HandlerTable, Reactor, ReactorLimits
 from remoting.web_config import WebConfig
 
 if TYPE_CHECKING:
@@ -133,9 +134,8 @@ class BrokerController:
             async with AsyncExitStack() as stack:
                 web = await self._open_web(stack)
                 store = await self._open_store(stack)
-                sockets = self._listen(stack)
-                parts = self.parts = await self._build(store, stack)
-                await self._load(parts)
+                sockets = self._bind(stack)
+                parts = self.parts = await self._build(store, sockets, stack)
                 self._serve_with(parts, sockets)
                 async with trio.open_nursery() as nursery:
                     await self._start(parts, nursery)
@@ -159,6 +159,8 @@ class BrokerController:
         config = self._section(WebConfig)
         if not config.addresses:
             return None
+        if missing := config.missing():
+            raise StartError(missing)
         from remoting import web  # noqa: PLC0415 - only where it is wanted
 
         try:
@@ -193,16 +195,16 @@ class BrokerController:
             raise StartError(f"the store {store.root} cannot be opened: {error}") from error
         return store
 
-    def _listen(self, stack: AsyncExitStack) -> list[socket.socket]:
-        """The sockets for clients: the main port, and the one that serves all but pulls."""
+    def _bind(self, stack: AsyncExitStack) -> list[socket.socket]:
+        """The sockets for clients: the main port, and the one that serves all but pulls. They do not listen yet."""
         broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
         sockets: list[socket.socket] = []
         try:
             for port in (broker.listen_port, broker.fast_port):
                 if port or not sockets:
-                    sockets.append(stack.enter_context(listen(network.bind_address, port, network)))
+                    sockets.append(stack.enter_context(bind(network.bind_address, port, network)))
         except OSError as error:
-            raise StartError(f"{error.strerror or error}: stop what listens there, or set listenPort") from error
+            raise _port_taken(error) from error
         port = sockets[0].getsockname()[1]
         host = addresses.advertised_address(broker.broker_ip1, network.bind_address)
         self.address = addresses.join(host, port)
@@ -213,7 +215,15 @@ class BrokerController:
         ]
         return sockets
 
-    async def _build(self, store: MessageStore, stack: AsyncExitStack) -> BrokerParts:
+    def _open_ports(self, sockets: list[socket.socket]) -> None:
+        """Clients may connect from now on."""
+        try:
+            for sock in sockets:
+                open_port(sock, self._section(NettyServerConfig))
+        except OSError as error:
+            raise _port_taken(error) from error
+
+    async def _build(self, store: MessageStore, sockets: list[socket.socket], stack: AsyncExitStack) -> BrokerParts:
         broker = self._section(BrokerConfig)
         host, _, port = self.address.rpartition(":")
         packed = addresses.pack(host, int(port))
@@ -221,6 +231,11 @@ class BrokerController:
             raise StartError(f"brokerIP1={host} is neither an IP address nor a name of one")
         configuration, clock, disk = self.configuration, self.clock, self.disk
         topics = TopicConfigManager(configuration, disk, clock)
+        groups = SubscriptionGroupManager(configuration, disk, clock)
+        offsets = ConsumerOffsetManager(configuration, disk, clock)
+        schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
+        await self._load(store, topics, groups, offsets, schedule)
+        self._open_ports(sockets)  # behind the state files: a broken one ends the start before anybody could connect
         registration = await self._registration(topics, stack)
         limits = ReactorLimits.of(self._section(NettyServerConfig))
         if store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH:  # one sync a round: large ones are better
@@ -233,13 +248,13 @@ class BrokerController:
             disk=disk,
             store=store,
             topics=topics,
-            groups=SubscriptionGroupManager(configuration, disk, clock),
-            offsets=ConsumerOffsetManager(configuration, disk, clock),
+            groups=groups,
+            offsets=offsets,
             consumers=ConsumerManager(configuration, clock),
             producers=ProducerManager(configuration, clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
-            schedule=ScheduleMessageService(configuration, store, disk, clock, packed),
+            schedule=schedule,
             registration=registration,
             stats=BrokerStats(clock, broker.broker_cluster_name),
             unique_ids=UniqueIdGenerator(packed[:-4]),
@@ -299,14 +314,21 @@ class BrokerController:
             ) from error
         return found, addresses.join(self.endpoint[0], port)
 
-    async def _load(self, parts: BrokerParts) -> None:
+    async def _load(
+        self,
+        store: MessageStore,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        schedule: ScheduleMessageService,
+    ) -> None:
         """Read the state files, and give queues without a topic theirs back."""
         try:
-            for service in (parts.topics, parts.groups, parts.offsets, parts.schedule):
+            for service in (topics, groups, offsets, schedule):
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
-        parts.topics.adopt({name: max(ids) + 1 for name, ids in parts.store.topics().items() if ids})
+        topics.adopt({name: max(ids) + 1 for name, ids in store.topics().items() if ids})
 
     def _serve_with(self, parts: BrokerParts, sockets: list[socket.socket]) -> None:
         """Tie store, services, processors and reactor together."""
@@ -396,6 +418,10 @@ class BrokerController:
 
     def _section(self, kind: type[_T]) -> _T:
         return self.configuration.section(kind)
+
+
+def _port_taken(error: OSError) -> StartError:
+    return StartError(f"{error.strerror or error}: stop what listens there, or set listenPort")
 
 
 def _create_queues(store: MessageStore, configs: Iterable[TopicConfig]) -> None:

@@ -12,6 +12,7 @@ RECOVERING: Final = "recovering"
 DISK_FULL: Final = "disk_full"
 READ_ONLY: Final = "read_only"
 NO_NAME_SERVER: Final = "no_name_server"
+BROKER_ID_CONFLICT: Final = "broker_id_conflict"
 
 _MIB: Final = 1 << 20
 _DISK: Final = Flag.DISK_FULL | Flag.LOGIC_DISK_FULL | Flag.NO_SPACE
@@ -31,6 +32,9 @@ def store_reasons(store: MessageStore) -> Iterator[Reason]:
 
 def name_server_reasons(registration: BrokerOuterAPI) -> Iterator[Reason]:
     """No name server knows this broker, so no client finds it. One is enough; where none is wanted, none is missed."""
-    reached = registration.reached()
-    if reached and not any(reached.values()):
+    reached, conflicts = registration.reached(), registration.conflicts()
+    for namesrv, other in conflicts.items():
+        text = f"the name server {namesrv} lists the broker at {other} under our brokerName and brokerId: change one"
+        yield Reason(BROKER_ID_CONFLICT, text)
+    if reached and not any(reached.values()) and not conflicts:
         yield Reason(NO_NAME_SERVER, f"no name server could be reached: {', '.join(reached)}")

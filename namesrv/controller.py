@@ -77,6 +77,8 @@ class NamesrvController:
     def _bind_web(self) -> None:
         config = self._configuration.section(WebConfig)
         if config.addresses:
+            if missing := config.missing():
+                raise StartError(missing)
             from remoting import web  # noqa: PLC0415 - only where it is wanted
 
             self._web_sockets = web.bind(config)

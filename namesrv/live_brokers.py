@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from namesrv.conflicts import Challenger
 from protocol.body import DataVersion
 from protocol.codes import ResponseCode
 from protocol.errors import RemotingError
@@ -30,6 +31,7 @@ class BrokerLiveInfo:
     last_update: float
     header: RegisterBrokerRequestHeader
     listeners: dict[str, str] = field(default_factory=dict)
+    challenger: Challenger | None = None
     raw: bytes = b""
     losses: int = -1
 

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from namesrv.config import NamesrvConfig
+from namesrv.conflicts import BrokerIdConflictError
 from namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
 from namesrv.route_info import RouteInfoManager
 from namesrv.state_file import replace_file
@@ -143,7 +144,13 @@ class DefaultRequestProcessor:
         header = request.header(RegisterBrokerRequestHeader)
         answer = self._routes.renew(header, request.body, connection)
         if answer is None:
-            answer = self._register_anew(header, connection, request)
+            try:
+                answer = self._register_anew(header, connection, request)
+            except BrokerIdConflictError as error:
+                if isinstance(error.holder.connection, Connection):
+                    error.holder.connection.probe()  # it may be gone without having closed: then the next try gets in
+                refusal = RegisterBrokerResponseHeader(conflict=error.holder.broker_addr)
+                return request.reply(error.code, error.remark, header=refusal)
         ordered = None
         if self._config.return_order_topic_config_to_broker:
             ordered = self._kv_config.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
@@ -183,10 +190,11 @@ class DefaultRequestProcessor:
         theirs = decode_json(request.body, DataVersion) if len(request.body) else None
         ours = self._routes.data_version(header.cluster_name, header.broker_addr)
         self._routes.heartbeat(header.cluster_name, header.broker_addr)
-        changed = ours is None or ours != theirs
-        return request.reply(
-            header=QueryDataVersionResponseHeader(changed=changed), body=encode_json(ours) if ours else b""
+        header_out = QueryDataVersionResponseHeader(
+            changed=ours is None or ours != theirs,
+            conflict=self._routes.challenger(header.cluster_name, header.broker_addr),
         )
+        return request.reply(header=header_out, body=encode_json(ours) if ours else b"")
 
     async def get_broker_cluster_info(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_BROKER_CLUSTER_INFO (106)."""

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from namesrv.config import NamesrvConfig
+from namesrv.conflicts import challenger_of, refuse_second
 from namesrv.departures import Departures, why_no_route
 from namesrv.live_brokers import BrokerGroup, BrokerLiveInfo, decode_listeners
 from namesrv.topic_table import TopicQueueTable, queue_data
@@ -71,12 +72,16 @@ class RouteInfoManager:
         """Take a broker's registration; the answer tells a slave where its master is.
 
         Raises RemotingError(SYSTEM_ERROR) for a table of one topic from a broker id that has never registered: that
-        is a change to a table which this name server does not have. The broker comes back with all of it.
+        is a change to a table which this name server does not have. The broker comes back with all of it. Raises
+        BrokerIdConflictError where another broker lives under this name and id.
         """
         wrapper = body.topic_config_serialize_wrapper
         group = self._groups.get(header.broker_name)
         if group is not None and self._is_outdated(group, header, wrapper.data_version):
             return RegisterBrokerResponseHeader()
+        holder = group.members.get(header.broker_id) if group is not None else None
+        now, timeout = self._clock.monotonic(), self._config().broker_expired_timeout
+        refuse_second(holder, header, wrapper.data_version, connection, now, timeout)
         known_id = group is not None and header.broker_id in group.members
         if not known_id and len(wrapper.topic_config_table) == 1:
             raise RemotingError(
@@ -118,7 +123,7 @@ class RouteInfoManager:
         ):
             return None
         info.last_update = self._clock.monotonic()
-        return RegisterBrokerResponseHeader()
+        return RegisterBrokerResponseHeader(conflict=challenger_of(info, info.last_update))
 
     def remember(self, header: RegisterBrokerRequestHeader, raw: bytes | memoryview) -> None:
         """Keep what a broker has just registered, for ``renew``."""
@@ -173,6 +178,7 @@ class RouteInfoManager:
             previous = None
         group = self._groups.setdefault(info.broker_name, BrokerGroup())
         if previous is not None and previous.broker_id == info.broker_id:
+            info.challenger = previous.challenger
             unchanged = (previous.filter_servers, previous.listeners) == (info.filter_servers, info.listeners)
         else:
             unchanged = False
@@ -212,9 +218,12 @@ class RouteInfoManager:
 
     def _master_of(self, info: BrokerLiveInfo, group: BrokerGroup) -> RegisterBrokerResponseHeader:
         master = group.members.get(MASTER_ID)
+        conflict = challenger_of(info, self._clock.monotonic())
         if info.broker_id == MASTER_ID or master is None:
-            return RegisterBrokerResponseHeader()
-        return RegisterBrokerResponseHeader(ha_server_addr=master.ha_server_addr, master_addr=master.broker_addr)
+            return RegisterBrokerResponseHeader(conflict=conflict)
+        return RegisterBrokerResponseHeader(
+            ha_server_addr=master.ha_server_addr, master_addr=master.broker_addr, conflict=conflict
+        )
 
     # liveness
 
@@ -228,6 +237,11 @@ class RouteInfoManager:
         """The version of the topics that this broker registered last."""
         info = self._live.get((cluster_name, broker_addr))
         return info.data_version if info else None
+
+    def challenger(self, cluster_name: str, broker_addr: str) -> str | None:
+        """The address of another broker that has claimed this one's name and id of late."""
+        info = self._live.get((cluster_name, broker_addr))
+        return challenger_of(info, self._clock.monotonic()) if info else None
 
     def unregister_broker(self, cluster_name: str, broker_addr: str, broker_name: str) -> None:
         """The broker says that it goes."""

@@ -39,7 +39,6 @@ class RequestCode(IntEnum):
     GET_ALL_TOPIC_CONFIG = 21
     UPDATE_BROKER_CONFIG = 25
     GET_BROKER_CONFIG = 26
-    GET_TIMER_CHECK_POINT = 27
     GET_BROKER_RUNTIME_INFO = 28
     SEARCH_OFFSET_BY_TIMESTAMP = 29
     GET_MAX_OFFSET = 30
@@ -49,17 +48,13 @@ class RequestCode(IntEnum):
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
     CONSUMER_SEND_MSG_BACK = 36
-    END_TRANSACTION = 37
     GET_CONSUMER_LIST_BY_GROUP = 38
-    CHECK_TRANSACTION_STATE = 39
     NOTIFY_CONSUMER_IDS_CHANGED = 40
     LOCK_BATCH_MQ = 41
     UNLOCK_BATCH_MQ = 42
     GET_ALL_CONSUMER_OFFSET = 43
     GET_ALL_DELAY_OFFSET = 45
     CHECK_CLIENT_CONFIG = 46
-    GET_TIMER_METRICS = 60
-    GET_ALL_MESSAGE_REQUEST_MODE_OLD = 61
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
     DELETE_KV_CONFIG = 102
@@ -107,10 +102,6 @@ class RequestCode(IntEnum):
     SEND_BATCH_MESSAGE = 320
     QUERY_CONSUME_QUEUE = 321
     QUERY_DATA_VERSION = 322
-    RESUME_CHECK_HALF_MESSAGE = 323
-    SEND_REPLY_MESSAGE = 324
-    SEND_REPLY_MESSAGE_V2 = 325
-    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
@@ -120,20 +111,88 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     UPDATE_AND_GET_GROUP_FORBIDDEN = 353
     LITE_PULL_MESSAGE = 361
+    GET_BROKER_MEMBER_GROUP = 901
+    BROKER_HEARTBEAT = 904
+    END_TRANSACTION = 37
+    CHECK_TRANSACTION_STATE = 39
+    RESUME_CHECK_HALF_MESSAGE = 323
+    GET_TIMER_CHECK_POINT = 60
+    GET_TIMER_METRICS = 61
+    SWITCH_TIMER_ENGINE = 5001
     RECALL_MESSAGE = 370
     QUERY_ASSIGNMENT = 400
     SET_MESSAGE_REQUEST_MODE = 401
     GET_ALL_MESSAGE_REQUEST_MODE = 402
-    GET_BROKER_MEMBER_GROUP = 901
-    BROKER_HEARTBEAT = 904
-    GET_BROKER_HA_STATUS = 907
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
     CHANGE_MESSAGE_INVISIBLETIME = 200053
     NOTIFICATION = 200054
     POLLING_INFO = 200055
+    POP_ROLLBACK = 200056
     BATCH_ACK_MESSAGE = 200151
+    POP_LITE_MESSAGE = 200070
+    LITE_SUBSCRIPTION_CTL = 200071
+    ACK_LITE_MESSAGE = 200072
+    NOTIFY_UNSUBSCRIBE_LITE = 200073
+    GET_BROKER_LITE_INFO = 200074
+    GET_PARENT_TOPIC_INFO = 200075
+    GET_LITE_TOPIC_INFO = 200076
+    GET_LITE_CLIENT_INFO = 200077
+    GET_LITE_GROUP_INFO = 200078
+    TRIGGER_LITE_DISPATCH = 200079
+    UPDATE_AND_CREATE_STATIC_TOPIC = 513
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    AUTH_CREATE_USER = 3001
+    AUTH_UPDATE_USER = 3002
+    AUTH_DELETE_USER = 3003
+    AUTH_GET_USER = 3004
+    AUTH_LIST_USER = 3005
+    AUTH_CREATE_ACL = 3006
+    AUTH_UPDATE_ACL = 3007
+    AUTH_DELETE_ACL = 3008
+    AUTH_GET_ACL = 3009
+    AUTH_LIST_ACL = 3010
+    NOTIFY_MIN_BROKER_ID_CHANGE = 905
+    EXCHANGE_BROKER_HA_INFO = 906
+    GET_BROKER_HA_STATUS = 907
+    RESET_MASTER_FLUSH_OFFSET = 908
+    CONTROLLER_ALTER_SYNC_STATE_SET = 1001
+    CONTROLLER_ELECT_MASTER = 1002
+    CONTROLLER_REGISTER_BROKER = 1003
+    CONTROLLER_GET_REPLICA_INFO = 1004
+    CONTROLLER_GET_METADATA_INFO = 1005
+    CONTROLLER_GET_SYNC_STATE_DATA = 1006
+    GET_BROKER_EPOCH_CACHE = 1007
+    NOTIFY_BROKER_ROLE_CHANGED = 1008
+    UPDATE_CONTROLLER_CONFIG = 1009
+    GET_CONTROLLER_CONFIG = 1010
+    CLEAN_BROKER_DATA = 1011
+    CONTROLLER_GET_NEXT_BROKER_ID = 1012
+    CONTROLLER_APPLY_BROKER_ID = 1013
+    ADD_BROKER = 902
+    REMOVE_BROKER = 903
+    CHECK_ROCKSDB_CQ_WRITE_PROGRESS = 354
+    EXPORT_ROCKSDB_CONFIG_TO_JSON = 355
+    UPDATE_COLD_DATA_FLOW_CTR_CONFIG = 2001
+    REMOVE_COLD_DATA_FLOW_CTR_CONFIG = 2002
+    GET_COLD_DATA_FLOW_CTR_INFO = 2003
+    SET_COMMITLOG_READ_MODE = 2004
+    REGISTER_FILTER_SERVER = 301
+    REGISTER_MESSAGE_FILTER_CLASS = 302
+    QUERY_BROKER_OFFSET = 13
+    GET_TOPIC_CONFIG_LIST = 22
+    GET_TOPIC_NAME_LIST = 23
+    TRIGGER_DELETE_FILES = 27
+    GET_CLIENT_CONFIG = 47
+    SUSPEND_CONSUMER = 209
+    RESUME_CONSUMER = 210
+    RESET_CONSUMER_OFFSET_IN_CONSUMER = 211
+    RESET_CONSUMER_OFFSET_IN_BROKER = 212
+    ADJUST_CONSUMER_THREAD_POOL = 213
+    WHO_CONSUME_THE_MESSAGE = 214
 
 
 class ResponseCode(IntEnum):
@@ -324,3 +383,87 @@ HELP: Final[dict[int, str]] = {
     ),
 }
 """Response code to what it means and what to do about it."""
+
+NOT_SUPPORTED: Final[dict[int, str]] = {
+    37: "transactions",
+    39: "transactions",
+    323: "transactions",
+    60: "timer messages",
+    61: "timer messages",
+    5001: "timer messages",
+    370: "recalls of messages",
+    400: "POP consumers",
+    401: "POP consumers",
+    402: "POP consumers",
+    200050: "POP consumers",
+    200051: "POP consumers",
+    200052: "POP consumers",
+    200053: "POP consumers",
+    200054: "POP consumers",
+    200055: "POP consumers",
+    200056: "POP consumers",
+    200151: "POP consumers",
+    200070: "lite topics",
+    200071: "lite topics",
+    200072: "lite topics",
+    200073: "lite topics",
+    200074: "lite topics",
+    200075: "lite topics",
+    200076: "lite topics",
+    200077: "lite topics",
+    200078: "lite topics",
+    200079: "lite topics",
+    513: "static topics",
+    324: "request-reply calls",
+    325: "request-reply calls",
+    326: "request-reply calls",
+    3001: "users and access rules",
+    3002: "users and access rules",
+    3003: "users and access rules",
+    3004: "users and access rules",
+    3005: "users and access rules",
+    3006: "users and access rules",
+    3007: "users and access rules",
+    3008: "users and access rules",
+    3009: "users and access rules",
+    3010: "users and access rules",
+    905: "slaves and their replication",
+    906: "slaves and their replication",
+    907: "slaves and their replication",
+    908: "slaves and their replication",
+    1001: "controllers",
+    1002: "controllers",
+    1003: "controllers",
+    1004: "controllers",
+    1005: "controllers",
+    1006: "controllers",
+    1007: "controllers",
+    1008: "controllers",
+    1009: "controllers",
+    1010: "controllers",
+    1011: "controllers",
+    1012: "controllers",
+    1013: "controllers",
+    902: "broker containers",
+    903: "broker containers",
+    354: "RocksDB stores",
+    355: "RocksDB stores",
+    2001: "settings of cold reads",
+    2002: "settings of cold reads",
+    2003: "settings of cold reads",
+    2004: "settings of cold reads",
+    301: "filter servers",
+    302: "filter servers",
+    13: "requests that RocketMQ 5 does not serve either",
+    22: "requests that RocketMQ 5 does not serve either",
+    23: "requests that RocketMQ 5 does not serve either",
+    27: "requests that RocketMQ 5 does not serve either",
+    47: "requests that RocketMQ 5 does not serve either",
+    209: "requests that RocketMQ 5 does not serve either",
+    210: "requests that RocketMQ 5 does not serve either",
+    211: "requests that RocketMQ 5 does not serve either",
+    212: "requests that RocketMQ 5 does not serve either",
+    213: "requests that RocketMQ 5 does not serve either",
+    214: "requests that RocketMQ 5 does not serve either",
+}
+"""Request code that is served nowhere here to what it is for."""

@@ -35,7 +35,7 @@ def render_python(data: dict[str, Any]) -> str:
         (
             "RequestCode",
             "What a request asks for (RocketMQ's RequestCode).",
-            data["request"],
+            _requests(data),
         ),
         (
             "ResponseCode",
@@ -54,6 +54,10 @@ def render_python(data: dict[str, Any]) -> str:
             "    ),",
         ]
     lines += ["}", '"""Response code to what it means and what to do about it."""', ""]
+    lines.append("NOT_SUPPORTED: Final[dict[int, str]] = {")
+    for feature, members in data["unsupported"].items():
+        lines += [f"    {value}: {_quoted(feature)}," for value in members.values()]
+    lines += ["}", '"""Request code that is served nowhere here to what it is for."""', ""]
     return "\n".join(lines)
 
 
@@ -72,7 +76,22 @@ def render_markdown(data: dict[str, Any]) -> str:
     lines += [f"| {entry['value']} | {key} | {entry['help']} |" for key, entry in data["response"].items()]
     lines += ["", "## Requests", "", "| code | name |", "|---|---|"]
     lines += [f"| {value} | {key} |" for key, value in data["request"].items()]
+    lines += ["", "## Requests that are not supported", ""]
+    lines += [
+        "Of RocketMQ 5.5.0's. They are refused with REQUEST_CODE_NOT_SUPPORTED (3) and a text that names the feature."
+    ]
+    lines += ["", "| feature | code | name |", "|---|---|---|"]
+    for feature, members in data["unsupported"].items():
+        lines += [f"| {feature} | {value} | {key} |" for key, value in members.items()]
     return "\n".join([*lines, ""])
+
+
+def _requests(data: dict[str, Any]) -> dict[str, int]:
+    """All request codes by name: those that are served somewhere, then the others."""
+    found: dict[str, int] = dict(data["request"])
+    for members in data["unsupported"].values():
+        found |= members
+    return found
 
 
 def _quoted(text: str) -> str:

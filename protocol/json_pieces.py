@@ -45,9 +45,14 @@ def object_pieces(*members: tuple[str, Any]) -> Iterator[bytes]:
 
 def table_pieces(table: Mapping[Any, Any]) -> Iterator[bytes]:
     """``{...}`` of ``table`` as it is now; tables in it that are long come in pieces too."""
+    yield from item_pieces(list(table.items()))
+
+
+def item_pieces(items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
+    """``{...}`` of ``items``, which are taken one piece at a time; tables in them that are long come in pieces too."""
     lead = b"{"
     batch: dict[Any, Any] = {}
-    for key, value in list(table.items()):
+    for key, value in items:
         if isinstance(value, dict) and len(value) > BATCH:
             if batch:
                 yield lead + _encode(batch)[1:-1]

@@ -26,6 +26,23 @@ _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENO
 
 def listen(address: str, port: int, config: NettyServerConfig | None = None) -> socket.socket:
     """A listening socket (port 0: any free one). ``::`` takes IPv4 clients too. Raises OSError, naming the address."""
+    sock = bind(address, port, config)
+    open_port(sock, config)
+    return sock
+
+
+def open_port(sock: socket.socket, config: NettyServerConfig | None = None) -> None:
+    """Let clients connect to a socket that ``bind`` made. Raises OSError, naming the address, and closes it then."""
+    try:
+        sock.listen((config or NettyServerConfig()).server_socket_backlog)
+    except OSError as error:
+        address, port = sock.getsockname()[:2]
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from error
+
+
+def bind(address: str, port: int, config: NettyServerConfig | None = None) -> socket.socket:
+    """A socket that has its address and does not listen yet: connections to it are refused. Raises as ``listen``."""
     config = config or NettyServerConfig()
     family, kind, protocol, _, where = socket.getaddrinfo(
         address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -41,7 +58,6 @@ def listen(address: str, port: int, config: NettyServerConfig | None = None) -> 
         if config.server_socket_snd_buf_size:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.server_socket_snd_buf_size)
         sock.bind(where)
-        sock.listen(config.server_socket_backlog)
     except OSError as error:
         sock.close()
         raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from error

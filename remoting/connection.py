@@ -24,6 +24,8 @@ _log = structlog.get_logger("remoting")
 _LARGE_BODY: Final = 16 * 1024
 """A reply's body of this size is sent from where it is, not copied behind its header."""
 
+PROBE_SECONDS: Final = 5
+
 
 class _Pending:
     """A request of ours that waits for the client's reply."""
@@ -286,6 +288,19 @@ class Connection:
                 callback(self)
             except Exception:  # noqa: BLE001 - one listener's fault must not hide the end from the others
                 _log.exception("on_close_failed", peer=self.peer_text)
+
+    def probe(self) -> None:
+        """Have the kernel ask the peer whether it is there: one that is gone is closed within ``PROBE_SECONDS``.
+
+        A peer that lives notices nothing. For connections that were cut without a word (a machine or a container that
+        is gone), which would stay open until somebody finds them silent.
+        """
+        with suppress(OSError):  # not a TCP socket, or gone already
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBE_SECONDS - 1)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, PROBE_SECONDS * 1000)
 
     def reply_arrived(self, command: RemotingCommand) -> None:
         """A reply of the client to a request of ours; ignored where nobody waits for it any more."""

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
-from protocol.codes import ResponseCode
+from protocol.codes import NOT_SUPPORTED, ResponseCode
 from protocol.command import RemotingCommand
 
 if TYPE_CHECKING:
@@ -132,8 +132,10 @@ def own_bytes(command: RemotingCommand) -> None:
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """The reply to a request code that nobody serves."""
-    return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
+    """The reply to a request code that nobody serves; it names the feature where the code is one of RocketMQ's."""
+    feature = NOT_SUPPORTED.get(command.code)
+    text = f"{feature} ({command.code}) are not supported" if feature else f" request type {command.code} not supported"
+    return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
 
 def _with_copy(handler: Handler) -> Handler:

@@ -21,11 +21,16 @@ class LogBudget:
         """Whether one more event may be logged now."""
         second = int(self._clock.monotonic())
         if second != self._second:
-            if self._left_out:
-                _log.warning("events_left_out", count=self._left_out)
-            self._second, self._used, self._left_out = second, 0, 0
+            self.sum_up()
+            self._second, self._used = second, 0
         self._used += 1
         if self._used > self._lines:
             self._left_out += 1
             return False
         return True
+
+    def sum_up(self) -> None:
+        """Say now how many were left out; without it that waits for the next event."""
+        if self._left_out:
+            _log.warning("events_left_out", count=self._left_out)
+            self._left_out = 0

@@ -5,6 +5,7 @@ The keys of metrics are RocketMQ's (BrokerConfig.metrics*); those of health are 
 
 import enum
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 
 from remoting.options import option
@@ -61,6 +62,22 @@ class WebConfig:
         if self.serves_metrics:
             found[self.metrics_prom_exporter_port] = self.metrics_prom_exporter_host or LOOPBACK
         return [(host, port) for port, host in found.items()]
+
+    def missing(self) -> str:
+        """What is not installed and what to do, for the person at the terminal; "" where nothing is missing."""
+        keys = ["healthPort"] if self.health_port is not None else []
+        modules = ["hypercorn"] if self.addresses else []
+        if self.serves_metrics:
+            keys.append("metricsExporterType=PROM")
+            modules.append("prometheus_client")
+        absent = [name for name in modules if find_spec(name) is None]
+        if not absent:
+            return ""
+        return (
+            f"{' and '.join(keys)}: {' and '.join(absent)} cannot be imported: install the extra metrics"
+            " (pip install 'trimq[metrics]', in a checkout pip install '.[metrics]'), or take the key out of the"
+            " configuration"
+        )
 
     @property
     def health_address(self) -> tuple[str, int] | None:

@@ -32,7 +32,7 @@ from broker.processors.send_direct import DirectSends
 from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
 from protocol import sysflag
 from protocol.batch import BatchError
-from protocol.body import TopicConfig
+from protocol.body import PERM_WRITE, TopicConfig
 from protocol.codes import VERSION, RequestCode, ResponseCode
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.errors import RemotingError
@@ -105,7 +105,9 @@ class SendMessageProcessor:
 
     def _configure(self) -> None:
         config = self._configuration.section(BrokerConfig)
-        self._start_at = config.start_accept_send_request_time_stamp
+        self._checks_all = bool(config.start_accept_send_request_time_stamp) or not (
+            config.broker_permission & PERM_WRITE
+        )
         self._ext = {"MSG_REGION": config.region_id, "TRACE_ON": "true" if config.trace_on else "false"}
         self._added = self._ext | {"CLUSTER": config.broker_cluster_name}
         self._added_text = join_properties(self._added)
@@ -139,7 +141,7 @@ class SendMessageProcessor:
         topic = header.topic
         config = self._table.get(topic)
         try:
-            if config is None or topic in NO_SEND_TOPICS or topic[:1] == "%" or self._start_at:
+            if config is None or topic in NO_SEND_TOPICS or topic[:1] == "%" or self._checks_all:
                 return self._send_checked(connection, command, header)
             if header.batch:
                 return self._put_batch(connection, command, header, config)
@@ -246,6 +248,7 @@ class SendMessageProcessor:
     def _send_checked(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
         before = self._topics.data_version
         self._checks.started()
+        self._checks.permission(header)
         config = self._checks.topic(header)
         dead: TopicConfig | None = None
         if header.topic.startswith(RETRY_PREFIX) and not header.batch:

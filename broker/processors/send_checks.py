@@ -46,6 +46,19 @@ class SendChecks:
         if self._clock.wall_ms() < start:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the broker takes sends from {start} ms since 1970 on")
 
+    def permission(self, header: SendHeader) -> None:
+        """Raises NO_PERMISSION for an order topic where brokerPermission takes no writes.
+
+        Sends to other topics pass, as in RocketMQ: clients that look at the route do not send them.
+        """
+        permission = self._configuration.section(BrokerConfig).broker_permission
+        config = self._topics.get(header.topic)
+        if config is not None and config.order and not permission & PERM_WRITE:
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION,
+                f"this broker takes no messages for the order topic {header.topic} (brokerPermission={permission})",
+            )
+
     def topic(self, header: SendHeader) -> TopicConfig:
         """The topic of a send, made now where that is allowed.
 

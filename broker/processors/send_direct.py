@@ -19,7 +19,7 @@ from broker.services.stats import StatsItem
 from broker.store.topic_queue import TopicIllegalError, TopicQueue
 from broker.store.types import PutMessageResult
 from protocol import sysflag
-from protocol.body import TopicConfig
+from protocol.body import PERM_WRITE, TopicConfig
 from protocol.codes import VERSION, RequestCode
 from protocol.command import LANGUAGE, RemotingCommand
 from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
@@ -108,9 +108,10 @@ class DirectSends:
             f'"msgId":"{self._store_host.hex().upper()}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%b"}},'
             f'"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         ).encode()
-        self._usable = (
+        self._usable = bool(
             len(self._store_host) == 8
             and not config.start_accept_send_request_time_stamp
+            and config.broker_permission & PERM_WRITE  # send.py knows which topics it means
             and len(self.template) < _LONGEST_REPLY // 2
             and region.isascii()
             and region.isprintable()

@@ -5,7 +5,6 @@ The members of consumer groups and their subscriptions, from heartbeats (RocketM
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import partial
 from typing import Final
 
 import structlog
@@ -14,13 +13,12 @@ from msgspec import Struct
 
 from broker.config import BrokerConfig
 from broker.services.client_channel import ClientChannel, watch
+from broker.services.group_notifier import GroupNotifier
 from protocol.body import SubscriptionData
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.headers.client import NotifyConsumerIdsChangedRequestHeader
 from remoting.clock import Clock
 from remoting.config import Configuration
 from remoting.connection import Connection
+from remoting.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.consumers")
 
@@ -66,16 +64,16 @@ class GroupChange(Enum):
 class ConsumerManager:
     """Groups with members, by name; ``table`` is the look-up of the hot path.
 
-    A change of a group's members or topics makes its members rebalance: each gets NOTIFY_CONSUMER_IDS_CHANGED (40),
-    once for all changes of one turn. ``listeners`` are called at once for each change.
+    A change of a group's members or topics makes its members rebalance: ``notifier`` tells them, once for changes that
+    come in short order. ``listeners`` are called at once for each change. Joins and leaves have a budget of log lines.
     """
 
     def __init__(self, configuration: Configuration, clock: Clock) -> None:
         self._configuration = configuration
         self._clock = clock
         self._groups_of: dict[Connection, set[str]] = {}
-        self._to_notify: dict[str, None] = {}
-        self._wake = trio.Event()
+        self._log_budget = LogBudget(clock)
+        self.notifier = GroupNotifier(clock, self._connections)
         self.table: dict[str, ConsumerGroupInfo] = {}
         self.listeners: list[Callable[[str, GroupChange], None]] = []
         self.group = self.table.get
@@ -121,7 +119,8 @@ class ConsumerManager:
         if before is None:
             watch(channel.connection, self.client_closed)
             self._groups_of.setdefault(channel.connection, set()).add(info.group_name)
-            _log.info("consumer_joined", group=info.group_name, client=channel.client_id)
+            if self._log_budget.allows():
+                _log.info("consumer_joined", group=info.group_name, client=channel.client_id)
             return True
         return before.client_id != channel.client_id
 
@@ -137,12 +136,13 @@ class ConsumerManager:
         groups.discard(group)
         if not groups:
             self._groups_of.pop(connection, None)
-        _log.info("consumer_left", group=group, client=channel.client_id)
+        if self._log_budget.allows():
+            _log.info("consumer_left", group=group, client=channel.client_id)
         if info.channels:
             self._changed(info, notify=notify)
         else:
             del self.table[group]
-            self._to_notify.pop(group, None)
+            self.notifier.forget(group)
             self._tell(group, GroupChange.GONE)
         return True
 
@@ -163,7 +163,8 @@ class ConsumerManager:
                 if channel.last_update < limit:
                     expired[connection] = channel.client_id
         for connection, client_id in expired.items():
-            _log.warning("consumer_expired", client=client_id, peer=connection.peer_text)
+            if self._log_budget.allows():
+                _log.warning("consumer_expired", client=client_id, peer=connection.peer_text)
             self.client_closed(connection)
             connection.close("no heartbeat of its consumer")
         return len(expired)
@@ -188,8 +189,7 @@ class ConsumerManager:
 
     def _changed(self, info: ConsumerGroupInfo, *, notify: bool) -> None:
         if notify and not info.is_broadcasting and self._notify_allowed():
-            self._to_notify[info.group_name] = None
-            self._wake.set()
+            self.notifier.changed(info.group_name)
         self._tell(info.group_name, GroupChange.CHANGED)
 
     def _notify_allowed(self) -> bool:
@@ -199,33 +199,19 @@ class ConsumerManager:
         for listener in self.listeners:
             listener(group, change)
 
-    def notify_now(self) -> None:
-        """Send the notifications that wait."""
-        groups, self._to_notify = self._to_notify, {}
-        for group in groups:
-            info = self.table.get(group)
-            if info is None:
-                continue
-            header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
-            for connection in info.channels:
-                request = RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
-                if not connection.send_oneway(request):  # one says it all, however often the group changes meanwhile
-                    connection.when_drained(("ids_changed", group), partial(connection.send_oneway, request))
+    def _connections(self, group: str) -> Iterable[Connection]:
+        info = self.table.get(group)
+        return info.channels if info is not None else ()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send notifications as groups change, and look for silent clients every 10 s, for ever."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_notifier)
+            nursery.start_soon(self.notifier.run)
             task_status.started()
             while True:
                 await self._clock.sleep(SCAN_SECONDS)
                 self.remove_expired()
-
-    async def _run_notifier(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            self.notify_now()
+                self._log_budget.sum_up()
 
 
 def _update_subscriptions(info: ConsumerGroupInfo, subscriptions: Iterable[SubscriptionData]) -> bool:

@@ -11,6 +11,7 @@ from broker.services.client_channel import ClientChannel, watch
 from remoting.clock import Clock
 from remoting.config import Configuration
 from remoting.connection import Connection
+from remoting.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.producers")
 
@@ -25,6 +26,7 @@ class ProducerManager:
         self._clock = clock
         self._groups_of: dict[Connection, set[str]] = {}
         self._clients: dict[str, dict[Connection, None]] = {}
+        self._log_budget = LogBudget(clock)
         self._turns: dict[str, itertools.count[int]] = {}
         self.table: dict[str, dict[Connection, ClientChannel]] = {}
 
@@ -44,7 +46,8 @@ class ProducerManager:
         if new:
             watch(channel.connection, self.client_closed)
             self._groups_of.setdefault(channel.connection, set()).add(group)
-            _log.info("producer_joined", group=group, client=channel.client_id)
+            if self._log_budget.allows():
+                _log.info("producer_joined", group=group, client=channel.client_id)
         return new
 
     def unregister(self, group: str, connection: Connection) -> bool:
@@ -61,7 +64,8 @@ class ProducerManager:
         if not groups:
             self._groups_of.pop(connection, None)
             self._forget_client(channel)
-        _log.info("producer_left", group=group, client=channel.client_id)
+        if self._log_budget.allows():
+            _log.info("producer_left", group=group, client=channel.client_id)
         return True
 
     def _forget_client(self, channel: ClientChannel) -> None:
@@ -88,7 +92,8 @@ class ProducerManager:
             if channel.last_update < limit
         }
         for connection, client_id in expired.items():
-            _log.warning("producer_expired", client=client_id, peer=connection.peer_text)
+            if self._log_budget.allows():
+                _log.warning("producer_expired", client=client_id, peer=connection.peer_text)
             self.client_closed(connection)
             connection.close("no heartbeat of its producer")
         return len(expired)
@@ -116,3 +121,4 @@ class ProducerManager:
         while True:
             await self._clock.sleep(SCAN_SECONDS)
             self.remove_expired()
+            self._log_budget.sum_up()

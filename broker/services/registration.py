@@ -18,6 +18,7 @@ from broker.services.topics import TopicConfigManager
 from protocol.body import (
     PERM_READ,
     PERM_WRITE,
+    GetBrokerMemberGroupResponseBody,
     KVTable,
     RegisterBrokerBody,
     TopicConfig,
@@ -29,9 +30,11 @@ from protocol.command import RemotingCommand
 from protocol.errors import FrameError, RemotingError
 from protocol.hashing import crc32
 from protocol.headers.namesrv import (
+    GetBrokerMemberGroupRequestHeader,
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
     UnRegisterBrokerRequestHeader,
 )
 from protocol.register_broker_body import encode_register_broker_body
@@ -71,6 +74,8 @@ class _NameServer:
         self.told = 0  # number of the last change it has heard of
         self.failing = False
         self.reached = False
+        self.conflict = ""  # address of another broker with our name and id
+        self.keeps_first = False  # whether it has told of that itself, which only TriMQ's do
         self.sleeping: trio.CancelScope | None = None
 
     def wake(self) -> None:
@@ -142,6 +147,14 @@ class BrokerOuterAPI:
         """Each name server, and whether the last registration with it went well."""
         return {address: server.reached for address, server in self._servers.items()}
 
+    def conflicts(self) -> dict[str, str]:
+        """Name servers at which another broker has our name and id, and its address there."""
+        return {
+            address: server.conflict
+            for address, server in self._servers.items()
+            if server.conflict and not (server.reached and server.keeps_first)
+        }
+
     async def registered(self, timeout: float = 3.0) -> bool:
         """Wait until the name servers that can be reached know all changes made until now.
 
@@ -185,6 +198,8 @@ class BrokerOuterAPI:
                     _log.warning("registration_failed", namesrv=server.address, reason=str(error))
                 server.failing = server.everything = True
                 server.reached = False
+                if isinstance(error, RemotingTransportError):
+                    server.conflict = ""  # what it would say now nobody knows
                 self._pulse()
                 # changes do not cut this pause short: they would only hammer a name server that is not there
                 await self._clock.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
@@ -212,7 +227,9 @@ class BrokerOuterAPI:
         change, everything = self._changes, server.everything or len(self._topics.table) <= ALL_TOPICS
         names, server.topics, server.everything = server.topics, set(), False
         timeout = config.register_broker_timeout_mills / 1000
-        if not config.force_register and not names and not await self._differs(server.address, config, timeout):
+        if server.reached and not names:
+            await self._look_for_conflict(server, config, timeout)
+        if not config.force_register and not names and not await self._differs(server, config, timeout):
             server.told = change
             return
         body = encode_register_broker_body(
@@ -230,11 +247,50 @@ class BrokerOuterAPI:
         )
         command = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         reply = await self._client.invoke(server.address, command, timeout)
+        answer = reply.header(RegisterBrokerResponseHeader)
+        self._hear(server, answer.conflict)
         if reply.code != ResponseCode.SUCCESS:
             raise RemotingError(reply.code, reply.remark or "")
         server.told = max(server.told, change)
         if len(reply.body):
             self._topics.update_order(decode_json(reply.body, KVTable).table)
+
+    async def _look_for_conflict(self, server: _NameServer, config: BrokerConfig, timeout: float) -> None:
+        """Apache's name servers let the last one win: if it is no longer us who we registered, there are two."""
+        header = GetBrokerMemberGroupRequestHeader(
+            cluster_name=config.broker_cluster_name, broker_name=config.broker_name
+        )
+        command = RemotingCommand.request(RequestCode.GET_BROKER_MEMBER_GROUP, header)
+        reply = await self._client.invoke(server.address, command, timeout)
+        if reply.code != ResponseCode.SUCCESS or not len(reply.body):
+            return  # one of RocketMQ 4, which does not know the question
+        try:
+            group = decode_json(reply.body, GetBrokerMemberGroupResponseBody).broker_member_group
+        except RemotingError:
+            return
+        listed = group.broker_addrs.get(str(config.broker_id), self.address)
+        if not server.keeps_first:
+            self._note_conflict(server, listed if listed != self.address else "")
+
+    def _hear(self, server: _NameServer, conflict: str | None) -> None:
+        """What the reply of a name server says of another broker; only TriMQ's say anything."""
+        server.keeps_first = server.keeps_first or bool(conflict)
+        if server.keeps_first:
+            self._note_conflict(server, conflict or "")
+
+    def _note_conflict(self, server: _NameServer, other: str) -> None:
+        if other and other != server.conflict:
+            config = self._configuration.section(BrokerConfig)
+            _log.error(
+                "broker_id_conflict",
+                namesrv=server.address,
+                broker_name=config.broker_name,
+                broker_id=config.broker_id,
+                address=self.address,
+                other=other,
+                remedy="give one of the two brokers another brokerName (or brokerId), or stop it",
+            )
+        server.conflict = other
 
     def _body(self, names: set[str] | None, config: BrokerConfig) -> RegisterBrokerBody:
         wrapper = self._topics.serialize_wrapper()
@@ -249,7 +305,7 @@ class BrokerOuterAPI:
         wrapper.topic_config_table = table
         return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
 
-    async def _differs(self, address: str, config: BrokerConfig, timeout: float) -> bool:
+    async def _differs(self, server: _NameServer, config: BrokerConfig, timeout: float) -> bool:
         header = QueryDataVersionRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self.address,
@@ -258,8 +314,12 @@ class BrokerOuterAPI:
         )
         body = encode_json(self._topics.data_version)
         command = RemotingCommand.request(RequestCode.QUERY_DATA_VERSION, header, body)
-        reply = await self._client.invoke(address, command, timeout)
-        return reply.code != ResponseCode.SUCCESS or reply.header(QueryDataVersionResponseHeader).changed
+        reply = await self._client.invoke(server.address, command, timeout)
+        if reply.code != ResponseCode.SUCCESS:
+            return True
+        answer = reply.header(QueryDataVersionResponseHeader)
+        self._hear(server, answer.conflict)
+        return answer.changed
 
     # leaving
 

@@ -1,7 +1,8 @@
 """The small JSON files of ``config/``: read tolerantly, replaced atomically, written behind the state they hold.
 
 What RocketMQ calls ConfigManager. A manager keeps its table in memory and says ``changed()``; one persister task writes
-the file, and many changes become one write. Who has to promise a change to a client waits for ``persisted()``.
+the file, and many changes become one write: those that come while a write is under way share the next one. Who has to
+promise a change to a client waits for ``persisted()``.
 
 Replacing: the new text goes to ``X.tmp`` and is synced, ``X`` becomes ``X.bak``, ``X.tmp`` becomes ``X``, the directory
 is synced. A reader that finds ``X`` missing, empty or broken takes ``X.bak``; so does RocketMQ. Where there is
@@ -20,7 +21,7 @@ from broker.store.disk import Disk
 from broker.store.durable_files import make_durable_directory, read_whole, write_beside
 from protocol import lenient_json
 from protocol.body import DataVersion
-from protocol.json_pieces import table_pieces
+from protocol.json_pieces import BATCH, item_pieces, object_pieces, table_pieces
 from remoting.clock import Clock
 
 E = TypeVar("E", bound=msgspec.Struct)
@@ -28,7 +29,8 @@ E = TypeVar("E", bound=msgspec.Struct)
 _log = structlog.get_logger("broker.state")
 
 _PRETTY_LIMIT = 64 * 1024  # up to here the file is indented, for people who look into it
-_SLICE_SECONDS = 0.001
+_SLICE_SECONDS = 0.0005
+_CHUNK = 128 * 1024
 _RETRY_SECONDS = 1.0
 
 
@@ -38,17 +40,23 @@ class StateFileError(Exception):
 
 def encode_pieces(state: Mapping[str, Any]) -> Iterator[bytes]:
     """JSON text of a state; a table of many entries comes in pieces, so that the caller can pause between them."""
-    return table_pieces(state)
+    return object_pieces(*((name, _value_pieces(value)) for name, value in state.items()))
 
 
-def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Put ``data`` in the place of ``path``, keeping the old content as ``.bak``.
+def _value_pieces(value: Any) -> Any:
+    if isinstance(value, _Entries):
+        return item_pieces(value.merged())
+    return table_pieces(value) if isinstance(value, dict) else value
+
+
+def replace_file(disk: Disk, path: str, *data: bytes) -> None:
+    """Put ``data`` (in pieces) in the place of ``path``, keeping the old content as ``.bak``.
 
     Blocks; OSError leaves the old file in place (or as ``.bak``).
     """
     directory = path.rpartition("/")[0]
     make_durable_directory(disk, directory)
-    temporary = write_beside(disk, path, data)
+    temporary = write_beside(disk, path, *data)
     if disk.stat(path) is not None:
         disk.rename(path, path + ".bak")
     disk.rename(temporary, path)
@@ -77,6 +85,7 @@ class StateFile:
         self._changes = 0
         self._written = 0
         self._attempts = 0
+        self._failed = 0  # the last change that was in a write which failed
         self._wanted = False
         self._error: OSError | None = None
         self._wake = trio.Event()
@@ -134,9 +143,10 @@ class StateFile:
         return self._written != self._changes
 
     async def persisted(self) -> None:
-        """Return when every change made until now is on disk. Raises StateFileError when the write failed.
+        """Return when every change made until now is on disk. Raises StateFileError when the write with them failed.
 
-        Without a running persister the caller does the write.
+        Without a running persister the caller does the write. All who come while one is under way wait for the next,
+        which has the changes of all of them.
         """
         target = self._changes
         while self._written < target:
@@ -145,7 +155,7 @@ class StateFile:
                 await self._done.wait()  # that write may hold an older state: look again
             else:
                 await self.persist()
-            if self._written < target and self._attempts > attempt and self._error is not None:
+            if self._written < target <= self._failed and self._attempts > attempt and self._error is not None:
                 raise StateFileError(f"{self.path} cannot be written: {self._error.strerror}") from self._error
 
     async def persist(self) -> None:
@@ -157,12 +167,12 @@ class StateFile:
             if not self.dirty:
                 return
             target = self._changes
-            data = await self._text()
             try:
+                data = await self._text()
                 with trio.CancelScope(shield=True):
-                    await self._disk.run(replace_file, self._disk, self.path, data)
+                    await self._disk.run(replace_file, self._disk, self.path, *data)
             except OSError as error:
-                self._error = error
+                self._error, self._failed = error, target
                 _log.error("state_file_not_written", path=self.path, reason=error.strerror)
             else:
                 self._error = None
@@ -172,16 +182,25 @@ class StateFile:
                 self._done.set()
                 self._done = trio.Event()
 
-    async def _text(self) -> bytes:
+    async def _text(self) -> list[bytes]:
+        """The state of this moment, in pieces of about ``_CHUNK`` bytes: to join them all would hold up the loop."""
+        chunks: list[bytes] = []
         parts: list[bytes] = []
+        size = 0
         began = time.perf_counter()
         for piece in self._pieces():
             parts.append(piece)
+            size += len(piece)
+            if size >= _CHUNK:
+                chunks.append(b"".join(parts))
+                parts, size = [], 0
             if time.perf_counter() - began > _SLICE_SECONDS:
                 await trio.lowlevel.checkpoint()
                 began = time.perf_counter()
-        data = b"".join(parts)
-        return msgspec.json.format(data, indent=2) if len(data) < _PRETTY_LIMIT else data
+        chunks.append(b"".join(parts))
+        if len(chunks) == 1 and size < _PRETTY_LIMIT:
+            return [msgspec.json.format(chunks[0], indent=2)]
+        return chunks
 
     async def run(self, sleep: Callable[[float], Any]) -> None:
         """The persister: never returns. ``sleep`` is the clock's."""
@@ -229,6 +248,30 @@ def wire_names(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
 
+class _Entries(dict[str, Any]):
+    """The entries of this moment; their unknown fields are put to them as they are encoded.
+
+    Those of a small table at once: it is encoded as a whole, as any dictionary.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], rest: Mapping[str, dict[str, Any]]) -> None:
+        super().__init__(entries)
+        self._unknown = dict(rest)
+        if len(self) <= BATCH and rest:
+            self.update(list(self.merged()))
+            self._unknown = {}
+
+    def merged(self) -> Iterator[tuple[str, Any]]:
+        """Each entry with its unknown fields."""
+        unknown = self._unknown
+        if not unknown:
+            return iter(self.items())
+        return (
+            (name, msgspec.to_builtins(entry) | unknown[name] if name in unknown else entry)
+            for name, entry in self.items()
+        )
+
+
 class EntryTable(Generic[E]):
     """The entries of a state file's table as structs, with the fields that the structs do not have kept beside them."""
 
@@ -264,12 +307,7 @@ class EntryTable(Generic[E]):
 
     def encodable(self) -> dict[str, Any]:
         """The table for the encoder."""
-        if not self._rest:
-            return dict(self.entries)
-        return {
-            name: msgspec.to_builtins(entry) | self._rest[name] if name in self._rest else entry
-            for name, entry in self.entries.items()
-        }
+        return _Entries(self.entries, self._rest)
 
 
 def load_data_version(raw: Any, where: str) -> DataVersion:

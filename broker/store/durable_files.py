@@ -11,14 +11,17 @@ def write_durably(disk: Disk, path: str, data: bytes) -> None:
     disk.sync_directory(os.path.dirname(path))
 
 
-def write_beside(disk: Disk, path: str, data: bytes) -> str:
-    """A synced temporary file beside the one that it is to replace; its path."""
+def write_beside(disk: Disk, path: str, *data: bytes) -> str:
+    """A synced temporary file of ``data`` (in pieces) beside the one that it is to replace; its path."""
     temporary = path + ".tmp"
     if disk.stat(temporary) is not None:
         disk.delete(temporary)
     fd = disk.create(temporary, 0)
     try:
-        disk.pwrite(fd, data, 0)
+        at = 0
+        for piece in data:
+            disk.pwrite(fd, piece, at)
+            at += len(piece)
         disk.data_sync(fd)
     finally:
         disk.close(fd)

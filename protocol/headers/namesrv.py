@@ -19,10 +19,15 @@ class RegisterBrokerRequestHeader(Header):
 
 
 class RegisterBrokerResponseHeader(Header):
-    """Where a slave finds its master; empty for masters."""
+    """Where a slave finds its master; empty for masters.
+
+    ``conflict`` is ours, others pass over it: the address of another broker that claims this one's name and id. In a
+    refusal it is the one that has them.
+    """
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
+    conflict: str | None = None
 
 
 class UnRegisterBrokerRequestHeader(Header):
@@ -61,6 +66,8 @@ class QueryDataVersionResponseHeader(Header):
     """Whether the broker's DataVersion differs from the one registered."""
 
     changed: bool
+    conflict: str | None = None
+    """As in RegisterBrokerResponseHeader."""
 
 
 class GetRouteInfoRequestHeader(Header):

@@ -1,12 +1,15 @@
 """Heartbeats, members, notifications, locks, offsets, queries, messages sent back."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import pytest
+import trio
 
 from broker.controller import BrokerController
+from broker.store.real_disk import RealDisk
 from broker.testing import running_broker
 from protocol.batch import encode_batch
 from protocol.codes import RequestCode, ResponseCode
@@ -15,6 +18,8 @@ from protocol.message import decode_message, decode_messages
 from protocol.message_id import decode_offset_id
 from tests.broker.wire_client import WireClient, consumer, properties_text
 
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 OFFSET = {"consumerGroup": "G", "topic": "Orders", "queueId": 0}
 
 
@@ -427,3 +432,35 @@ async def test_sent_back_refusals(tmp_path: Path) -> None:
         await client.ask(put, body=b'{"groupName":"G","retryQueueNums":2}')
         for offset in (0, 12345, -1, 2**62):
             assert await back(client, offset) == ResponseCode.SYSTEM_ERROR
+
+
+class DiskThatWaits(RealDisk):
+    """Holds writes of topics.json while ``gate`` is set to an event that has not come."""
+
+    gate: trio.Event | None = None
+    waiting = 0
+
+    async def run(self, function: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+        if self.gate is not None and any(str(argument).endswith("topics.json") for argument in arguments):
+            self.waiting += 1
+            await self.gate.wait()
+        return await super().run(function, *arguments)
+
+
+async def test_a_heartbeat_is_answered_when_the_retry_topic_is_on_disk(tmp_path: Path) -> None:
+    # guards the rule that a reply which rests on a new topic leaves after its file has been replaced
+    disk = DiskThatWaits()
+    async with running_broker(tmp_path, disk=disk) as broker, WireClient.connect(broker.endpoint) as client:
+        disk.gate = trio.Event()
+        data = {"clientID": "c1", "producerDataSet": [], "consumerDataSet": [consumer("Fresh", "Orders")]}
+        opaque = await client.post(RequestCode.HEART_BEAT, body=json.dumps(data).encode())
+        try:
+            with trio.fail_after(10):
+                while not disk.waiting:
+                    await trio.lowlevel.checkpoint()
+            await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "Orders", "queueId": 0})  # this one is quicker
+            assert "%RETRY%Fresh" in broker.parts.topics.table
+            assert opaque not in client.replies
+        finally:
+            disk.gate.set()
+        assert (await client.reply(opaque)).code == 0

@@ -237,3 +237,19 @@ async def test_a_name_server_is_ready(tmp_path: Path) -> None:
         code, text = await trio.to_thread.run_sync(lambda: health("namesrv", "health", **environment))
         assert (code, text) == (0, "ready\n")
         namesrv.shutdown()
+
+
+async def test_a_second_broker_of_the_same_name_and_id(tmp_path: Path) -> None:
+    # guards what the two brokers' owners see: the second is not ready and says why, until the first has gone
+    async with running_broker(tmp_path / "a", embeddedNamesrvEnable=True, embeddedNamesrvPort=0, healthPort=0) as first:
+        where = first.name_servers[0].partition(" ")[0]
+        # this one has the name server, which stays
+        async with running_broker(tmp_path / "b", brokerName="other", namesrvAddr=where, healthPort=0) as one:
+            assert await reasons(one) == {}
+            async with running_broker(tmp_path / "c", brokerName="other", namesrvAddr=where, healthPort=0) as two:
+                found = await reasons_until(two, bool)
+                assert list(found) == ["broker_id_conflict"]
+                assert one.address in found["broker_id_conflict"]
+                assert await reasons(one) == {}
+                one.shutdown()
+                assert await reasons_until(two, lambda found: not found) == {}

@@ -70,6 +70,14 @@ class Model:
             if same:
                 self.leave(same)
             return True
+        if (
+            holder
+            and holder.addr != new.addr
+            and holder.connection is not new.connection
+            and holder.state_version == new.state_version
+            and new.heard - holder.heard <= TIMEOUT_S
+        ):
+            return False
         if holder is None and len(topics) == 1:
             return False
         same_version = same and (same.counter, same.state_version) == (new.counter, new.state_version)

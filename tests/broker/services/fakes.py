@@ -22,6 +22,7 @@ class FakeConnection:
         self.settled: list[tuple[RemotingCommand, Any]] = []
         self.close_reason = ""
         self.over = False
+        self.over_again = False
         self.drained: dict[Hashable, Callable[[], object]] = {}
 
     def send_oneway(self, command: RemotingCommand) -> bool:
@@ -37,7 +38,7 @@ class FakeConnection:
 
     def drain(self) -> None:
         """The client takes its replies again."""
-        self.over = False
+        self.over = self.over_again
         callbacks, self.drained = self.drained, {}
         for callback in callbacks.values():
             callback()

@@ -1,9 +1,13 @@
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from broker.services.consumers import ConsumerManager, GroupChange
+from broker.services.group_notifier import MEMBERS_A_SECOND, PAUSE_SECONDS, tell
+from broker.services.producers import ProducerManager
 from protocol.body import SubscriptionData
 from protocol.codes import RequestCode
+from protocol.command import RemotingCommand
 from remoting.clock import ManualClock
 from remoting.config import Configuration
 from tests.broker.services.fakes import FakeConnection, channel, configuration
@@ -66,16 +70,17 @@ def test_a_group_is_there_from_its_first_heartbeat_until_its_last_member_left() 
     assert world.told == [("G", GroupChange.CHANGED), ("G", GroupChange.GONE)]
 
 
-def test_a_closed_connection_leaves_all_its_groups() -> None:
+async def test_a_closed_connection_leaves_all_its_groups() -> None:
     world, first, second = World(), FakeConnection(), FakeConnection()
     for group in ("G", "H"):
         world.heartbeat(first, sub("T"), group=group)
     world.heartbeat(second, sub("T"), client="d")
-    world.consumers.notify_now()
+    await world.consumers.notifier.tell_due()
     notified(second)
+    world.clock.advance(PAUSE_SECONDS)
     first.close("gone")
     assert list(world.consumers.table) == ["G"]
-    world.consumers.notify_now()
+    await world.consumers.notifier.tell_due()
     assert notified(second) == ["G"]
     assert len(first.on_close) == 0
     second.close("gone")
@@ -153,39 +158,148 @@ async def test_a_change_is_told_to_all_members_once() -> None:
         world.heartbeat(connections[0], sub("T"), client="0")
         await trio.testing.wait_all_tasks_blocked()
         assert [notified(connection) for connection in connections] == [[]] * 3
+        world.clock.advance(PAUSE_SECONDS)
         world.consumers.unregister("G", connections[0].real)
         await trio.testing.wait_all_tasks_blocked()
         assert [notified(connection) for connection in connections] == [[], ["G"], ["G"]]
         nursery.cancel_scope.cancel()
 
 
-def test_a_member_that_takes_nothing_is_told_once_when_it_does_again() -> None:
+async def test_a_member_that_takes_nothing_is_told_once_when_it_does_again() -> None:
     """Guards against notifications that pile up for a connection over its high-water mark."""
     world, slow, quick = World(), FakeConnection("slow"), FakeConnection("quick")
     world.heartbeat(slow, sub("T"), client="slow")
     slow.over = True
-    for number in range(3):
-        world.heartbeat(quick, sub("T"), client=f"quick{number}")
-        world.consumers.notify_now()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(world.consumers.run)
+        for number in range(3):
+            world.heartbeat(quick, sub("T"), client=f"quick{number}")
+            await trio.testing.wait_all_tasks_blocked()
+            world.clock.advance(PAUSE_SECONDS)
+            await trio.testing.wait_all_tasks_blocked()
+        assert notified(slow) == []
+        assert len(notified(quick)) > 1
+        slow.drain()
+        assert notified(slow) == ["G"]
+        nursery.cancel_scope.cancel()
+
+
+def test_a_member_that_is_over_its_mark_again_is_told_later() -> None:
+    # guards the last change: what is sent when a connection has drained may bring it over its mark again
+    slow = FakeConnection("slow")
+    slow.over = True
+    tell(slow.real, "G")
+    slow.over_again = True
+    slow.drain()
     assert notified(slow) == []
-    assert notified(quick)
+    slow.over_again = False
     slow.drain()
     assert notified(slow) == ["G"]
 
 
-def test_who_is_not_to_be_notified_is_not() -> None:
+async def test_changes_in_short_order_are_told_together_and_the_last_one_always() -> None:
+    # guards against the storm: 300 joins cost three rounds of notifications, not 300, and nobody misses the last change
+    world = World()
+    connections = [FakeConnection(str(number)) for number in range(300)]
+
+    async def let(seconds: float) -> list[int]:
+        world.clock.advance(seconds)
+        await trio.testing.wait_all_tasks_blocked()
+        return [len(notified(connection)) for connection in connections]
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(world.consumers.run)
+        for number, connection in enumerate(connections):
+            world.heartbeat(connection, sub("T"), client=str(number))
+            if number in (0, 100):
+                await trio.testing.wait_all_tasks_blocked()
+        assert sum(await let(0)) == 1  # the first one at once
+        assert sum(await let(PAUSE_SECONDS - 0.01)) == 0
+        assert await let(0.01) == [1] * 300
+        world.consumers.unregister("G", connections[7].real)
+        assert sum(await let(PAUSE_SECONDS)) == 0  # 300 members: 0.3 s
+        assert sum(await let(300 / MEMBERS_A_SECOND - PAUSE_SECONDS)) == 299
+        assert sum(await let(10)) == 0  # and that was all
+        world.consumers.unregister("G", connections[8].real)
+        assert sum(await let(0)) == 298  # at once again
+        nursery.cancel_scope.cancel()
+
+
+async def test_another_group_is_told_at_once_while_one_has_its_pause() -> None:
+    # guards that the wait for a group's next time is cut short by a change of another group
+    world, first, second = World(), FakeConnection("1"), FakeConnection("2")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(world.consumers.run)
+        world.heartbeat(first, sub("T"))
+        await trio.testing.wait_all_tasks_blocked()
+        world.heartbeat(first, sub("U"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert notified(first) == ["G"]
+        world.heartbeat(second, sub("T"), group="H")
+        await trio.testing.wait_all_tasks_blocked()
+        assert (notified(first), notified(second)) == ([], ["H"])
+        world.consumers.unregister("G", first.real)  # the group is gone: nobody is told, and nothing is left over
+        world.clock.advance(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert notified(first) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_change_while_the_members_are_told_is_told_too() -> None:
+    # guards the last change: a member that joins between two slices of a notification is in the next one
+    world = World()
+    late = FakeConnection("late")
+
+    class Joining(FakeConnection):
+        def send_oneway(self, command: RemotingCommand) -> bool:
+            if "late" not in world.consumers.table["G"].client_ids():
+                world.heartbeat(late, sub("T"), client="late")
+            return super().send_oneway(command)
+
+    first = Joining()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(world.consumers.run)
+        world.heartbeat(first, sub("T"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (notified(first), notified(late)) == (["G"], [])
+        world.clock.advance(PAUSE_SECONDS)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (notified(first), notified(late)) == (["G"], ["G"])
+        nursery.cancel_scope.cancel()
+
+
+async def test_joins_and_leaves_have_a_budget_of_lines() -> None:
+    # guards the log: a storm of joins writes 20 lines and the number of the others
+    world, producers = World(), ProducerManager(configuration(), ManualClock())
+    connections = [FakeConnection(str(number)) for number in range(50)]
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(world.consumers.run)
+            for number, connection in enumerate(connections):
+                world.heartbeat(connection, sub("T"), client=str(number))
+                producers.register("P", channel(connection, str(number)))
+            await trio.testing.wait_all_tasks_blocked()
+            world.clock.advance(10)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    events = [log["event"] for log in logs]
+    assert (events.count("consumer_joined"), events.count("producer_joined")) == (20, 20)
+    assert [log["count"] for log in logs if log["event"] == "events_left_out"] == [30]
+
+
+async def test_who_is_not_to_be_notified_is_not() -> None:
     world, connection = World(), FakeConnection()
     world.heartbeat(connection, sub("T"), model="BROADCASTING")
     world.heartbeat(connection, sub("T"), group="H", notify=False)
-    world.consumers.notify_now()
+    await world.consumers.notifier.tell_due()
     assert notified(connection) == []
     assert len(world.told) == 2
 
 
-def test_notification_can_be_switched_off() -> None:
+async def test_notification_can_be_switched_off() -> None:
     world, connection = World(configuration(notifyConsumerIdsChangedEnable=False)), FakeConnection()
     world.heartbeat(connection, sub("T"))
-    world.consumers.notify_now()
+    await world.consumers.notifier.tell_due()
     assert notified(connection) == []
 
 

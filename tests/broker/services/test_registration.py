@@ -4,16 +4,28 @@ from typing import Any
 
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
+from broker.health import name_server_reasons
 from broker.services.registration import ALL_TOPICS, BrokerOuterAPI
 from broker.services.topics import TopicConfigManager
-from protocol.body import DataVersion, KVTable, RegisterBrokerBody, TopicConfig, decode_json, encode_json
+from protocol.body import (
+    BrokerMemberGroup,
+    DataVersion,
+    GetBrokerMemberGroupResponseBody,
+    KVTable,
+    RegisterBrokerBody,
+    TopicConfig,
+    decode_json,
+    encode_json,
+)
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import RemotingCommand
 from protocol.hashing import crc32
 from protocol.headers.namesrv import (
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
     UnRegisterBrokerRequestHeader,
 )
 from protocol.register_broker_body import decode_register_broker_body
@@ -33,6 +45,10 @@ class NameServers:
         self.requests: list[tuple[str, RemotingCommand]] = []
         self.orders: dict[str, str] | None = None
         self.changed = True
+        self.refuse_with = ""
+        self.refuses: set[str] | None = None
+        self.told = ""
+        self.members: dict[str, str] | None = None
 
     async def invoke(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
         await trio.lowlevel.checkpoint()
@@ -44,7 +60,19 @@ class NameServers:
         if address in self.refuse:
             return command.reply(ResponseCode.SYSTEM_ERROR, "no")
         if command.code == RequestCode.QUERY_DATA_VERSION:
-            return command.reply(header=QueryDataVersionResponseHeader(changed=self.changed))
+            found = QueryDataVersionResponseHeader(changed=self.changed, conflict=self.told or None)
+            return command.reply(header=found)
+        if command.code == RequestCode.GET_BROKER_MEMBER_GROUP:
+            if self.members is None:
+                return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "no")
+            group = BrokerMemberGroup(broker_addrs=self.members)
+            return command.reply(body=encode_json(GetBrokerMemberGroupResponseBody(broker_member_group=group)))
+        if command.code == RequestCode.REGISTER_BROKER:
+            if self.refuse_with and address in (self.refuses or {address}):
+                header = RegisterBrokerResponseHeader(conflict=self.refuse_with)
+                return command.reply(ResponseCode.SYSTEM_ERROR, "no", header=header)
+            if self.told:
+                return command.reply(header=RegisterBrokerResponseHeader(conflict=self.told))
         if command.code == RequestCode.REGISTER_BROKER and self.orders is not None:
             return command.reply(body=encode_json(KVTable(table=self.orders)))
         return command.reply()
@@ -224,8 +252,9 @@ async def test_without_force_it_asks_first() -> None:
     async with world.running():
         assert len(world.servers.take()) == 1
         await world.advance(30)
-        ((_, command),) = world.servers.requests
-        assert command.code == RequestCode.QUERY_DATA_VERSION
+        codes = [command.code for _, command in world.servers.requests]
+        assert codes == [RequestCode.GET_BROKER_MEMBER_GROUP, RequestCode.QUERY_DATA_VERSION]
+        command = world.servers.requests[-1][1]
         assert decode_json(command.body, DataVersion) == world.topics.data_version
         world.servers.changed = True
         await world.advance(30)
@@ -267,3 +296,103 @@ async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
         world.topics.put(TopicConfig(topic_name="T"))
         assert await world.api.registered()
         await world.api.unregister_all()
+
+
+# two brokers of one name and id
+
+
+async def test_a_trimq_name_server_tells_of_another_broker_with_our_name_and_id() -> None:
+    # guards the second broker (refused: not ready, one line, tries again) and the first one (told, and ready)
+    world = World()
+    with capture_logs() as logs:
+        world.servers.refuse_with = "10.0.0.2:1"
+        async with world.running():
+            assert world.api.conflicts() == {"ns:1": "10.0.0.2:1"}
+            (reason,) = name_server_reasons(world.api)
+            assert (reason.code, "10.0.0.2:1" in reason.text) == ("broker_id_conflict", True)
+            for _ in range(3):
+                await world.advance(10)
+            assert len(world.servers.take()) >= 3
+            world.servers.refuse_with = ""
+            await world.advance(10)
+            assert world.api.conflicts() == {}
+            assert list(name_server_reasons(world.api)) == []
+            world.servers.told = "10.0.0.3:1"  # now we are the first, and another one comes
+            await world.advance(30)
+            assert world.api.conflicts() == {}
+            assert list(name_server_reasons(world.api)) == []
+    conflicts = [log for log in logs if log["event"] == "broker_id_conflict"]
+    assert [log["other"] for log in conflicts] == ["10.0.0.2:1", "10.0.0.3:1"]
+    assert "give one of the two brokers another brokerName" in conflicts[0]["remedy"]
+    assert len([log for log in logs if log["event"] == "registration_failed"]) == 1
+
+
+async def test_with_apaches_name_server_it_is_seen_when_the_other_one_has_taken_the_route() -> None:
+    # guards the question before each further registration, which Apache's name servers answer with whoever came last
+    world = World()
+    with capture_logs() as logs:
+        async with world.running():
+            await world.advance(30)
+            assert world.api.conflicts() == {}
+            world.servers.members = {"0": "10.0.0.2:1", "1": "10.0.0.9:1"}
+            for _ in range(2):
+                await world.advance(30)
+                assert world.api.conflicts() == {"ns:1": "10.0.0.2:1"}
+                assert [reason.code for reason in name_server_reasons(world.api)] == ["broker_id_conflict"]
+            assert world.api.reached() == {"ns:1": True}
+            world.servers.members = {"0": "10.0.0.1:10911"}
+            await world.advance(30)
+            assert world.api.conflicts() == {}
+            world.servers.members = None  # one of RocketMQ 4
+            await world.advance(30)
+            assert world.api.conflicts() == {}
+    assert [log["other"] for log in logs if log["event"] == "broker_id_conflict"] == ["10.0.0.2:1"]
+
+
+async def test_a_broker_that_comes_to_an_old_entry_of_its_own_sees_no_conflict() -> None:
+    # guards the restart at another address: what Apache's name server lists before our first registration says nothing
+    world = World()
+    world.servers.members = {"0": "10.0.0.2:1"}
+    async with world.running():
+        assert world.api.conflicts() == {}
+
+
+async def test_a_conflict_at_one_of_two_name_servers_shows_too() -> None:
+    world = World("ns:1", "ns:2")
+    world.servers.refuse_with, world.servers.refuses = "10.0.0.2:1", {"ns:2"}
+    async with world.running():
+        assert world.api.reached() == {"ns:1": True, "ns:2": False}
+        assert world.api.conflicts() == {"ns:2": "10.0.0.2:1"}
+        assert [reason.code for reason in name_server_reasons(world.api)] == ["broker_id_conflict"]
+        world.servers.down.add("ns:2")
+        await world.advance(10)
+        assert world.api.conflicts() == {}  # nobody knows any more
+
+
+async def test_a_name_server_that_was_away_is_told_of_all_topics_however_many() -> None:
+    # guards what a failed registration was to tell: with many topics a change tells of itself only, a new start of all
+    world = World()
+    async with world.running():
+        world.topics.put(*(TopicConfig(topic_name=f"T{n}") for n in range(ALL_TOPICS + 1)))
+        await world.advance(0)
+        world.servers.take()
+        world.servers.down.add("ns:1")
+        world.topics.put(TopicConfig(topic_name="Lost"))
+        await world.advance(0)
+        world.servers.down.clear()
+        await world.advance(1)
+        (body,) = world.servers.take()
+        assert "Lost" in names(body)
+        assert names(body) == set(world.topics.table)
+
+
+async def test_a_broker_that_only_asks_hears_of_a_conflict_too() -> None:
+    # guards forceRegister=false, where nothing is registered as long as nothing has changed
+    world = World(forceRegister=False)
+    with capture_logs() as logs:
+        async with world.running():
+            world.servers.changed = False
+            world.servers.told = "10.0.0.3:1"
+            await world.advance(30)
+            assert world.api.conflicts() == {}
+    assert [log["other"] for log in logs if log["event"] == "broker_id_conflict"] == ["10.0.0.3:1"]

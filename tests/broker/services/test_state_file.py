@@ -2,6 +2,7 @@ import errno
 import json
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -215,6 +216,147 @@ async def test_a_change_during_a_write_is_written_too() -> None:
         disk.gate.set()
     assert stored(disk) == 2
     assert not state.file.dirty
+
+
+class GatedDisk(SimDisk):
+    """Each write waits until it is let through, and fails where ``errors`` say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: list[trio.Event] = []
+        self.errors: list[OSError | None] = []
+
+    async def run(self, fn: Any, *args: Any) -> Any:  # type: ignore[override]
+        gate = trio.Event()
+        self.gates.append(gate)
+        await gate.wait()
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return fn(*args)
+
+
+async def test_changes_during_a_write_share_the_next_one_and_nobody_is_answered_before_it() -> None:
+    # guards the group commit: 50 changes during one write cost one more write, not 50, and each waits for that
+    disk = GatedDisk()
+    state = State(disk)
+    answered: list[int] = []
+
+    async def change(value: int) -> None:
+        state.set(value)
+        await state.file.persisted()
+        answered.append(value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(state.file.run, ManualClock().sleep)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(change, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        for value in range(2, 52):
+            nursery.start_soon(change, value)
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(disk.gates) == 1
+        disk.gates[0].set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert answered == [1]
+        assert len(disk.gates) == 2
+        disk.gates[1].set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(answered) == list(range(1, 52))
+        assert len(disk.gates) == 2
+        assert stored(disk) == 51
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_failed_write_fails_all_who_waited_for_it_and_nobody_else() -> None:
+    # guards that those whose change was in the failed write hear of it, and those who came later get their own
+    disk = GatedDisk()
+    disk.errors = [OSError(errno.ENOSPC, "full")]
+    state = State(disk)
+    told: dict[int, bool] = {}
+
+    async def change(value: int) -> None:
+        state.set(value)
+        await trio.lowlevel.checkpoint()
+        try:
+            await state.file.persisted()
+        except StateFileError:
+            told[value] = False
+        else:
+            told[value] = True
+
+    async with trio.open_nursery() as nursery:
+        for value in (1, 2, 3):
+            nursery.start_soon(change, value)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(disk.gates) == 1
+        nursery.start_soon(change, 4)
+        await trio.testing.wait_all_tasks_blocked()
+        disk.gates[0].set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == {1: False, 2: False, 3: False}
+        assert len(disk.gates) == 2
+        disk.gates[1].set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert told[4]
+        assert stored(disk) == 4
+
+
+async def test_one_who_gives_up_while_the_text_is_made_leaves_the_others_their_write() -> None:
+    # guards the waiters of a write whose own task is cancelled before it has reached the disk
+    disk = SimDisk()
+    table = {f"k{n}": "x" * 100 for n in range(20_000)}
+    file = StateFile(disk, PATH, lambda: encode_pieces({"table": table}))
+    file.changed()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+
+            async def first() -> None:
+                with scope:
+                    await file.persisted()
+
+            nursery.start_soon(first)
+            while not file._writing.locked():
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(file.persisted)
+            await trio.lowlevel.checkpoint()
+            scope.cancel()
+    assert not file.dirty
+
+
+def test_no_piece_of_a_large_table_is_a_long_piece_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the loop: unknown fields are put to their entries batch by batch, not for the whole table at its beginning
+    table = EntryTable(TopicConfig)
+    table.load({f"T{n}": {"perm": 6, "later": n} for n in range(5000)}, "f", "topicName")
+    merged = 0
+    original = msgspec.to_builtins
+
+    def counted(entry: Any) -> Any:
+        nonlocal merged
+        merged += 1
+        return original(entry)
+
+    monkeypatch.setattr(msgspec, "to_builtins", counted)
+    steps, text = [], []
+    for piece in encode_pieces({"table": table.encodable()}):
+        text.append(piece)
+        steps.append(merged)
+        merged = 0
+    assert 0 < max(steps) <= 200
+    assert json.loads(b"".join(text))["table"]["T4999"]["later"] == 4999
+
+
+async def test_a_large_file_is_written_in_pieces_that_make_one_text() -> None:
+    disk = SimDisk()
+    table = {f"k{n}": "x" * 100 for n in range(5000)}
+    file = StateFile(disk, PATH, lambda: encode_pieces({"table": table}))
+    file.changed()
+    pieces = await file._text()
+    assert len(pieces) > 3
+    assert max(map(len, pieces)) < 256 * 1024
+    await file.persisted()
+    assert await StateFile(disk, PATH, lambda: ()).load() == {"table": table}
 
 
 # encoding

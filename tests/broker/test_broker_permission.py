@@ -1,0 +1,97 @@
+"""brokerPermission without the right to write: sends to order topics are refused, by every way that a send can take."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker.controller import BrokerController
+from broker.processors.send_alike import AlikeSends
+from broker.testing import running_broker
+from protocol.body import TopicConfig
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import RemotingCommand
+from tests.broker.test_send_alike import MANY, QUEUES, TOPIC, USUAL, Side, send_frame
+from tests.broker.test_send_batch_alike import ask as ask_batch
+from tests.broker.test_send_batch_alike import batch, fields
+from tests.broker.test_send_direct import ask, v2
+from tests.broker.wire_client import WireClient, properties_text
+
+
+def make_topic(broker: BrokerController, *, order: bool) -> None:
+    broker.parts.topics.put(
+        TopicConfig(topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES, perm=6, order=order)
+    )
+
+
+async def set_permission(client: WireClient, permission: int) -> None:
+    reply = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=%d" % permission)
+    assert reply.code == 0
+
+
+async def every_way(client: WireClient) -> list[RemotingCommand]:
+    """The replies to single sends and batches, each by the short way and by the long one; the others are awaited."""
+    text = properties_text({key: value.format(1) for key, value in USUAL.items()})
+    replies = [await client.send(TOPIC, code=RequestCode.SEND_MESSAGE, v1=True)]
+    for short in (True, False):
+        for reply in (
+            await ask(client, v2(text), short=short),
+            await ask_batch(client, fields(), batch(), short=short),
+        ):
+            assert reply is not None
+            replies.append(reply)
+    return replies
+
+
+@pytest.mark.parametrize("permission", [0, 4])
+async def test_order_topics_are_refused_and_others_pass(
+    client: WireClient, broker: BrokerController, permission: int
+) -> None:
+    # guards that the fast ways leave such sends to the general one, and that a change counts at once in both directions
+    make_topic(broker, order=True)
+    assert [reply.code for reply in await every_way(client)] == [0] * 5
+    stored = broker.parts.store.max_phy_offset
+    await set_permission(client, permission)
+    for reply in await every_way(client):
+        assert reply.code == ResponseCode.NO_PERMISSION
+        assert (
+            reply.remark == f"this broker takes no messages for the order topic Orders (brokerPermission={permission})"
+        )
+        assert reply.ext_fields()["MSG_REGION"] == "DefaultRegion"
+    assert broker.parts.store.max_phy_offset == stored
+    config = broker.parts.topics.table[TOPIC]
+    broker.parts.topics.put(msgspec.structs.replace(config, order=False))
+    assert [reply.code for reply in await every_way(client)] == [0] * 5
+    assert (await client.send("New")).code == 0  # and a new topic is none of order
+    broker.parts.topics.put(config)
+    await set_permission(client, 6)
+    assert [reply.code for reply in await every_way(client)] == [0] * 5
+
+
+async def test_many_sends_of_one_round_are_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the way of many sends at once, which looks at the first of them only
+    served = 0
+    original = AlikeSends.serve
+
+    def counted(self: AlikeSends, frames: memoryview, length: int, owners: Any) -> Any:
+        nonlocal served
+        result = original(self, frames, length, owners)
+        served += result is not None
+        return result
+
+    monkeypatch.setattr(AlikeSends, "serve", counted)
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        make_topic(broker, order=True)
+        side = Side(broker, client, {})
+        numbers = range(1001, 1001 + MANY)
+        await side.learn(send_frame(1000))
+        replies = await side.burst(map(send_frame, numbers), numbers)
+        assert {reply.code for reply in replies.values()} == {0}
+        assert served
+        served = 0
+        await set_permission(client, 4)
+        await side.learn(send_frame(1000))
+        replies = await side.burst(map(send_frame, numbers), numbers)
+        assert {reply.code for reply in replies.values()} == {ResponseCode.NO_PERMISSION}
+        assert not served

@@ -1,0 +1,129 @@
+"""Two brokers of one name and id: the first keeps the route while it lives, and all three say so."""
+
+import json
+import socket
+from pathlib import Path
+
+import trio
+from structlog.testing import capture_logs
+
+from namesrv.conflicts import BrokerIdConflictError
+from protocol.body import encode_json
+from protocol.codes import RequestCode
+from protocol.headers.namesrv import RegisterBrokerRequestHeader
+from remoting.connection import PROBE_SECONDS, Connection
+from tests.namesrv.builders import CLUSTER, Cluster, registration_body, registration_header, topic
+from tests.namesrv.server import running
+
+FIRST, SECOND = "127.0.0.1:1", "127.0.0.1:2"
+ONE, TWO = object(), object()
+TOPICS = (topic("A"), topic("B"))
+
+
+def route(cluster: Cluster) -> dict[str, str]:
+    body = cluster.routes.route("A")
+    assert body is not None
+    return json.loads(body)["brokerDatas"][0]["brokerAddrs"]  # type: ignore[no-any-return]
+
+
+def refused(cluster: Cluster, addr: str = SECOND, connection: object = TWO) -> bool:
+    try:
+        cluster.register(topic("A", read=9), topic("C"), addr=addr, connection=connection)
+    except BrokerIdConflictError as error:
+        return "give it another brokerName" in error.remark and addr in error.remark
+    return False
+
+
+def told(cluster: Cluster) -> str | None:
+    return cluster.routes.register_broker(registration_header(addr=FIRST), registration_body(*TOPICS), ONE).conflict
+
+
+def test_the_second_one_is_refused_and_changes_nothing() -> None:
+    # guards the route: neither the address nor the topics of the second broker get in
+    cluster = Cluster()
+    cluster.register(*TOPICS, addr=FIRST, connection=ONE)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert refused(cluster)
+    assert [(log["event"], log["kept"], log["refused"]) for log in logs] == [("broker_id_conflict", FIRST, SECOND)]
+    assert route(cluster) == {"0": FIRST}
+    assert cluster.routes.route("C") is None
+    assert cluster.routes.topics.queues("A")["broker-a"].read_queue_nums == 4
+    assert cluster.routes.cluster_info().broker_addr_table["broker-a"].broker_addrs == {"0": FIRST}
+
+
+def test_the_first_one_hears_of_it_until_the_second_one_gives_up() -> None:
+    # guards that the holder is told, in the whole registration and in the repeated one, and not for ever
+    cluster = Cluster()
+    header, raw = registration_header(addr=FIRST), b"the same bytes"
+    assert told(cluster) is None
+    assert refused(cluster)
+    assert told(cluster) == SECOND
+    assert told(cluster) == SECOND
+    cluster.routes.remember(header, raw)
+    renewed = cluster.routes.renew(header, raw, ONE)
+    assert renewed is not None
+    assert renewed.conflict == SECOND
+    for _ in range(4):
+        cluster.clock.advance(31)
+        renewed = cluster.routes.renew(header, raw, ONE)
+    assert renewed is not None
+    assert renewed.conflict is None
+    assert told(cluster) is None
+
+
+def test_who_is_gone_is_followed() -> None:
+    # guards brokers that move: a closed connection or silence ends the claim of the first one
+    cluster = Cluster()
+    cluster.register(*TOPICS, addr=FIRST, connection=ONE)
+    assert refused(cluster)
+    cluster.routes.connection_closed(ONE)
+    assert not refused(cluster)
+    assert route(cluster) == {"0": SECOND}
+    cluster.clock.advance(119)
+    assert refused(cluster, FIRST, ONE)
+    cluster.clock.advance(2)  # before anybody has scanned
+    assert not refused(cluster, FIRST, ONE)
+    assert route(cluster) == {"0": FIRST}
+
+
+def test_what_is_no_conflict() -> None:
+    # guards the restart at the same address, the new address of one process, other ids, and the controller's choice
+    cluster = Cluster()
+    cluster.register(*TOPICS, addr=FIRST, connection=ONE)
+    cluster.register(*TOPICS, addr=FIRST, connection=TWO)  # restarted; its old connection is not closed yet
+    cluster.register(*TOPICS, addr=SECOND, connection=TWO)  # brokerIP1 has changed
+    assert route(cluster) == {"0": SECOND}
+    cluster.register(*TOPICS, addr="127.0.0.1:3", broker_id=1, connection=ONE)
+    cluster.register(*TOPICS, addr=FIRST, connection=ONE, state_version=1)
+    assert route(cluster) == {"0": FIRST, "1": "127.0.0.1:3"}
+
+
+async def test_over_the_wire(tmp_path: Path) -> None:
+    # guards the refusal's form, what the first broker is told, the probe of its connection, and the way in afterwards
+    def header(addr: str) -> RegisterBrokerRequestHeader:
+        return registration_header(addr=addr)
+
+    body = encode_json(registration_body(*TOPICS))
+    async with running(tmp_path) as server, server.connect() as second:
+        async with server.connect() as first:
+            assert (await first.ask(RequestCode.REGISTER_BROKER, header(FIRST), body)).code == 0
+            holder = server.controller.routes.live_brokers()[0].connection
+            assert isinstance(holder, Connection)
+            assert not holder.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            reply = await second.ask(RequestCode.REGISTER_BROKER, header(SECOND), body)
+            assert reply.code == 1
+            assert str(reply.remark).startswith("broker_id_conflict: brokerName broker-a with brokerId 0 belongs to")
+            assert reply.ext_fields() == {"conflict": FIRST}
+            assert holder.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert holder.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == PROBE_SECONDS * 1000
+            reply = await first.ask(RequestCode.REGISTER_BROKER, header(FIRST), body)
+            assert (reply.code, reply.ext_fields()) == (0, {"conflict": SECOND})
+            question = {"brokerName": "broker-a", "brokerAddr": FIRST, "clusterName": CLUSTER, "brokerId": "0"}
+            reply = await first.ask(RequestCode.QUERY_DATA_VERSION, question)  # forceRegister=false asks this instead
+            assert reply.ext_fields()["conflict"] == SECOND
+        with trio.fail_after(10):
+            while (await second.ask(RequestCode.REGISTER_BROKER, header(SECOND), body)).code:
+                await trio.lowlevel.checkpoint()
+        reply = await second.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "A"})
+        assert json.loads(bytes(reply.body))["brokerDatas"][0]["brokerAddrs"] == {"0": SECOND}
