@@ -583,6 +583,18 @@ async def test_a_log_that_is_given_up_takes_queues_and_index_with_it(apache: boo
         await check_all(store, {(TOPIC, 0): count + 2})
 
 
+# guards: a crash in the start that was accepted leaves no checkpoint of the old log beside what is left of its queues
+async def test_the_checkpoint_of_a_log_that_is_given_up_goes_first() -> None:
+    disk = SimDisk()
+    await _filled(disk)
+    _delete_below(disk, "/store/commitlog")
+    disk.history.clear()
+    async with opened(disk, accept_missing_log=True):
+        pass
+    deleted = next(at for at, call in enumerate(disk.history) if call.startswith("delete /store/consumequeue/"))
+    assert "rename /store/checkpoint.tmp /store/checkpoint" in disk.history[:deleted]
+
+
 async def test_permission_that_is_not_needed_changes_nothing() -> None:
     disk = SimDisk()
     await _filled(disk)
