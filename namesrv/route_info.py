@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from namesrv.config import NamesrvConfig
-from namesrv.conflicts import challenger_of, refuse_second
+from namesrv.conflicts import challenger_of, is_elected, refuse_second
 from namesrv.departures import Departures, why_no_route
 from namesrv.live_brokers import BrokerGroup, BrokerLiveInfo, decode_listeners
 from namesrv.topic_table import TopicQueueTable, queue_data
@@ -81,7 +81,9 @@ class RouteInfoManager:
             return RegisterBrokerResponseHeader()
         holder = group.members.get(header.broker_id) if group is not None else None
         now, timeout = self._clock.monotonic(), self._config().broker_expired_timeout
-        refuse_second(holder, header, wrapper.data_version, connection, now, timeout)
+        previous = self._live.get((header.cluster_name, header.broker_addr))
+        if not is_elected(previous, header, connection):
+            refuse_second(holder, header, wrapper.data_version, connection, now, timeout)
         known_id = group is not None and header.broker_id in group.members
         if not known_id and len(wrapper.topic_config_table) == 1:
             raise RemotingError(
@@ -89,7 +91,6 @@ class RouteInfoManager:
                 f"broker {header.broker_name} (id {header.broker_id}, {header.broker_addr}) has sent one changed "
                 "topic, but it has not registered here with all of its topics yet",
             )
-        previous = self._live.get((header.cluster_name, header.broker_addr))
         changed = not known_id or previous is None or previous.data_version != wrapper.data_version
         info = self._live_info(header, body, connection)
         group = self._enter(info, previous)
