@@ -53,8 +53,7 @@ def refuse_second(
     """Raises BrokerIdConflictError where ``holder``, who has the id, lives at another address.
 
     A higher state version, which a controller gives, wins over a living holder; see ``is_elected`` too.
-    ``timeout_ms``: for how long a holder
-    is told of a challenger that does not come again.
+    ``timeout_ms``: for how long a holder is told of a challenger that does not come again.
     """
     if (
         holder is None
