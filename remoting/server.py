@@ -293,7 +293,7 @@ class Reactor:
         while True:
             for fd, mask in events:
                 conn = connections.get(fd)
-                if mask == _READ and conn is not None and not conn.ready and not conn.paused:
+                if mask == _READ and conn is not None and not (conn.ready or conn.paused or conn.aside):
                     intake.serve(conn)
                 else:
                     self._serve_event(fd, mask)
