@@ -178,10 +178,8 @@ class UnfinishedFrames:
         self._next_seen[conn] = seen
         if self._stats.unfinished * _PRESSED >= self._most and len(self._next_slow) < _MOST_NOTED:
             held = len(big.buffer) if big is not None else len(conn.rest)
-            if waits:
-                spared = now - seen.read_at < self._limits.idle / _PATIENCE
-            else:
-                spared = not 0 <= seen.rate < self._quick
+            patience = self._limits.idle / _PATIENCE
+            spared = now - seen.read_at < patience if waits else not 0 <= seen.rate < self._quick
             self._next_slow.append(_Slow(spared, waits, seen.rate, -held, len(self._next_slow), conn, conn.frame))
 
     def looked(self) -> None:

@@ -201,6 +201,11 @@ def test_the_total_takes_at_least_two_frames() -> None:
     assert (limits.max_unfinished, limits.frame_progress) == (40_000_000, 77)
 
 
+def test_the_default_total_takes_two_frames_however_long_they_may_be() -> None:
+    """Otherwise a frame that frameMaxLength allows would never be received."""
+    assert ReactorLimits.of(NettyServerConfig(frame_max_length=1024 * MIB)).max_unfinished == 2048 * MIB
+
+
 async def test_many_that_begin_long_frames_at_once_all_end_and_nobody_is_closed() -> None:
     """They need three times the memory: none may wait for another that waits too."""
     clock = ManualClock()
