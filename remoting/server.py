@@ -119,8 +119,8 @@ class Reactor:
         finally:
             self._nursery = None
             self._acceptor.close()
+            self.intake.tasks.drop()
             for conn in list(self.connections.values()):
-                self.intake.tasks.drop(conn)
                 conn.close("the server has stopped", quiet=True)
             self._epoll.close()
             self._ended.set()
