@@ -209,8 +209,7 @@ class ConsumerManager:
             header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
             for connection in info.channels:
                 request = RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
-                if not connection.send_oneway(request):  # one says it all, however often the group changes meanwhile
-                    connection.when_drained(("ids_changed", group), partial(connection.send_oneway, request))
+                _tell(connection, group, request)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send notifications as groups change, and look for silent clients every 10 s, for ever."""
@@ -242,3 +241,8 @@ def _update_subscriptions(info: ConsumerGroupInfo, subscriptions: Iterable[Subsc
     for topic in info.subscriptions.keys() - given.keys():
         del info.subscriptions[topic]
     return changed
+
+
+def _tell(connection: Connection, group: str, request: RemotingCommand) -> None:
+    if not connection.send_oneway(request):  # one says it all, however often the group changes meanwhile
+        connection.when_drained(("ids_changed", group), partial(_tell, connection, group, request))

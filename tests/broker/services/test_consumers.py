@@ -173,6 +173,21 @@ def test_a_member_that_takes_nothing_is_told_once_when_it_does_again() -> None:
     assert notified(slow) == ["G"]
 
 
+def test_a_member_that_is_over_its_mark_again_is_told_later() -> None:
+    """Guards against a notification that is lost where another one has filled the connection just before."""
+    world, slow = World(), FakeConnection("slow")
+    world.heartbeat(slow, sub("T"), client="slow")
+    slow.over = True
+    world.heartbeat(FakeConnection("quick"), sub("T"), client="quick")
+    world.consumers.notify_now()
+    callbacks, slow.drained = slow.drained, {}
+    for callback in callbacks.values():
+        callback()
+    assert notified(slow) == []
+    slow.drain()
+    assert notified(slow) == ["G"]
+
+
 def test_who_is_not_to_be_notified_is_not() -> None:
     world, connection = World(), FakeConnection()
     world.heartbeat(connection, sub("T"), model="BROADCASTING")
