@@ -26,6 +26,7 @@ class HandlerTasks:
         self._stats = intake.reactor.stats
         self._at_once = intake.reactor.limits.max_tasks_per_connection
         self._max_oneways = intake.reactor.limits.max_inflight_per_connection
+        self._waiting: set[Connection] = set()  # closed ones too: their tasks have to be ended when the server stops
         self.count = 0
 
     def add(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
@@ -50,14 +51,20 @@ class HandlerTasks:
         while waiting and conn.tasks - len(waiting) < self._at_once and (conn.closed or not conn.is_over()):
             command, awaitable = waiting.popleft()
             self._reactor.start_task(self._run, conn, command, awaitable)
+        if waiting:
+            self._waiting.add(conn)
+        elif self._waiting:
+            self._waiting.discard(conn)
 
-    def drop(self, conn: Connection) -> None:
+    def drop(self) -> None:
         """The server has stopped: what has not begun never will."""
-        waiting = conn.put_off.tasks
-        while waiting:
-            _close(waiting.popleft()[1])
-            conn.tasks -= 1
-            self.count -= 1
+        for conn in self._waiting:
+            waiting = conn.put_off.tasks
+            while waiting:
+                _close(waiting.popleft()[1])
+                conn.tasks -= 1
+                self.count -= 1
+        self._waiting.clear()
 
     async def _run(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
         intake = self._intake

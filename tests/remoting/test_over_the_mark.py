@@ -191,6 +191,19 @@ async def test_tasks_that_wait_when_the_server_stops_are_dropped() -> None:
         assert handlers.done == []
 
 
+async def test_tasks_of_a_closed_connection_that_wait_when_the_server_stops_are_dropped() -> None:
+    """Otherwise their coroutines are never awaited, which is a warning and so a failure here."""
+    handlers = Handlers()
+    async with serving(handlers.table(), LIMITS) as server:
+        async with server.peer() as peer:
+            await peer.send(*[request(WAITS, oneway=True) for _ in range(10)])
+            await until(server, "s.frames == 10")
+        await until(server, "s.connections == 0")
+        await server.reactor.shutdown(0)
+        assert server.reactor.intake.tasks.count == 0
+        assert handlers.done == []
+
+
 async def test_what_the_server_asks_and_tells_waits_until_the_client_has_drained() -> None:
     async with serving(Handlers().table(), LIMITS) as server, server.peer(receive_buffer=4096) as peer:
         await peer.send(*[request(PLAIN) for _ in range(200)])

@@ -199,3 +199,31 @@ def test_the_total_takes_at_least_two_frames() -> None:
     assert config.problem() is None
     limits = ReactorLimits.of(config)
     assert (limits.max_unfinished, limits.frame_progress) == (40_000_000, 77)
+
+
+def test_the_default_total_takes_two_frames_however_long_they_may_be() -> None:
+    """Otherwise a frame that frameMaxLength allows would never be received."""
+    assert ReactorLimits.of(NettyServerConfig(frame_max_length=1024 * MIB)).max_unfinished == 2048 * MIB
+
+
+async def test_many_that_begin_long_frames_at_once_all_end_and_nobody_is_closed() -> None:
+    """They need three times the memory: none may wait for another that waits too."""
+    clock = ManualClock()
+    limits = ReactorLimits(max_unfinished=16 * MIB)
+    async with serving(limits=limits, clock=clock) as server:
+        ended = 0
+
+        async def ask() -> None:
+            nonlocal ended
+            async with server.peer() as peer:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(peer.send_bytes, FRAME)
+                    assert (await peer.receive()).code == 0
+                ended += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(24):
+                nursery.start_soon(ask)
+            while ended < 24:
+                await seconds(clock, 1)
+        assert server.reactor.stats.unfinished_closed == server.reactor.stats.unfinished == 0
