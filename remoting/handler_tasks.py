@@ -32,10 +32,11 @@ class HandlerTasks:
     def add(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
         """Run the rest of a handler. One-ways do not count as in flight: beyond the limit they are lost."""
         if command.flag & ONEWAY_FLAG:
-            if conn.tasks >= self._max_oneways:
+            if conn.oneways >= self._max_oneways:
                 self._stats.busy += 1
                 _close(awaitable)
                 return
+            conn.oneways += 1
         elif not conn.closed:
             conn.inflight += 1
             self._stats.inflight += 1
@@ -76,7 +77,9 @@ class HandlerTasks:
         finally:
             conn.tasks -= 1
             self.count -= 1
-            if not conn.closed and not command.flag & ONEWAY_FLAG:
+            if command.flag & ONEWAY_FLAG:
+                conn.oneways -= 1
+            elif not conn.closed:
                 conn.inflight -= 1
                 self._stats.inflight -= 1
             self._reactor.request_ended()
