@@ -52,8 +52,8 @@ def refuse_second(
 ) -> None:
     """Raises BrokerIdConflictError where ``holder``, who has the id, lives at another address.
 
-    A higher state version, which a controller gives, wins over a living holder. ``timeout_ms``: for how long a holder
-    is told of a challenger that does not come again.
+    A higher state version, which a controller gives, wins over a living holder; see ``is_elected`` too. ``timeout_ms``:
+    for how long a holder is told of a challenger that does not come again.
     """
     if (
         holder is None
@@ -74,6 +74,20 @@ def refuse_second(
         )
     holder.challenger = Challenger(address, now + timeout_ms / 1000)
     raise BrokerIdConflictError(holder, address)
+
+
+def is_elected(previous: "BrokerLiveInfo | None", header: RegisterBrokerRequestHeader, connection: object) -> bool:
+    """Whether a live member of the group says over the connection it has that its broker id is another one now.
+
+    So does a DLedger broker that its group has elected. It does not send a state version, and does not come again for
+    30 s if it is refused; the master before it may be gone without having closed its connection.
+    """
+    return (
+        previous is not None
+        and previous.connection is connection
+        and previous.broker_name == header.broker_name
+        and previous.broker_id != header.broker_id
+    )
 
 
 def challenger_of(info: "BrokerLiveInfo", now: float) -> str | None:

@@ -257,8 +257,8 @@ class Progress:
             _log.warning("new queues cannot be read yet", reason=str(error))
             return {}
         for queue, begin in found.items():
-            # startingOffsets of a queue that was made anew since somebody noted them
-            if begin > unknown[queue].end:
+            # startingOffsets of a queue that was made anew since; a time may give an end newer than these bounds
+            if position.kind == "table" and begin > unknown[queue].end:
                 continuity.tell_shorter(settings, queue, begin, unknown[queue])
                 found[queue] = unknown[queue].end
         return found

@@ -99,6 +99,28 @@ def test_what_is_no_conflict() -> None:
     assert route(cluster) == {"0": FIRST, "1": "127.0.0.1:3"}
 
 
+def test_a_slave_that_was_elected_gets_in() -> None:
+    # guards DLedger's failover: a live slave of the group becomes the master over the connection that it has, without a
+    # state version, while the old master's machine is gone without having closed its connection
+    cluster = Cluster()
+    cluster.register(*TOPICS, addr=FIRST, connection=ONE)
+    cluster.register(*TOPICS, addr=SECOND, broker_id=2, connection=TWO)
+    cluster.register(*TOPICS, addr=SECOND, broker_id=0, connection=TWO)
+    assert route(cluster) == {"0": SECOND}
+    assert refused(cluster, FIRST, ONE)  # an old master that still thinks it is one
+    cluster.register(*TOPICS, addr=FIRST, broker_id=1, connection=ONE)
+    assert route(cluster) == {"0": SECOND, "1": FIRST}
+
+
+def test_a_slave_that_was_started_anew_as_a_master_does_not() -> None:
+    # guards the route where the configuration is wrong: another process at the slave's address was not elected
+    cluster = Cluster()
+    cluster.register(*TOPICS, addr=FIRST, connection=ONE)
+    cluster.register(*TOPICS, addr=SECOND, broker_id=1, connection=object())
+    assert refused(cluster)
+    assert route(cluster) == {"0": FIRST, "1": SECOND}
+
+
 async def test_over_the_wire(tmp_path: Path) -> None:
     # guards the refusal's form, what the first broker is told, the probe of its connection, and the way in afterwards
     def header(addr: str) -> RegisterBrokerRequestHeader:

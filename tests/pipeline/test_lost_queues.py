@@ -6,10 +6,12 @@ Each run is a new reader (Trigger.AvailableNow), so that every test asks one tha
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+from anyio import to_thread
 from structlog.testing import capture_logs
 
 from broker.testing_threads import BrokerUnderTest, broker_in_thread
@@ -294,3 +296,21 @@ def test_checkpoints_of_older_versions_are_read(scene: Scene) -> None:
     for wrong in ("x", [1], [1, "now"], {"a": 1}, None):
         with pytest.raises(OffsetFormatError, match="cannot be read"):
             StreamOffset.of({"v": 1, "seen": {TOPIC: {"broker-a": {"0": wrong}}}})
+
+
+def test_messages_that_come_while_a_begin_is_asked_for_are_no_loss(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time ahead of the broker's clock is the queue's end, which is a later one than that of the bounds by then."""
+    scene.make_topic(3)
+    at_time = places.at_time
+
+    async def late(*arguments: Any) -> dict[MessageQueue, int]:
+        await to_thread.run_sync(scene.send, 2)
+        return await at_time(*arguments)
+
+    monkeypatch.setattr(places, "at_time", late)
+    ahead = int(time.time() * 1000) + HOUR_MS
+    end = scene.run(START, pins=False, startingOffsets="", startingTimestamp=ahead)
+    assert end.begins == {QUEUE: 5}
+    assert end.ends == {QUEUE: 5}
