@@ -67,6 +67,7 @@ class Connection:
         "inflight",
         "mask",
         "on_close",
+        "oneways",
         "out",
         "paused",
         "peer",
@@ -105,6 +106,7 @@ class Connection:
         self.mask = 0  # what the selector watches
         self.active_at = 0.0
         self.tasks = 0  # requests that run as tasks, with those that wait for it
+        self.oneways = 0  # the one-ways among them
         self._put_off: PutOff | None = None
         self._reactor = reactor
         self._pending: dict[int, _Pending] = {}

@@ -26,15 +26,17 @@ class HandlerTasks:
         self._stats = intake.reactor.stats
         self._at_once = intake.reactor.limits.max_tasks_per_connection
         self._max_oneways = intake.reactor.limits.max_inflight_per_connection
+        self._waiting: set[Connection] = set()  # closed ones too: their tasks have to be ended when the server stops
         self.count = 0
 
     def add(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
         """Run the rest of a handler. One-ways do not count as in flight: beyond the limit they are lost."""
         if command.flag & ONEWAY_FLAG:
-            if conn.tasks >= self._max_oneways:
+            if conn.oneways >= self._max_oneways:
                 self._stats.busy += 1
                 _close(awaitable)
                 return
+            conn.oneways += 1
         elif not conn.closed:
             conn.inflight += 1
             self._stats.inflight += 1
@@ -50,14 +52,20 @@ class HandlerTasks:
         while waiting and conn.tasks - len(waiting) < self._at_once and (conn.closed or not conn.is_over()):
             command, awaitable = waiting.popleft()
             self._reactor.start_task(self._run, conn, command, awaitable)
+        if waiting:
+            self._waiting.add(conn)
+        elif self._waiting:
+            self._waiting.discard(conn)
 
-    def drop(self, conn: Connection) -> None:
+    def drop(self) -> None:
         """The server has stopped: what has not begun never will."""
-        waiting = conn.put_off.tasks
-        while waiting:
-            _close(waiting.popleft()[1])
-            conn.tasks -= 1
-            self.count -= 1
+        for conn in self._waiting:
+            waiting = conn.put_off.tasks
+            while waiting:
+                _close(waiting.popleft()[1])
+                conn.tasks -= 1
+                self.count -= 1
+        self._waiting.clear()
 
     async def _run(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
         intake = self._intake
@@ -69,7 +77,9 @@ class HandlerTasks:
         finally:
             conn.tasks -= 1
             self.count -= 1
-            if not conn.closed and not command.flag & ONEWAY_FLAG:
+            if command.flag & ONEWAY_FLAG:
+                conn.oneways -= 1
+            elif not conn.closed:
                 conn.inflight -= 1
                 self._stats.inflight -= 1
             self._reactor.request_ended()

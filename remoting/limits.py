@@ -67,7 +67,7 @@ class ReactorLimits:
             max_inflight_per_connection=config.max_requests_in_flight_per_connection,
             max_connections=config.max_connections or connections_allowed(),
             idle=config.server_channel_max_idle_time_seconds,
-            max_unfinished=config.max_unfinished_frame_bytes or unfinished_allowed(),
+            max_unfinished=config.max_unfinished_frame_bytes or max(unfinished_allowed(), 2 * config.frame_max_length),
             frame_progress=config.min_frame_progress_bytes,
         )
 

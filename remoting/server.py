@@ -119,8 +119,8 @@ class Reactor:
         finally:
             self._nursery = None
             self._acceptor.close()
+            self.intake.tasks.drop()
             for conn in list(self.connections.values()):
-                self.intake.tasks.drop(conn)
                 conn.close("the server has stopped", quiet=True)
             self._epoll.close()
             self._ended.set()
@@ -293,7 +293,7 @@ class Reactor:
         while True:
             for fd, mask in events:
                 conn = connections.get(fd)
-                if mask == _READ and conn is not None and not conn.ready and not conn.paused:
+                if mask == _READ and conn is not None and not (conn.ready or conn.paused or conn.aside):
                     intake.serve(conn)
                 else:
                     self._serve_event(fd, mask)

@@ -4,14 +4,18 @@ A frame that has begun and does not end costs a buffer. Two rules bound that:
 
 - All of these buffers together (allocated bytes) stay below ``limits.max_unfinished``. Where one more would exceed it,
   the slowest sender is closed first. Its speed is what it has sent of its frame in the last ``limits.unfinished_age``
-  seconds or more; so nobody is slow before that age. Where all are younger, a long frame that wants to grow is not
-  read until the next look. Long frames get three quarters, so that they cannot crowd out short ones.
+  seconds or more in which it was read; so nobody is slow before that age, nor who would bring the longest frame in
+  ``limits.idle`` seconds. Where there is nobody to close, a long frame that wants to grow is not read until there is
+  room, and may be closed after a quarter of ``limits.idle``. Long frames get three quarters, so that they cannot crowd
+  out short ones. Of these a frame's length is kept for one of them, the *leader*: many that have begun at once cannot
+  wait for each other, they end one after another.
 - An unfinished frame brings ``limits.frame_progress`` bytes or its end in every ``limits.idle`` seconds. A byte now
   and then does not keep a connection.
 
 A look at all connections comes with the reactor's scan once a second, in slices; between two looks nothing is searched.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remoting.big_frame import BigFrame
@@ -22,26 +26,34 @@ if TYPE_CHECKING:
 
 _PRESSED: Final = 2
 """From this part of the bound on (a half), looks note who is slow."""
+_PATIENCE: Final = 4
+"""One that waits to be read may be closed after this part of ``limits.idle`` (a quarter)."""
 _MOST_NOTED: Final = 10_000
 """Connections noted at a look; the next one is a second later."""
 
 
 class _Progress:
-    """What a look has seen of one frame. ``rate`` is in bytes a second, -1 before the first full window."""
+    """What a look has seen of one frame. ``rate`` is in bytes a second, -1 before the first full window.
 
-    __slots__ = ("frame", "got", "got_before", "period_at", "rate", "window_at")
+    ``read_at`` is the last look at which it was read.
+    """
+
+    __slots__ = ("frame", "got", "got_before", "looked_at", "period_at", "rate", "read_at", "window_at")
 
     def __init__(self, frame: int, now: float, got: int) -> None:
         self.frame = frame
-        self.period_at = self.window_at = now
+        self.period_at = self.window_at = self.looked_at = self.read_at = now
         self.got = self.got_before = got
         self.rate = -1.0
 
 
 class _Slow(NamedTuple):
-    """In the order in which they are closed: old before young, those that are read before paused ones, slow first."""
+    """In the order in which they are closed: those that are read before paused ones, slow first.
 
-    young: bool
+    ``spared`` are too young, quick enough, or have not waited for long: they are closed for short frames only.
+    """
+
+    spared: bool
     paused: bool
     rate: float
     held: int
@@ -59,11 +71,15 @@ class UnfinishedFrames:
         self._stats = reactor.stats
         self._most = reactor.limits.max_unfinished
         self._most_of_long = self._most * 3 // 4
+        self._most_of_others = self._most_of_long - min(self._limits.max_frame, self._most_of_long // 2)
+        self._leader: Connection | None = None
+        self._leads = 0  # the leader's frame
+        self._quick = self._limits.max_frame / self._limits.idle
         self._seen: dict[Connection, _Progress] = {}
         self._next_seen: dict[Connection, _Progress] = {}
         self._slow: list[_Slow] = []
         self._next_slow: list[_Slow] = []
-        self._aside: list[Connection] = []
+        self._aside: deque[Connection] = deque()
 
     # what the intake calls
 
@@ -72,7 +88,7 @@ class UnfinishedFrames:
         conn.rest = data
         self._stats.unfinished += len(data)
         if self._stats.unfinished > self._most:
-            self._make_room(conn, 0, self._most, young=True)
+            self._make_room(conn, 0, self._most, spare=False)
             if self._stats.unfinished > self._most and not conn.closed:
                 self._close(conn, "no memory is left for unfinished frames")
 
@@ -86,7 +102,7 @@ class UnfinishedFrames:
     def begin(self, conn: "Connection", size: int, first: memoryview, spare: bytearray | None) -> bool:
         """A long frame of ``conn`` has begun: it gets a buffer. False: there is no room now."""
         big = BigFrame.wanted(size, len(first), spare)
-        if not self._make_room(conn, big, self._most_of_long, young=False):
+        if not self._has_room(conn, big):
             return False
         conn.big = BigFrame(size, first, spare)
         self._stats.unfinished += len(conn.big.buffer)
@@ -95,7 +111,7 @@ class UnfinishedFrames:
     def grow(self, conn: "Connection", big: BigFrame) -> bool:
         """Give a full buffer more room. False: not now, and ``conn`` is not read until there is some."""
         more = big.growth()
-        if not self._make_room(conn, more, self._most_of_long, young=False):
+        if not self._has_room(conn, more):
             self.set_aside(conn)
             return False
         big.grow(more)
@@ -106,6 +122,13 @@ class UnfinishedFrames:
         """A long frame is whole, and served next."""
         conn.big = None
         self._stats.unfinished -= len(big.buffer)
+        while self._aside:  # its room is for those that wait
+            other = self._aside.popleft()
+            if not other.closed:
+                self._read_again(other)
+                if other.aside:
+                    self._aside.rotate(1)
+                    break
 
     def forget(self, conn: "Connection") -> None:
         """It is being closed."""
@@ -135,7 +158,11 @@ class UnfinishedFrames:
         waits = conn.paused or conn.ready or conn.aside
         if waits:  # not read: it is not its fault
             seen.period_at, seen.got = now, got
-        elif now - seen.period_at >= self._limits.idle:
+            seen.window_at += now - seen.looked_at
+        else:
+            seen.read_at = now
+        seen.looked_at = now
+        if now - seen.period_at >= self._limits.idle:
             if got - seen.got < self._limits.frame_progress:
                 self._close(
                     conn,
@@ -151,15 +178,15 @@ class UnfinishedFrames:
         self._next_seen[conn] = seen
         if self._stats.unfinished * _PRESSED >= self._most and len(self._next_slow) < _MOST_NOTED:
             held = len(big.buffer) if big is not None else len(conn.rest)
-            self._next_slow.append(
-                _Slow(seen.rate < 0, waits, seen.rate, -held, len(self._next_slow), conn, conn.frame)
-            )
+            patience = self._limits.idle / _PATIENCE
+            spared = now - seen.read_at < patience if waits else not 0 <= seen.rate < self._quick
+            self._next_slow.append(_Slow(spared, waits, seen.rate, -held, len(self._next_slow), conn, conn.frame))
 
     def looked(self) -> None:
         """All connections have been looked at: those that had to wait are read again as far as there is room."""
         self._seen, self._next_seen = self._next_seen, {}
         self._slow, self._next_slow = sorted(self._next_slow, reverse=True), []
-        aside, self._aside = self._aside, []
+        aside, self._aside = self._aside, deque()
         for conn in aside:
             if not conn.closed:
                 self._read_again(conn)
@@ -180,11 +207,21 @@ class UnfinishedFrames:
 
     # making room
 
-    def _make_room(self, conn: "Connection", more: int, most: int, *, young: bool) -> bool:
+    def _has_room(self, conn: "Connection", more: int) -> bool:
+        """Whether a long frame may take ``more``. Where the others' part is full, one of them becomes the leader."""
+        if self._stats.unfinished + more <= self._most_of_others:
+            return True
+        leader = self._leader
+        if leader is None or leader.closed or leader.big is None or leader.frame != self._leads:
+            leader, self._leader, self._leads = conn, conn, conn.frame
+        most = self._most_of_long if leader is conn else self._most_of_others
+        return self._make_room(conn, more, most, spare=True)
+
+    def _make_room(self, conn: "Connection", more: int, most: int, *, spare: bool) -> bool:
         """Close slow senders until there is room; False where there is none, or where ``conn`` was one of them."""
         slow = self._slow
         while self._stats.unfinished + more > most and not conn.closed:
-            if not slow or (slow[-1].young and not young):
+            if not slow or (slow[-1].spared and spare):
                 return False
             entry = slow.pop()
             other = entry.connection

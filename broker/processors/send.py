@@ -170,7 +170,7 @@ class SendMessageProcessor:
             text += "\x02"
         unique = properties.get("UNIQ_KEY")
         if unique is None:
-            unique = self._next_unique()
+            unique = properties["UNIQ_KEY"] = self._next_unique()  # the index finds it by this one too
             text = text + "UNIQ_KEY\x01" + unique + "\x02"
         message = MessageInner(
             header.topic,

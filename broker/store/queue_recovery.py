@@ -9,8 +9,7 @@ from broker.store.mapped_file_queue import MappedFileQueue
 from broker.store.queue_files import LoadedQueue, delete_queue_files, erase_units
 from broker.store.queue_snapshot import read_file_size, read_snapshot, what_changed
 from protocol.checkpoint_layout import CheckpointMark
-from protocol.queue_unit import UNIT, UNIT_SIZE, is_unit_of
-from protocol.topic_rules import SCHEDULE_TOPIC
+from protocol.queue_unit import UNIT, UNIT_SIZE
 
 _CHUNK = 512
 
@@ -129,7 +128,8 @@ class QueueRecovery:
             self._cut(queue, seen.slot, seen.end)  # units of records that are gone
         if slot < queue.next_offset:
             unit = self._unit(queue, seen, slot)
-            if is_unit_of(unit, found.phy, found.size, tags_code, delayed=found.topic == SCHEDULE_TOPIC):
+            # an earlier due time counts as wrong too: nothing here vouches for it, and the record's is never too early
+            if unit == UNIT.pack(found.phy, found.size, tags_code):
                 seen.slot = slot + 1
                 seen.end = found.phy + found.size
                 return

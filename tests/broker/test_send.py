@@ -10,9 +10,10 @@ from broker.testing import running_broker
 from protocol.batch import encode_batch
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import ONEWAY_FLAG, Encoding
+from protocol.hashing import key_hash
 from protocol.message_id import decode_offset_id
 from protocol.record import pack_host
-from tests.broker.wire_client import WireClient, consumer, properties_text
+from tests.broker.wire_client import WireClient, consumer, hashes_of, properties_text
 
 UNIQUE = "7F0000010001AABBCCDD000000010001"
 
@@ -90,6 +91,21 @@ async def test_unique_key_is_made_where_it_is_missing(client: WireClient) -> Non
     reply = await client.send("Orders")
     (message,) = await client.pull_messages("Orders")
     assert message.unique_id == reply.ext_fields()["transactionId"]
+
+
+# guards: a message is found by its unique key also where the broker has made it, whatever else the index finds it by
+@pytest.mark.parametrize("changes", [{}, {"indexTagEnable": "false"}], ids=["tags", "no tags"])
+@pytest.mark.parametrize("properties", [None, {"TAGS": "TagA"}, {"KEYS": "k1 k2", "TAGS": "TagA"}, {"WAIT": "true"}])
+async def test_the_index_has_a_unique_key_that_the_broker_made(
+    tmp_path: Path, changes: dict[str, str], properties: dict[str, str] | None
+) -> None:
+    async with running_broker(tmp_path, **changes) as broker, WireClient.connect(broker.endpoint) as client:
+        unique = (await client.send("Orders", properties=properties)).ext_fields()["transactionId"]
+        (message,) = await client.pull_messages("Orders")
+        words = [unique, *(properties or {}).get("KEYS", "").split()]
+        if not changes and "TAGS" in (properties or {}):
+            words.append("T#TagA")
+        assert await hashes_of(broker, [message]) == [[key_hash("Orders", word) for word in words]]
 
 
 async def test_properties_of_the_broker_are_not_doubled(client: WireClient) -> None:

@@ -181,11 +181,39 @@ async def test_only_what_was_counted_as_in_flight_is_taken_off_again() -> None:
         assert (server.reactor.stats.inflight, server.connection().inflight, server.connection().tasks) == (0, 0, 0)
 
 
+async def test_a_one_way_is_not_lost_for_the_requests_in_flight_beside_it() -> None:
+    """The limit of one-ways that run as tasks is their own."""
+    handlers = Handlers()
+    limits = ReactorLimits(max_inflight_per_connection=5, max_tasks_per_connection=4)
+    async with serving(handlers.table(), limits) as server, server.peer() as peer:
+        await peer.send(*[request(WAITS) for _ in range(5)], request(WAITS, b"one-way", oneway=True))
+        await until(server, "s.frames == 6")
+        handlers.gate.set()
+        for _ in range(5):
+            assert (await peer.receive()).code == 0
+        await trio.testing.wait_all_tasks_blocked()
+        assert b"one-way" in handlers.done
+        assert server.reactor.stats.busy == 0
+
+
 async def test_tasks_that_wait_when_the_server_stops_are_dropped() -> None:
     handlers = Handlers()
     async with serving(handlers.table(), LIMITS) as server, server.peer() as peer:
         await peer.send(*[request(WAITS) for _ in range(10)])
         await until(server, "s.inflight == 10")
+        await server.reactor.shutdown(0)
+        assert server.reactor.intake.tasks.count == 0
+        assert handlers.done == []
+
+
+async def test_tasks_of_a_closed_connection_that_wait_when_the_server_stops_are_dropped() -> None:
+    """Otherwise their coroutines are never awaited, which is a warning and so a failure here."""
+    handlers = Handlers()
+    async with serving(handlers.table(), LIMITS) as server:
+        async with server.peer() as peer:
+            await peer.send(*[request(WAITS, oneway=True) for _ in range(10)])
+            await until(server, "s.frames == 10")
+        await until(server, "s.connections == 0")
         await server.reactor.shutdown(0)
         assert server.reactor.intake.tasks.count == 0
         assert handlers.done == []

@@ -1,5 +1,6 @@
 """Guards the memory for frames that begin and do not end: one total, the slowest sender first, some progress."""
 
+import select
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -199,3 +200,47 @@ def test_the_total_takes_at_least_two_frames() -> None:
     assert config.problem() is None
     limits = ReactorLimits.of(config)
     assert (limits.max_unfinished, limits.frame_progress) == (40_000_000, 77)
+
+
+def test_the_default_total_takes_two_frames_however_long_they_may_be() -> None:
+    """Otherwise a frame that frameMaxLength allows would never be received."""
+    assert ReactorLimits.of(NettyServerConfig(frame_max_length=1024 * MIB)).max_unfinished == 2048 * MIB
+
+
+async def test_many_that_begin_long_frames_at_once_all_end_and_nobody_is_closed() -> None:
+    """They need three times the memory: none may wait for another that waits too."""
+    clock = ManualClock()
+    limits = ReactorLimits(max_unfinished=16 * MIB)
+    async with serving(limits=limits, clock=clock) as server:
+        ended = 0
+
+        async def ask() -> None:
+            nonlocal ended
+            async with server.peer() as peer:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(peer.send_bytes, FRAME)
+                    assert (await peer.receive()).code == 0
+                ended += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(24):
+                nursery.start_soon(ask)
+            while ended < 24:
+                await seconds(clock, 1)
+        assert server.reactor.stats.unfinished_closed == server.reactor.stats.unfinished == 0
+
+
+async def test_an_event_of_before_does_not_read_a_connection_that_waits_for_memory() -> None:
+    """A round may have been told of it before it had to wait: what is kept fills the buffer, and looks like an end."""
+    clock = ManualClock()
+    async with serving(limits=LIMITS, clock=clock) as server, server.peer() as one, server.peer() as two:
+        for peer in (one, two):
+            await begin(server, peer, 1_000_000)
+        async with server.peer() as new, trio.open_nursery() as nursery:
+            nursery.start_soon(_send_what_goes, new, FRAME)
+            await trio.testing.wait_all_tasks_blocked()
+            (waits,) = [conn for conn in server.reactor.connections.values() if conn.aside]
+            before = server.reactor.stats.bytes_in
+            await server.reactor._round([(waits.sock.fileno(), select.EPOLLIN)])
+            assert server.reactor.stats.bytes_in == before
+            nursery.cancel_scope.cancel()

@@ -123,8 +123,8 @@ async def test_a_unit_made_anew_is_due_later_and_never_earlier(autojump_clock: t
 
 
 @pytest.mark.parametrize("change", [None, -1, 1], ids=["as it was", "earlier", "later"])
-async def test_an_earlier_due_time_is_no_damage(change: int | None) -> None:
-    """Units are compared with the log where no checkpoint vouches for them: this one may say an earlier time only."""
+async def test_a_due_time_that_nothing_vouches_for_is_made_anew(change: int | None) -> None:
+    """Without a checkpoint a flipped bit looks like a clock that was set back: the later time is the safe one."""
     disk = SimDisk()
     clock = ManualClock(NOW)
     async with opened(disk, settings(), clock) as store:
@@ -142,10 +142,8 @@ async def test_an_earlier_due_time_is_no_damage(change: int | None) -> None:
         disk.close(fd)
     async with opened(disk, settings(), clock) as store:
         assert store.recovered is not None
-        assert store.recovered.units_rebuilt == (2 if change == 1 else 0)
-        first, second = await _due(store, 2)
-        assert first == NOW + 10_000 + min(change or 0, 0)
-        assert second == (NOW + 10_000 if change == 1 else NOW - DAY + 10_000)
+        assert store.recovered.units_rebuilt == (1 if change is None else 2)
+        assert await _due(store, 2) == [NOW + 10_000, NOW + 10_000]
 
 
 async def _killed() -> SimDisk:

@@ -13,6 +13,7 @@ from tests.crash.mutations import (
     all_mutations,
     copied_tree,
     interpreter,
+    marks_for,
     run_tests,
     try_mutation,
 )
@@ -42,7 +43,7 @@ def _without_mutation(chosen: list[Mutation], tree: Path) -> None:
     """Raises MutationError where a test fails in the tree as it is: it would kill everything."""
     for environment in sorted({mutation.environment for mutation in chosen}):
         tests = sorted({test for one in chosen if one.environment == environment for test in one.tests})
-        code, printed = run_tests(interpreter(environment), tree, tests, timeout=3600)
+        code, printed = run_tests(interpreter(environment), tree, tests, 3600, marks_for(environment))
         if code != 0:
             raise MutationError(f"{printed}\nthese tests fail without any mutation")
 
