@@ -70,8 +70,12 @@ class Model:
             if same:
                 self.leave(same)
             return True
+        elected = (
+            same and same.name == new.name and same.broker_id != new.broker_id and same.connection is new.connection
+        )
         if (
             holder
+            and not elected
             and holder.addr != new.addr
             and holder.connection is not new.connection
             and holder.state_version == new.state_version
