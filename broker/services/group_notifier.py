@@ -2,8 +2,9 @@
 
 RocketMQ tells all members at each change, so that 2,000 consumers that start together cost two million notifications.
 Here the first change is told at once, and further ones of that group together when ``PAUSE_SECONDS`` have passed, or
-longer where the group is large: at most ``MEMBERS_A_SECOND`` are told. The last change is always told. A client that
-hears of nothing looks by itself every 20 s, so that a pause of a second or two is no loss.
+longer where the group is large: about ``MEMBERS_A_SECOND`` are told, but never later than after
+``LONGEST_PAUSE_SECONDS``. The last change is always told. A client that hears of nothing looks by itself every 20 s, so
+that a pause of a few seconds is no loss.
 """
 
 import time
@@ -23,6 +24,8 @@ PAUSE_SECONDS: Final = 0.2
 """Between two notifications of a small group."""
 MEMBERS_A_SECOND: Final = 1000
 """A group with more than ``PAUSE_SECONDS`` times this has a longer pause."""
+LONGEST_PAUSE_SECONDS: Final = 10.0
+"""However large the group is: half of the time after which clients look by themselves."""
 _SLICE_SECONDS: Final = 0.001
 _CLOSE_ENOUGH: Final = 1e-6
 """Seconds that a sleep may end early, by the rounding of clocks."""
@@ -69,7 +72,8 @@ class GroupNotifier:
 
     async def _tell(self, group: str) -> None:
         members = list(self._members(group))
-        self._not_before[group] = self._clock.monotonic() + max(PAUSE_SECONDS, len(members) / MEMBERS_A_SECOND)
+        pause = min(max(PAUSE_SECONDS, len(members) / MEMBERS_A_SECOND), LONGEST_PAUSE_SECONDS)
+        self._not_before[group] = self._clock.monotonic() + pause
         began = time.perf_counter()
         for connection in members:
             tell(connection, group)

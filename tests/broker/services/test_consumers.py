@@ -3,7 +3,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from broker.services.consumers import ConsumerManager, GroupChange
-from broker.services.group_notifier import MEMBERS_A_SECOND, PAUSE_SECONDS, tell
+from broker.services.group_notifier import LONGEST_PAUSE_SECONDS, MEMBERS_A_SECOND, PAUSE_SECONDS, GroupNotifier, tell
 from broker.services.producers import ProducerManager
 from protocol.body import SubscriptionData
 from protocol.codes import RequestCode
@@ -223,6 +223,17 @@ async def test_changes_in_short_order_are_told_together_and_the_last_one_always(
         world.consumers.unregister("G", connections[8].real)
         assert sum(await let(0)) == 298  # at once again
         nursery.cancel_scope.cancel()
+
+
+async def test_the_pause_of_a_very_large_group_has_an_end() -> None:
+    # guards the members of a group of 100,000: a pause by its size would be 100 s
+    clock, member = ManualClock(), FakeConnection()
+    notifier = GroupNotifier(clock, lambda group: [member.real] * 100_000)
+    for told in (100_000, 200_000):
+        notifier.changed("G")
+        await notifier.tell_due()
+        assert len(member.sent) == told
+        clock.advance(LONGEST_PAUSE_SECONDS)
 
 
 async def test_another_group_is_told_at_once_while_one_has_its_pause() -> None:
