@@ -281,6 +281,7 @@ class Connection:
         self.out.discard()
         if self._put_off is not None:
             self._put_off.callbacks.clear()
+            self._reactor.intake.tasks.client_gone(self)
             self.resume()
         for pending in self._pending.values():
             pending.event.set()

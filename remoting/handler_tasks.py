@@ -2,7 +2,8 @@
 
 A task that is under way may bring a reply at any time. So one whose connection has its high-water mark to send is not
 started, and of those that are started there are ``limits.max_tasks_per_connection`` at most: the others wait in the
-order in which they came. Nothing is dropped, even when the client has gone: a one-way request has to happen.
+order in which they came. When the client has gone, those of them that want a reply are dropped, so that a client that
+comes again and again piles up nothing; a one-way request still happens.
 """
 
 from collections.abc import Awaitable
@@ -56,6 +57,21 @@ class HandlerTasks:
             self._waiting.add(conn)
         elif self._waiting:
             self._waiting.discard(conn)
+
+    def client_gone(self, conn: Connection) -> None:
+        """Its requests that have not begun are dropped with their bodies, but for one-ways."""
+        waiting = conn.put_off.tasks
+        kept = [entry for entry in waiting if entry[0].flag & ONEWAY_FLAG]
+        for command, awaitable in waiting:
+            if not command.flag & ONEWAY_FLAG:
+                _close(awaitable)
+                conn.tasks -= 1
+                self.count -= 1
+        waiting.clear()
+        waiting.extend(kept)
+        if not kept:
+            self._waiting.discard(conn)
+        self._reactor.request_ended()  # a shutdown may wait for them
 
     def drop(self) -> None:
         """The server has stopped: what has not begun never will."""

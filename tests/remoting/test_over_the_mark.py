@@ -165,6 +165,24 @@ async def test_one_ways_that_wait_happen_though_their_client_has_gone() -> None:
         assert sorted(handlers.done) == [str(number).encode() for number in range(10)]
 
 
+async def test_requests_of_a_client_that_has_gone_do_not_begin_any_more() -> None:
+    """Guards memory: a client that sends many requests and closes, again and again, leaves none of them waiting."""
+    handlers = Handlers()
+    async with serving(handlers.table(), LIMITS) as server:
+        async with server.peer() as peer:
+            await peer.send(
+                *[request(WAITS, b"%d" % number) for number in range(10)], request(WAITS, b"1w", oneway=True)
+            )
+            await until(server, "s.frames == 11")
+        await until(server, "s.connections == 0")
+        begun = LIMITS.max_tasks_per_connection
+        assert server.reactor.intake.tasks.count == begun + 1
+        handlers.gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(handlers.done) == sorted([*(b"%d" % number for number in range(begun)), b"1w"])
+        assert server.reactor.intake.tasks.count == 0
+
+
 async def test_only_what_was_counted_as_in_flight_is_taken_off_again() -> None:
     """Guards the limits of requests in flight: one-ways were not counted, those of a closed connection are gone."""
     handlers = Handlers()
