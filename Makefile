@@ -7,8 +7,9 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# compileall follows no links: the folders, not trimq/.
 ROOMS := protocol remoting namesrv client broker pipeline
-SOURCES := $(ROOMS) pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
+SOURCES := trimq pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
 SPARK ?= oldest newest
 
 .DEFAULT_GOAL := help
@@ -56,7 +57,7 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements/dev.txt
 	@touch $@
 
 # Byte code is written even where PYTHONDONTWRITEBYTECODE is set: without it a start takes twice as long.
-compile = $(BIN)/python -m compileall -q $(ROOMS)
+compile = $(BIN)/python -m compileall -q trimq/__init__.py $(ROOMS)
 
 # -- using it -----------------------------------------------------------------------------------------------------
 
@@ -93,13 +94,13 @@ test-clients: $(VENV)/.dev-stamp ## run the tests with official clients and Apac
 
 # What depends on no version of PySpark runs with the newest only; Delta Lake has no release for that.
 test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
-	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q $(ROOMS) &&  \
+	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q trimq/__init__.py $(ROOMS) &&  \
 		.venv-spark-$$which/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)' && \
 		case $$which in newest) marks="not oldest_pyspark" ;; *) marks="not one_pyspark" ;; esac && \
 		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks" -o faulthandler_timeout=0 $(ARGS) || exit; done
 
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
-	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy pipeline pyspark_rocketmq.py pyspark_rocketmq_store.py tests/spark || exit; done
+	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy trimq/pipeline pyspark_rocketmq.py pyspark_rocketmq_store.py tests/spark || exit; done
 
 test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages; root)
 	@$(call pytest,-m partners tests/docker tests/broker/metrics $(ARGS))
@@ -118,21 +119,21 @@ check-types: $(VENV)/.dev-stamp
 
 check-public-types: $(VENV)/.dev-stamp
 	@PYTHONPATH="$(CURDIR):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-		$(BIN)/basedpyright --ignoreexternal --verifytypes client > $(VENV)/verifytypes.txt || { cat $(VENV)/verifytypes.txt; exit 1; }
+		$(BIN)/basedpyright --ignoreexternal --verifytypes trimq.client > $(VENV)/verifytypes.txt || { cat $(VENV)/verifytypes.txt; exit 1; }
 	@echo "client: $$(grep 'Type completeness score' $(VENV)/verifytypes.txt)"
 
 check-layers: $(VENV)/.dev-stamp
 	@$(BIN)/lint-imports
 
 check-generated: $(VENV)/.dev-stamp
-	@$(BIN)/python -m protocol.generate_codes --check && $(BIN)/python conf/generate.py --check && echo "generated files are current"
+	@$(BIN)/python -m trimq.protocol.generate_codes --check && $(BIN)/python conf/generate.py --check && echo "generated files are current"
 
 format: $(VENV)/.dev-stamp ## format the code and mend what the linter can
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
 generate: $(VENV)/.dev-stamp ## make the files that are made from others
-	@$(BIN)/python -m protocol.generate_codes
+	@$(BIN)/python -m trimq.protocol.generate_codes
 	@$(BIN)/python conf/generate.py
 
 bench: $(VENV)/.dev-stamp ## run the benchmarks

@@ -6,7 +6,7 @@ started before the package was installed.
 
 from typing import TYPE_CHECKING
 
-from pipeline.topics.source import TopicDataSource as DefaultSource
+from trimq.pipeline.topics.source import TopicDataSource as DefaultSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,8 +16,8 @@ __all__ = ["DefaultSource", "register"]
 
 def register(spark: "SparkSession") -> None:
     """Makes ``format("rocketmq")`` and ``format("rocketmq-store")`` known to a running session."""
-    from pipeline.registration import make_known  # noqa: PLC0415 - Spark's workers do not need it
-    from pipeline.store.source import RocketMQStoreDataSource  # noqa: PLC0415 - they need only one of the two
+    from trimq.pipeline.registration import make_known  # noqa: PLC0415 - Spark's workers do not need it
+    from trimq.pipeline.store.source import RocketMQStoreDataSource  # noqa: PLC0415 - they need only one of the two
 
     make_known(spark, DefaultSource)
     make_known(spark, RocketMQStoreDataSource)

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import trio
 
-from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.commit_log import CommitLog
-from broker.store.log_sync import SyncPlace
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.memory import LogMemory
-from broker.store.real_disk import RealDisk
-from broker.store.running_flags import RunningFlags
-from broker.store.stats import StoreStats
-from broker.store.types import MessageInner, PutMessageResult
-from broker.store.write_path import WritePath
-from protocol.record import pack_host
+from trimq.broker.config import FlushDiskType, MessageStoreConfig
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.memory import LogMemory
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.running_flags import RunningFlags
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.types import MessageInner, PutMessageResult
+from trimq.broker.store.write_path import WritePath
+from trimq.protocol.record import pack_host
 
 HOST = pack_host("127.0.0.1", 10911)
 BURST = 64

@@ -9,15 +9,15 @@ import time
 
 import trio
 
-from broker.store.consume_queue import QueueShape
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.dispatcher import StoreDispatcher
-from broker.store.index_file import IndexShape
-from broker.store.index_service import IndexService
-from broker.store.real_disk import RealDisk
-from broker.store.running_flags import RunningFlags
-from broker.store.stats import StoreStats
-from protocol.index_batch import Batch, PlainBatch, make_batch
+from trimq.broker.store.consume_queue import QueueShape
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.dispatcher import StoreDispatcher
+from trimq.broker.store.index_file import IndexShape
+from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.running_flags import RunningFlags
+from trimq.broker.store.stats import StoreStats
+from trimq.protocol.index_batch import Batch, PlainBatch, make_batch
 
 NOW_MS = 1_700_000_000_000
 SIZE = 1200

@@ -133,7 +133,7 @@ class BrokerProcess:
 def our_command(python: str | None = None) -> list[str]:
     """How this checkout's broker is started, by the interpreter that runs this or by another one."""
     if python is not None:
-        return [python, "-m", "broker", "-c", "{conf}"]
+        return [python, "-m", "trimq.broker", "-c", "{conf}"]
     return [str(Path(sys.executable).parent / "mqbroker"), "-c", "{conf}"]
 
 

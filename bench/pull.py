@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import trio
 
-from broker.config import MessageStoreConfig
-from broker.store.message_store import MessageStore
-from broker.store.types import MessageInner, PutMessageResult
-from protocol.hashing import tags_code
-from protocol.record import pack_host
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.types import MessageInner, PutMessageResult
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.record import pack_host
 
 HOST = pack_host("127.0.0.1", 10911)
 TOPICS = 4

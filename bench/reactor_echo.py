@@ -20,11 +20,11 @@ import click
 import structlog
 import trio
 
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.frame import encode
-from protocol.headers.send import SendMessageRequestHeaderV2
-from remoting.server import Connection, HandlerTable, Outcome, Reactor, listen
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.headers.send import SendMessageRequestHeaderV2
+from trimq.remoting.server import Connection, HandlerTable, Outcome, Reactor, listen
 
 EXT = {
     "a": "load",

@@ -20,11 +20,11 @@ from typing import Any
 
 import trio
 
-from broker.controller import BrokerController
-from broker.store.index_service import WAKE_AT
-from broker.testing import running_broker
-from protocol.batch import encode_batch
-from remoting.connection import Connection
+from trimq.broker.controller import BrokerController
+from trimq.broker.store.index_service import WAKE_AT
+from trimq.broker.testing import running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.remoting.connection import Connection
 
 BODY = bytes(range(256)) * 4
 WINDOW = 32

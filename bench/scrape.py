@@ -22,8 +22,8 @@ import trio
 
 from bench.processes import load_tool
 from bench.requests import BIG
-from broker.controller import BrokerController
-from broker.testing import running_broker
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
 
 LOAD = "-mode send -conns 8 -window 8 -queues 4 -warm 1s"
 SCRAPER = """

@@ -16,12 +16,12 @@ from typing import Any
 
 import anyio
 
-from client import Consumer, Message, Producer, PullConsumer
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.frame import FrameDecoder, encode
-from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from protocol.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from trimq.client import Consumer, Message, Producer, PullConsumer
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
+from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from trimq.protocol.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 SIZE = 1024
 WARM_SECONDS = 1.5

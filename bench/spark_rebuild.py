@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.spark_store import MEBI, session, timed, write_store
-from pipeline.jobs.rebuild import SLOTS, rebuild
-from protocol.index_layout import HEADER_SIZE, entry_at
+from trimq.pipeline.jobs.rebuild import SLOTS, rebuild
+from trimq.protocol.index_layout import HEADER_SIZE, entry_at
 
 TOPICS, QUEUES, BODY = 10, 4, 20
 
@@ -47,7 +47,7 @@ def measure(directory: Path, rows: int, cores: int) -> dict[str, Any]:
     """Both rebuilds of one log, and whether they agree."""
     log = prepare(directory, rows)
     ours, brokers = copied(log, directory / "spark"), copied(log, directory / "broker")
-    code = f"import sys; sys.argv[1:] = ['rebuild', {str(brokers)!r}]; from broker.tools.cli import main; main()"
+    code = f"import sys; sys.argv[1:] = ['rebuild', {str(brokers)!r}]; from trimq.broker.tools.cli import main; main()"
     by_broker = timed(lambda: subprocess.run([sys.executable, "-c", code], check=True, stdout=sys.stderr))
     started = time.perf_counter()
     spark = session(cores, directory)

@@ -22,16 +22,16 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from pipeline.schema import spark_schema
-from pipeline.store.files import StoreFiles
-from pipeline.store.options import parse
-from pipeline.store.plan import plan
-from pipeline.store.source import register
-from pipeline.store.table import batches
-from protocol.file_names import offset_name
-from protocol.hashing import tags_code
-from protocol.queue_unit import UNIT
-from protocol.record import BLANK, BLANK_SIZE, MAGIC_BLANK, encode_record, pack_host
+from trimq.pipeline.schema import spark_schema
+from trimq.pipeline.store.files import StoreFiles
+from trimq.pipeline.store.options import parse
+from trimq.pipeline.store.plan import plan
+from trimq.pipeline.store.source import register
+from trimq.pipeline.store.table import batches
+from trimq.protocol.file_names import offset_name
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.queue_unit import UNIT
+from trimq.protocol.record import BLANK, BLANK_SIZE, MAGIC_BLANK, encode_record, pack_host
 
 BROKER, PRODUCER = pack_host("10.0.0.1", 10911), pack_host("10.0.0.2", 40_000)
 START = 1_700_000_000_000

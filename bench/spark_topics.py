@@ -31,11 +31,11 @@ from pyspark.sql.datasource import (
 
 from bench.memory_in_use import in_use, page_us
 from bench.spark_report import FLOORS
-from client.message import Message
-from client.sync import Producer
-from pipeline.schema import ARROW_SCHEMA, SPARK_SCHEMA
 from pyspark_rocketmq import register
 from tests.interop.harness.servers import Cluster, running_cluster
+from trimq.client.message import Message
+from trimq.client.sync import Producer
+from trimq.pipeline.schema import ARROW_SCHEMA, SPARK_SCHEMA
 
 BODY: Final = 1024
 PARTITIONS: Final = 4

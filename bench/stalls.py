@@ -17,7 +17,7 @@ import trio
 
 from bench.processes import load_tool
 from bench.requests import BIG
-from broker.testing import running_broker
+from trimq.broker.testing import running_broker
 
 LOADS = {
     "sends, pipelined": ("ASYNC_FLUSH", "-mode send -conns 8 -window 32"),

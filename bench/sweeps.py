@@ -17,11 +17,11 @@ from pathlib import Path
 import trio
 
 from bench.requests import BIG, BODY, Wire, frame, pull, query
-from broker.controller import BrokerController
-from broker.testing import running_broker
-from protocol.batch import encode_batch
-from protocol.body import TopicConfig
-from remoting.connection import Connection
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.body import TopicConfig
+from trimq.remoting.connection import Connection
 
 Points = list[tuple[float, float]]
 """What grew, and microseconds a request."""

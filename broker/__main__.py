@@ -1,6 +1,6 @@
-"""``python -m broker`` is ``mqbroker``."""
+"""``python -m trimq.broker`` is ``mqbroker``."""
 
-from broker.cli import main
+from trimq.broker.cli import main
 
 if __name__ == "__main__":
     main()

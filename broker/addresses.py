@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 import trio
 
-from protocol.record import pack_host
+from trimq.protocol.record import pack_host
 
 _log = structlog.get_logger("broker")
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, NettyServerConfig, load_broker
-from remoting.config import Configuration
-from remoting.program import fail, loaded, open_log, tell_readiness
+from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, NettyServerConfig, load_broker
+from trimq.remoting.config import Configuration
+from trimq.remoting.program import fail, loaded, open_log, tell_readiness
 
 if TYPE_CHECKING:
-    from broker.controller import BrokerController
+    from trimq.broker.controller import BrokerController
 
 _PROGRAM: Final = "mqbroker"
 IMPORTANT: Final = (
@@ -74,7 +74,7 @@ def main(
     flags = {} if namesrv is None else {"namesrvAddr": (namesrv, "-n")}
     configuration = loaded(_PROGRAM, lambda: load_broker(file, flags, os.environ))
     if show_all or show_some:
-        from remoting.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
+        from trimq.remoting.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
 
         print_configuration(configuration.effective(), None if show_all else IMPORTANT)
         return
@@ -97,8 +97,8 @@ def run(configuration: Configuration, began: float, *, accept_missing_log: bool 
     """The broker until SIGTERM or SIGINT; exit code 1 where it cannot start."""
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
-    from broker.controller import BrokerController, StartError  # noqa: PLC0415 - as above
-    from remoting.command_line import prepare_process  # noqa: PLC0415 - as above
+    from trimq.broker.controller import BrokerController, StartError  # noqa: PLC0415 - as above
+    from trimq.remoting.command_line import prepare_process  # noqa: PLC0415 - as above
 
     close_log = open_log(_PROGRAM, configuration)
     prepare_process()
@@ -129,7 +129,7 @@ def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
 
 def banner(controller: "BrokerController", seconds: float) -> list[str]:
     """What somebody who has just started a broker wants to know."""
-    from broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the command health does without trio
+    from trimq.broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the command health does without trio
 
     broker = controller.configuration.section(BrokerConfig)
     chosen = not broker.broker_ip1 and controller.configuration.section(NettyServerConfig).bind_address in WILDCARDS

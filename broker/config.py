@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.known_keys import INERT, UNSUPPORTED
-from broker.store_config import (
+from trimq.broker.known_keys import INERT, UNSUPPORTED
+from trimq.broker.store_config import (
     DEFAULT_DELAY_LEVELS,
     BrokerRole,
     FlushDiskType,
     MessageStoreConfig,
     parse_delay_levels,
 )
-from protocol import topic_rules
-from remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
-from remoting.environment import apply_environment, variable_of
-from remoting.web_config import WebConfig
+from trimq.protocol import topic_rules
+from trimq.remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
+from trimq.remoting.environment import apply_environment, variable_of
+from trimq.remoting.web_config import WebConfig
 
 __all__ = [
     "DEFAULT_DELAY_LEVELS",

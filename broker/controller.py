@@ -15,54 +15,54 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import structlog
 import trio
 
-from broker import addresses
-from broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig
-from broker.health import name_server_reasons, store_reasons
-from broker.parts import BrokerParts
-from broker.processors.broker_admin import BrokerAdminProcessor
-from broker.processors.client import ClientProcessor
-from broker.processors.consume_admin import ConsumeAdminProcessor
-from broker.processors.group_admin import GroupAdminProcessor
-from broker.processors.lock import LockProcessor
-from broker.processors.offset import OffsetProcessor
-from broker.processors.pull import PullMessageProcessor
-from broker.processors.query import QueryMessageProcessor
-from broker.processors.send import SendMessageProcessor
-from broker.processors.send_back import SendBackProcessor
-from broker.processors.topic_admin import TopicAdminProcessor
-from broker.services.config_file import ConfigFile
-from broker.services.consumers import ConsumerManager
-from broker.services.groups import SubscriptionGroupManager
-from broker.services.long_polling import PullRequestHoldService
-from broker.services.offsets import ConsumerOffsetManager
-from broker.services.producers import ProducerManager
-from broker.services.rebalance_lock import RebalanceLockManager
-from broker.services.registration import BrokerOuterAPI
-from broker.services.schedule import ScheduleMessageService
-from broker.services.state_file import StateFileError
-from broker.services.stats import BrokerStats
-from broker.services.topics import TopicConfigManager
-from broker.store.disk import Disk
-from broker.store.mapped_file import MappedFile, is_release_of
-from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
-from broker.store.real_disk import RealDisk
-from protocol.body import TopicConfig
-from protocol.codes import RequestCode
-from protocol.message_id import UniqueIdGenerator
-from protocol.topic_rules import SCHEDULE_TOPIC
-from remoting.accept import bind, open_port
-from remoting.client import RemotingClient
-from remoting.clock import Clock, SystemClock
-from remoting.command_line import stop_on_signal
-from remoting.config import ConfigError, Configuration, NettyServerConfig
-from remoting.health import Health
-from remoting.log_setup import StructuredLog
-from remoting.server import HandlerTable, Reactor, ReactorLimits
-from remoting.web_config import WebConfig
+from trimq.broker import addresses
+from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig
+from trimq.broker.health import name_server_reasons, store_reasons
+from trimq.broker.parts import BrokerParts
+from trimq.broker.processors.broker_admin import BrokerAdminProcessor
+from trimq.broker.processors.client import ClientProcessor
+from trimq.broker.processors.consume_admin import ConsumeAdminProcessor
+from trimq.broker.processors.group_admin import GroupAdminProcessor
+from trimq.broker.processors.lock import LockProcessor
+from trimq.broker.processors.offset import OffsetProcessor
+from trimq.broker.processors.pull import PullMessageProcessor
+from trimq.broker.processors.query import QueryMessageProcessor
+from trimq.broker.processors.send import SendMessageProcessor
+from trimq.broker.processors.send_back import SendBackProcessor
+from trimq.broker.processors.topic_admin import TopicAdminProcessor
+from trimq.broker.services.config_file import ConfigFile
+from trimq.broker.services.consumers import ConsumerManager
+from trimq.broker.services.groups import SubscriptionGroupManager
+from trimq.broker.services.long_polling import PullRequestHoldService
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.producers import ProducerManager
+from trimq.broker.services.rebalance_lock import RebalanceLockManager
+from trimq.broker.services.registration import BrokerOuterAPI
+from trimq.broker.services.schedule import ScheduleMessageService
+from trimq.broker.services.state_file import StateFileError
+from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.mapped_file import MappedFile, is_release_of
+from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.store.real_disk import RealDisk
+from trimq.protocol.body import TopicConfig
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.message_id import UniqueIdGenerator
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.remoting.accept import bind, open_port
+from trimq.remoting.client import RemotingClient
+from trimq.remoting.clock import Clock, SystemClock
+from trimq.remoting.command_line import stop_on_signal
+from trimq.remoting.config import ConfigError, Configuration, NettyServerConfig
+from trimq.remoting.health import Health
+from trimq.remoting.log_setup import StructuredLog
+from trimq.remoting.server import HandlerTable, Reactor, ReactorLimits
+from trimq.remoting.web_config import WebConfig
 
 if TYPE_CHECKING:
-    from namesrv.controller import NamesrvController
-    from remoting.web import WebApp
+    from trimq.namesrv.controller import NamesrvController
+    from trimq.remoting.web import WebApp
 
 _log = structlog.get_logger("broker")
 
@@ -161,7 +161,7 @@ class BrokerController:
             return None
         if missing := config.missing():
             raise StartError(missing)
-        from remoting import web  # noqa: PLC0415 - only where it is wanted
+        from trimq.remoting import web  # noqa: PLC0415 - only where it is wanted
 
         try:
             sockets = web.bind(config)
@@ -173,7 +173,7 @@ class BrokerController:
         return app
 
     async def _serve_metrics(self, app: "WebApp", parts: BrokerParts, nursery: trio.Nursery) -> None:
-        from broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - only where they are on
+        from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - only where they are on
 
         metrics = BrokerMetrics(parts, self.reactor.stats, self.health)
         app.metrics = metrics.page
@@ -291,8 +291,8 @@ class BrokerController:
         return registration
 
     def _embedded_namesrv(self) -> "tuple[NamesrvController, str]":
-        from namesrv import controller as namesrv  # noqa: PLC0415 - only where it is wanted
-        from namesrv.config import load_namesrv  # noqa: PLC0415 - as above
+        from trimq.namesrv import controller as namesrv  # noqa: PLC0415 - only where it is wanted
+        from trimq.namesrv.config import load_namesrv  # noqa: PLC0415 - as above
 
         broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
         directory = self._section(MessageStoreConfig).config_path

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from broker.services.registration import BrokerOuterAPI
-from broker.store.message_store import MessageStore
-from broker.store.running_flags import Flag
-from remoting.health import Reason
+from trimq.broker.services.registration import BrokerOuterAPI
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.running_flags import Flag
+from trimq.remoting.health import Reason
 
 RECOVERING: Final = "recovering"
 DISK_FULL: Final = "disk_full"

@@ -4,25 +4,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protocol.body import MessageQueue
+from trimq.protocol.body import MessageQueue
 
 if TYPE_CHECKING:
-    from broker.services.config_file import ConfigFile
-    from broker.services.consumers import ConsumerManager
-    from broker.services.groups import SubscriptionGroupManager
-    from broker.services.long_polling import PullRequestHoldService
-    from broker.services.offsets import ConsumerOffsetManager
-    from broker.services.producers import ProducerManager
-    from broker.services.rebalance_lock import RebalanceLockManager
-    from broker.services.registration import BrokerOuterAPI
-    from broker.services.schedule import ScheduleMessageService
-    from broker.services.stats import BrokerStats
-    from broker.services.topics import TopicConfigManager
-    from broker.store.disk import Disk
-    from broker.store.message_store import MessageStore
-    from protocol.message_id import UniqueIdGenerator
-    from remoting.clock import Clock
-    from remoting.config import Configuration
+    from trimq.broker.services.config_file import ConfigFile
+    from trimq.broker.services.consumers import ConsumerManager
+    from trimq.broker.services.groups import SubscriptionGroupManager
+    from trimq.broker.services.long_polling import PullRequestHoldService
+    from trimq.broker.services.offsets import ConsumerOffsetManager
+    from trimq.broker.services.producers import ProducerManager
+    from trimq.broker.services.rebalance_lock import RebalanceLockManager
+    from trimq.broker.services.registration import BrokerOuterAPI
+    from trimq.broker.services.schedule import ScheduleMessageService
+    from trimq.broker.services.stats import BrokerStats
+    from trimq.broker.services.topics import TopicConfigManager
+    from trimq.broker.store.disk import Disk
+    from trimq.broker.store.message_store import MessageStore
+    from trimq.protocol.message_id import UniqueIdGenerator
+    from trimq.remoting.clock import Clock
+    from trimq.remoting.config import Configuration
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 In the test suite's top ``conftest.py``::
 
-    pytest_plugins = ["broker.pytest_fixtures"]
+    pytest_plugins = ["trimq.broker.pytest_fixtures"]
 
 Then a test that asks for ``rocketmq_broker`` gets one broker that all tests of the run share (topics and groups keep
 them apart), and one that asks for ``rocketmq_cluster`` gets two brokers of its own.
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from broker.testing_threads import BrokerUnderTest, ClusterUnderTest
+    from trimq.broker.testing_threads import BrokerUnderTest, ClusterUnderTest
 
 
 @pytest.fixture(scope="session")
 def rocketmq_broker() -> "Iterator[BrokerUnderTest]":
     """A broker with its name server, in a thread; ``rocketmq_broker.namesrv`` is what clients take."""
-    from broker.testing_threads import broker_in_thread  # noqa: PLC0415 - only tests that use it pay for it
+    from trimq.broker.testing_threads import broker_in_thread  # noqa: PLC0415 - only tests that use it pay for it
 
     with broker_in_thread() as running:
         yield running
@@ -29,7 +29,7 @@ def rocketmq_broker() -> "Iterator[BrokerUnderTest]":
 @pytest.fixture
 def rocketmq_cluster() -> "Iterator[ClusterUnderTest]":
     """Two brokers at one name server, for this test alone."""
-    from broker.testing_threads import cluster_in_thread  # noqa: PLC0415 - as above
+    from trimq.broker.testing_threads import cluster_in_thread  # noqa: PLC0415 - as above
 
     with cluster_in_thread(2) as running:
         yield running

@@ -14,10 +14,10 @@ from typing import Final
 
 import trio
 
-from broker.controller import BrokerController
-from broker.store.disk import Disk
-from remoting.clock import Clock
-from remoting.config import Configuration
+from trimq.broker.controller import BrokerController
+from trimq.broker.store.disk import Disk
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration
 
 SMALL: Final = {
     "brokerName": "broker-a",
@@ -39,13 +39,13 @@ _REGISTRATION_SECONDS: Final = 10.0
 
 def configuration(directory: Path, changes: Mapping[str, object] | None = None) -> Configuration:
     """A configuration for a broker in ``directory``: SMALL, then ``changes`` by RocketMQ's keys."""
-    from broker.config import SCHEMA  # noqa: PLC0415 - kept beside its only use
+    from trimq.broker.config import SCHEMA  # noqa: PLC0415 - kept beside its only use
 
     found = Configuration(SCHEMA)
     values = {**SMALL, "storePathRootDir": str(directory), **(changes or {})}
     for key, value in values.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        found.apply(key, text, "broker.testing")
+        found.apply(key, text, "trimq.broker.testing")
     found.check()
     return found
 

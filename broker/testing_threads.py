@@ -8,9 +8,9 @@ from typing import NamedTuple
 import trio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from broker.controller import BrokerController
-from broker.testing import running_broker
-from remoting.clock import ManualClock
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.remoting.clock import ManualClock
 
 
 class BrokerUnderTest(NamedTuple):
@@ -93,7 +93,7 @@ def cluster_in_thread(brokers: int = 2, **changes: object) -> Iterator[ClusterUn
 def _check_no_trio() -> None:
     """Trio refuses to be asked from within another of its loops, and anyio would wait for that for ever."""
     if trio.lowlevel.in_trio_run():
-        raise RuntimeError("inside a trio program use broker.testing.running_broker(), or enter this in a thread")
+        raise RuntimeError("inside a trio program use trimq.broker.testing.running_broker(), or enter this in a thread")
 
 
 def _name_server(controller: BrokerController) -> str:

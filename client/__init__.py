@@ -2,19 +2,22 @@
 
 Public names are imported when they are first used, so that a program pays for what it needs::
 
-    from client import Consumer, Message, Producer
+    from trimq import Consumer, Message, Producer
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if __name__ != "trimq.client":  # a second copy, whose classes would not be those of the first
+    raise ImportError(f"this package is trimq.client: import it by that name, not as {__name__}")
+
 if TYPE_CHECKING:
-    from client.admin import Admin
-    from client.allocation import Allocation, average, circle, consistent_hash, machine_room, sticky
-    from client.consumer import Consumer
-    from client.core import Client, ClientOptions
-    from client.delivery import Batch, ConsumerMessage
-    from client.errors import (
+    from trimq.client.admin import Admin
+    from trimq.client.allocation import Allocation, average, circle, consistent_hash, machine_room, sticky
+    from trimq.client.consumer import Consumer
+    from trimq.client.core import Client, ClientOptions
+    from trimq.client.delivery import Batch, ConsumerMessage
+    from trimq.client.errors import (
         ClosedError,
         NoBrokerError,
         NotStoredError,
@@ -24,13 +27,13 @@ if TYPE_CHECKING:
         UnreachableError,
         UsageError,
     )
-    from client.interceptors import Interceptor, ProcessContext, ReceiveContext, SendContext
-    from client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt, SendStatus
-    from client.producer import Producer
-    from client.pull_consumer import PullConsumer
-    from client.queue_reader import Prefetch
-    from client.subscription import Sql
-    from client.transaction import Transaction, TransactionProducer, TransactionState
+    from trimq.client.interceptors import Interceptor, ProcessContext, ReceiveContext, SendContext
+    from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt, SendStatus
+    from trimq.client.producer import Producer
+    from trimq.client.pull_consumer import PullConsumer
+    from trimq.client.queue_reader import Prefetch
+    from trimq.client.subscription import Sql
+    from trimq.client.transaction import Transaction, TransactionProducer, TransactionState
 
 __all__ = [
     "Admin",
@@ -73,12 +76,12 @@ __all__ = [
 ]
 
 _WHERE = {
-    "client.admin": ("Admin",),
-    "client.allocation": ("Allocation", "average", "circle", "consistent_hash", "machine_room", "sticky"),
-    "client.consumer": ("Consumer",),
-    "client.core": ("Client", "ClientOptions"),
-    "client.delivery": ("Batch", "ConsumerMessage"),
-    "client.errors": (
+    "trimq.client.admin": ("Admin",),
+    "trimq.client.allocation": ("Allocation", "average", "circle", "consistent_hash", "machine_room", "sticky"),
+    "trimq.client.consumer": ("Consumer",),
+    "trimq.client.core": ("Client", "ClientOptions"),
+    "trimq.client.delivery": ("Batch", "ConsumerMessage"),
+    "trimq.client.errors": (
         "ClosedError",
         "NoBrokerError",
         "NotStoredError",
@@ -88,13 +91,13 @@ _WHERE = {
         "UnreachableError",
         "UsageError",
     ),
-    "client.interceptors": ("Interceptor", "ProcessContext", "ReceiveContext", "SendContext"),
-    "client.message": ("Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendReceipt", "SendStatus"),
-    "client.producer": ("Producer",),
-    "client.pull_consumer": ("PullConsumer",),
-    "client.queue_reader": ("Prefetch",),
-    "client.subscription": ("Sql",),
-    "client.transaction": ("Transaction", "TransactionProducer", "TransactionState"),
+    "trimq.client.interceptors": ("Interceptor", "ProcessContext", "ReceiveContext", "SendContext"),
+    "trimq.client.message": ("Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendReceipt", "SendStatus"),
+    "trimq.client.producer": ("Producer",),
+    "trimq.client.pull_consumer": ("PullConsumer",),
+    "trimq.client.queue_reader": ("Prefetch",),
+    "trimq.client.subscription": ("Sql",),
+    "trimq.client.transaction": ("Transaction", "TransactionProducer", "TransactionState"),
 }
 _MODULE = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -102,7 +105,7 @@ _MODULE = {name: module for module, names in _WHERE.items() for name in names}
 def __getattr__(name: str) -> Any:
     module = _MODULE.get(name)
     if module is None:
-        raise AttributeError(f"module 'client' has no attribute {name!r}")
+        raise AttributeError(f"module 'trimq.client' has no attribute {name!r}")
     value = getattr(import_module(module), name)
     globals()[name] = value
     return value

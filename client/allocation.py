@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import ceil
 from typing import Final, TypeAlias
 
-from protocol.body import MessageQueue
+from trimq.protocol.body import MessageQueue
 
 Allocation: TypeAlias = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
 """A strategy: (own client id, all queues sorted, all client ids sorted) to the own queues."""

@@ -8,19 +8,19 @@ from typing import Final, NamedTuple, TypeAlias
 
 import anyio
 
-from client.core import Client, no_reply
-from client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
-from client.faults import FaultTable
-from client.interceptors import SendContext
-from client.message import Message, MessageQueue, SendOutcome, SendReceipt
-from client.routes import DEFAULT_QUEUES, TopicRoute
-from client.send_form import SendForm
-from client.sending import Prepared, receipts, send_command
-from protocol.codes import ResponseCode
-from protocol.command import Encoding
-from protocol.errors import FrameError
-from protocol.frame import encode
-from remoting.client import CallbackCall, ClientConnection
+from trimq.client.core import Client, no_reply
+from trimq.client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
+from trimq.client.faults import FaultTable
+from trimq.client.interceptors import SendContext
+from trimq.client.message import Message, MessageQueue, SendOutcome, SendReceipt
+from trimq.client.routes import DEFAULT_QUEUES, TopicRoute
+from trimq.client.send_form import SendForm
+from trimq.client.sending import Prepared, receipts, send_command
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import Encoding
+from trimq.protocol.errors import FrameError
+from trimq.protocol.frame import encode
+from trimq.remoting.client import CallbackCall, ClientConnection
 
 _ELSEWHERE: Final = frozenset(
     {

@@ -7,8 +7,8 @@ bit 0 and mean zlib (RocketMQ's CompressionType).
 import zlib
 from typing import Final, Literal, TypeAlias
 
-from client.errors import UsageError
-from protocol import sysflag
+from trimq.client.errors import UsageError
+from trimq.protocol import sysflag
 
 Compression: TypeAlias = Literal["zlib", "lz4", "zstd"]
 """Names of the ways to compress a body."""

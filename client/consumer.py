@@ -8,25 +8,25 @@ from typing import Final, Literal
 import anyio
 from anyio.lowlevel import checkpoint
 
-from client.allocation import Allocation, average
-from client.consumer_requests import ConsumerRequests
-from client.core import Client, ClientOptions, Push, wall_ms
-from client.delivery import Batch, ConsumerMessage, named
-from client.errors import NoBrokerError, RocketMQError, TopicNotFoundError, UsageError
-from client.interceptors import Interceptor, ProcessContext
-from client.member import GroupMember
-from client.message import MessageQueue, ReceivedMessage
-from client.message_run import MessageRun
-from client.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, first_offset
-from client.queue_reader import Prefetch, QueueReader
-from client.ready_line import ReadyLine
-from client.rebalance import Rebalancer
-from client.retries import Retries
-from client.subscription import ALL, Sql, Subscription, parse_subscriptions
-from protocol.body import ConsumerData, ProducerData, encode_json
-from protocol.codes import RequestCode
-from protocol.topic_rules import retry_topic
-from remoting.client_log import StandardLog
+from trimq.client.allocation import Allocation, average
+from trimq.client.consumer_requests import ConsumerRequests
+from trimq.client.core import Client, ClientOptions, Push, wall_ms
+from trimq.client.delivery import Batch, ConsumerMessage, named
+from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError, UsageError
+from trimq.client.interceptors import Interceptor, ProcessContext
+from trimq.client.member import GroupMember
+from trimq.client.message import MessageQueue, ReceivedMessage
+from trimq.client.message_run import MessageRun
+from trimq.client.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, first_offset
+from trimq.client.queue_reader import Prefetch, QueueReader
+from trimq.client.ready_line import ReadyLine
+from trimq.client.rebalance import Rebalancer
+from trimq.client.retries import Retries
+from trimq.client.subscription import ALL, Sql, Subscription, parse_subscriptions
+from trimq.protocol.body import ConsumerData, ProducerData, encode_json
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.topic_rules import retry_topic
+from trimq.remoting.client_log import StandardLog
 
 Model = Literal["clustering", "broadcasting"]
 

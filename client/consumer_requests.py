@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from client.core import Push
-from client.decode import split_messages
-from client.delivery import ConsumerMessage
-from client.errors import RocketMQError, UsageError
-from client.message import MessageQueue, ReceivedMessage
-from client.queue_reader import Counts, QueueReader
-from protocol import lenient_json
-from protocol.body import encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.client import (
+from trimq.client.core import Push
+from trimq.client.decode import split_messages
+from trimq.client.delivery import ConsumerMessage
+from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.message import MessageQueue, ReceivedMessage
+from trimq.client.queue_reader import Counts, QueueReader
+from trimq.protocol import lenient_json
+from trimq.protocol.body import encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.client import (
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     NotifyConsumerIdsChangedRequestHeader,
     ResetOffsetRequestHeader,
 )
-from remoting.client_log import StandardLog
+from trimq.remoting.client_log import StandardLog
 
 if TYPE_CHECKING:
-    from client.consumer import Consumer
+    from trimq.client.consumer import Consumer
 
 _log = StandardLog("trimq.client.consumer_requests")
 

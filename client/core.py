@@ -16,7 +16,7 @@ from typing import Final, Literal, Protocol
 import anyio
 from msgspec import Struct
 
-from client.errors import (
+from trimq.client.errors import (
     ClosedError,
     NotStoredError,
     PerhapsStoredError,
@@ -25,11 +25,11 @@ from client.errors import (
     UsageError,
     error_for,
 )
-from client.lifecycle import Lifecycle
-from client.name_servers import NameServers, parse_addresses
-from client.outages import Outages
-from client.routes import RouteCache, TopicRoute
-from protocol.body import (
+from trimq.client.lifecycle import Lifecycle
+from trimq.client.name_servers import NameServers, parse_addresses
+from trimq.client.outages import Outages
+from trimq.client.routes import RouteCache, TopicRoute
+from trimq.protocol.body import (
     ClusterInfo,
     ConsumerData,
     HeartbeatData,
@@ -38,17 +38,17 @@ from protocol.body import (
     decode_json,
     encode_json,
 )
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Encoding, RemotingCommand
-from protocol.errors import FrameError, RemotingError
-from protocol.headers.client import HeartbeatResponseHeader, UnregisterClientRequestHeader
-from protocol.headers.namesrv import GetRouteInfoRequestHeader
-from protocol.message_id import UniqueIdGenerator
-from remoting import client as remoting_client
-from remoting.client import ClientConnection, RemotingClient
-from remoting.client_call import Call
-from remoting.client_log import StandardLog
-from remoting.errors import RemotingConnectError, RemotingTransportError
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.headers.client import HeartbeatResponseHeader, UnregisterClientRequestHeader
+from trimq.protocol.headers.namesrv import GetRouteInfoRequestHeader
+from trimq.protocol.message_id import UniqueIdGenerator
+from trimq.remoting import client as remoting_client
+from trimq.remoting.client import ClientConnection, RemotingClient
+from trimq.remoting.client_call import Call
+from trimq.remoting.client_log import StandardLog
+from trimq.remoting.errors import RemotingConnectError, RemotingTransportError
 
 _log = StandardLog("trimq.client.core")
 

@@ -2,8 +2,8 @@
 
 from typing import Any, TypeVar
 
-from client.message import ReceivedMessage
-from client.message_run import MessageRun
+from trimq.client.message import ReceivedMessage
+from trimq.client.message_run import MessageRun
 
 M = TypeVar("M", bound=ReceivedMessage)
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, overload
 
 from msgspec import Struct
 
-from client.errors import UsageError
-from client.interceptors import ProcessContext, call_all
-from client.message import ReceivedMessage
-from client.message_run import MessageRun
-from client.queue_reader import QueueReader
-from remoting.client_log import StandardLog
+from trimq.client.errors import UsageError
+from trimq.client.interceptors import ProcessContext, call_all
+from trimq.client.message import ReceivedMessage
+from trimq.client.message_run import MessageRun
+from trimq.client.queue_reader import QueueReader
+from trimq.remoting.client_log import StandardLog
 
 if TYPE_CHECKING:
-    from client.consumer import Consumer
+    from trimq.client.consumer import Consumer
 
 _log = StandardLog("trimq.client.delivery")
 

@@ -19,8 +19,8 @@ changes nothing, and the send fails with PerhapsStoredError. A server that is aw
 
 from typing import Final
 
-from protocol.codes import ResponseCode
-from protocol.errors import code_name, help_text
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import code_name, help_text
 
 
 class RocketMQError(Exception):

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from protocol.body import MessageQueue
+from trimq.protocol.body import MessageQueue
 
 _LATENCY: Final = ((15.0, 600.0), (3.0, 180.0), (2.0, 120.0), (1.0, 60.0), (0.55, 30.0))
 """A send that took so long (seconds) takes its broker out for so long."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from client.message import Message, ReceivedMessage, SendReceipt
-from protocol.body import MessageQueue
-from remoting.client_log import StandardLog
+from trimq.client.message import Message, ReceivedMessage, SendReceipt
+from trimq.protocol.body import MessageQueue
+from trimq.remoting.client_log import StandardLog
 
 _log = StandardLog("trimq.client.interceptors")
 

@@ -9,8 +9,8 @@ from typing import Final, Self, TypeVarTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from client.errors import ClosedError
-from remoting.client_log import StandardLog
+from trimq.client.errors import ClosedError
+from trimq.remoting.client_log import StandardLog
 
 GOODBYE: Final = 5.0
 """Seconds that closing may take for flushing what is known, also in a cancelled scope."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from client.core import Client, ClientOptions
-from client.errors import UsageError
-from client.lifecycle import Lifecycle
-from protocol.topic_rules import group_problem
+from trimq.client.core import Client, ClientOptions
+from trimq.client.errors import UsageError
+from trimq.client.lifecycle import Lifecycle
+from trimq.protocol.topic_rules import group_problem
 
 
 class GroupMember(Lifecycle):

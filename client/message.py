@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from client.compression import decompress
-from client.errors import UsageError
-from protocol import record
-from protocol.body import MessageQueue
-from protocol.message import PropertyName, decode_properties, encode_properties, key_words
-from protocol.message_id import encode_offset_id
-from protocol.topic_rules import RETRY_PREFIX, topic_problem
+from trimq.client.compression import decompress
+from trimq.client.errors import UsageError
+from trimq.protocol import record
+from trimq.protocol.body import MessageQueue
+from trimq.protocol.message import PropertyName, decode_properties, encode_properties, key_words
+from trimq.protocol.message_id import encode_offset_id
+from trimq.protocol.topic_rules import RETRY_PREFIX, topic_problem
 
 __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendReceipt", "SendStatus"]
 
@@ -274,7 +274,7 @@ class ReceivedMessage(Struct, eq=False, gc=False):
     def head(self) -> record.RecordHead:
         """The record's fixed fields.
 
-        Raises protocol.record.RecordError for a record that does not hold together.
+        Raises trimq.protocol.record.RecordError for a record that does not hold together.
         """
         head = self._head
         if head is None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar, overload
 
-from client.message import ReceivedMessage
-from protocol.record import MAGIC_V1, MAGIC_V2, RecordError
+from trimq.client.message import ReceivedMessage
+from trimq.protocol.record import MAGIC_V1, MAGIC_V2, RecordError
 
 _FEW: Final = 4
 _MANY: Final = 256

@@ -4,8 +4,8 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Iterable
 
-from client.errors import PerhapsStoredError, RocketMQError, UnreachableError, UsageError
-from protocol.command import RemotingCommand
+from trimq.client.errors import PerhapsStoredError, RocketMQError, UnreachableError, UsageError
+from trimq.protocol.command import RemotingCommand
 
 NO_NAME_SERVER = "no name server: give namesrv='host:port', or set NAMESRV_ADDR"
 

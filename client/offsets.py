@@ -7,12 +7,12 @@ from typing import Literal, Protocol, TypeAlias
 
 import anyio
 
-from client.core import Client
-from client.errors import RocketMQError, UsageError
-from client.message import MessageQueue
-from protocol.body import encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers.offset import (
+from trimq.client.core import Client
+from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.message import MessageQueue
+from trimq.protocol.body import encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.headers.offset import (
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
@@ -22,7 +22,7 @@ from protocol.headers.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from protocol.topic_rules import RETRY_PREFIX
+from trimq.protocol.topic_rules import RETRY_PREFIX
 
 StartFrom: TypeAlias = Literal["first", "last"] | datetime | float
 """Where a group without an offset begins: the queue's first or last message, or a time (float: epoch seconds)."""

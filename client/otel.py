@@ -3,7 +3,7 @@
 A send is a span; its context travels in the message's properties (W3C trace context), so that the span of the
 processing is linked to it, in this program or in one of another language::
 
-    from client.otel import Tracing
+    from trimq.client.otel import Tracing
 
     async with Producer("orders", namesrv=..., interceptors=[Tracing()]) as producer:
         ...
@@ -15,7 +15,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, Tracer
 
-from client.interceptors import Interceptor, ProcessContext, SendContext
+from trimq.client.interceptors import Interceptor, ProcessContext, SendContext
 
 __all__ = ["Tracing"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from client.errors import PerhapsStoredError, RocketMQError, UnreachableError
-from remoting.client_log import StandardLog
+from trimq.client.errors import PerhapsStoredError, RocketMQError, UnreachableError
+from trimq.remoting.client_log import StandardLog
 
 K = TypeVar("K")
 

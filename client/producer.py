@@ -5,18 +5,18 @@ from typing import Final
 
 import anyio
 
-from client.attempts import Attempts
-from client.batching import Batcher
-from client.compression import Compression
-from client.core import Client, ClientOptions, Push
-from client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
-from client.gate import Gate
-from client.interceptors import Interceptor, SendContext, call_all
-from client.member import GroupMember
-from client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt
-from client.request_reply import Requests, reply_message
-from client.routes import TopicRoute
-from client.sending import (
+from trimq.client.attempts import Attempts
+from trimq.client.batching import Batcher
+from trimq.client.compression import Compression
+from trimq.client.core import Client, ClientOptions, Push
+from trimq.client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
+from trimq.client.gate import Gate
+from trimq.client.interceptors import Interceptor, SendContext, call_all
+from trimq.client.member import GroupMember
+from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt
+from trimq.client.request_reply import Requests, reply_message
+from trimq.client.routes import TopicRoute
+from trimq.client.sending import (
     BatchEntry,
     Limits,
     Prepared,
@@ -26,9 +26,9 @@ from client.sending import (
     prepare_entry,
     send_command,
 )
-from protocol.body import ConsumerData, ProducerData
-from protocol.codes import RequestCode
-from protocol.hashing import string_hash
+from trimq.protocol.body import ConsumerData, ProducerData
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.hashing import string_hash
 
 MAX_MESSAGE_SIZE: Final = 4 * 1024 * 1024
 _NOT_STORED: Final = SendOutcome.NOT_STORED

@@ -6,16 +6,16 @@ from datetime import datetime
 import anyio
 import anyio.lowlevel
 
-from client import offsets
-from client.core import Client, ClientOptions, Push, wall_ms
-from client.errors import UsageError
-from client.member import GroupMember
-from client.message import MessageQueue, ReceivedMessage
-from client.offsets import StartFrom
-from client.queue_reader import Prefetch, QueueReader
-from client.ready_line import ReadyLine
-from client.subscription import ALL, Sql, Subscription
-from protocol.body import ConsumerData, ProducerData
+from trimq.client import offsets
+from trimq.client.core import Client, ClientOptions, Push, wall_ms
+from trimq.client.errors import UsageError
+from trimq.client.member import GroupMember
+from trimq.client.message import MessageQueue, ReceivedMessage
+from trimq.client.offsets import StartFrom
+from trimq.client.queue_reader import Prefetch, QueueReader
+from trimq.client.ready_line import ReadyLine
+from trimq.client.subscription import ALL, Sql, Subscription
+from trimq.protocol.body import ConsumerData, ProducerData
 
 
 class PullConsumer(GroupMember):

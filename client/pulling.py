@@ -6,17 +6,17 @@ from typing import Final, Protocol, TypeVar
 
 import anyio
 
-from client.core import Client, no_reply
-from client.errors import PerhapsStoredError, UnreachableError, error_for
-from client.message import MessageQueue, ReceivedMessage
-from client.message_run import MessageRun
-from client.subscription import Subscription
-from protocol import sysflag
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Encoding, RemotingCommand, to_ext
-from protocol.frame import encode
-from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from remoting.client import CallbackCall, ClientConnection
+from trimq.client.core import Client, no_reply
+from trimq.client.errors import PerhapsStoredError, UnreachableError, error_for
+from trimq.client.message import MessageQueue, ReceivedMessage
+from trimq.client.message_run import MessageRun
+from trimq.client.subscription import Subscription
+from trimq.protocol import sysflag
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand, to_ext
+from trimq.protocol.frame import encode
+from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from trimq.remoting.client import CallbackCall, ClientConnection
 
 M = TypeVar("M", bound=ReceivedMessage)
 

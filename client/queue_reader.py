@@ -8,16 +8,16 @@ from typing import Any, Final
 
 import anyio
 
-from client.core import Client
-from client.errors import RocketMQError, TopicNotFoundError
-from client.interceptors import Interceptor, ReceiveContext, call_all
-from client.message import MessageQueue, ReceivedMessage
-from client.message_run import MessageRun
-from client.offset_window import OffsetWindow
-from client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
-from client.read_ahead import ReadAhead
-from client.subscription import Subscription
-from remoting.client_log import StandardLog
+from trimq.client.core import Client
+from trimq.client.errors import RocketMQError, TopicNotFoundError
+from trimq.client.interceptors import Interceptor, ReceiveContext, call_all
+from trimq.client.message import MessageQueue, ReceivedMessage
+from trimq.client.message_run import MessageRun
+from trimq.client.offset_window import OffsetWindow
+from trimq.client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
+from trimq.client.read_ahead import ReadAhead
+from trimq.client.subscription import Subscription
+from trimq.remoting.client_log import StandardLog
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from client.message import ReceivedMessage
-from client.message_run import MessageRun
+from trimq.client.message import ReceivedMessage
+from trimq.client.message_run import MessageRun
 
 M = TypeVar("M", bound=ReceivedMessage)
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import anyio
 
-from client.message import ReceivedMessage
-from client.message_run import MessageRun
-from client.queue_reader import QueueReader
+from trimq.client.message import ReceivedMessage
+from trimq.client.message_run import MessageRun
+from trimq.client.queue_reader import QueueReader
 
 _TURNS: Final = 16
 """Messages that are taken from one reader, one by one, before it is the next one's turn."""

@@ -9,17 +9,17 @@ from typing import Any, Final
 import anyio
 from msgspec import Struct, field
 
-from client.allocation import Allocation
-from client.core import Client
-from client.errors import NoBrokerError, RocketMQError, TopicNotFoundError
-from client.lifecycle import GOODBYE
-from client.message import MessageQueue
-from client.queue_reader import QueueReader
-from client.routes import TopicRoute
-from protocol.body import LockBatchBody, decode_json, encode_json
-from protocol.codes import RequestCode
-from protocol.headers.client import GetConsumerListByGroupRequestHeader
-from remoting.client_log import StandardLog
+from trimq.client.allocation import Allocation
+from trimq.client.core import Client
+from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError
+from trimq.client.lifecycle import GOODBYE
+from trimq.client.message import MessageQueue
+from trimq.client.queue_reader import QueueReader
+from trimq.client.routes import TopicRoute
+from trimq.protocol.body import LockBatchBody, decode_json, encode_json
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.headers.client import GetConsumerListByGroupRequestHeader
+from trimq.remoting.client_log import StandardLog
 
 _log = StandardLog("trimq.client.rebalance")
 

@@ -7,11 +7,11 @@ from typing import Final
 
 import anyio
 
-from client.errors import UsageError
-from client.message import Message, ReceivedMessage
-from protocol import sysflag
-from protocol.command import RemotingCommand
-from protocol.record import encode_record, host_flags, pack_host
+from trimq.client.errors import UsageError
+from trimq.client.message import Message, ReceivedMessage
+from trimq.protocol import sysflag
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.record import encode_record, host_flags, pack_host
 
 _REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 

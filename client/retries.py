@@ -6,16 +6,16 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from client.core import Client, wall_ms
-from client.delivery import ConsumerMessage
-from client.errors import RocketMQError
-from client.message import MessageQueue, ReceivedMessage
-from client.queue_reader import QueueReader
-from client.sending import Prepared, receipts, send_command
-from protocol.codes import RequestCode
-from protocol.headers.send import ConsumerSendMsgBackRequestHeader
-from protocol.message import encode_properties
-from protocol.topic_rules import retry_topic
+from trimq.client.core import Client, wall_ms
+from trimq.client.delivery import ConsumerMessage
+from trimq.client.errors import RocketMQError
+from trimq.client.message import MessageQueue, ReceivedMessage
+from trimq.client.queue_reader import QueueReader
+from trimq.client.sending import Prepared, receipts, send_command
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
+from trimq.protocol.message import encode_properties
+from trimq.protocol.topic_rules import retry_topic
 
 DEFAULT_MAX_RETRIES: Final = 16
 

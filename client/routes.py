@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from client.errors import NoBrokerError, NotStoredError, RocketMQError, TopicNotFoundError, again
-from protocol.body import PERM_READ, PERM_WRITE, BrokerData, MessageQueue, TopicRouteData
-from protocol.topic_rules import AUTO_CREATE_TOPIC
+from trimq.client.errors import NoBrokerError, NotStoredError, RocketMQError, TopicNotFoundError, again
+from trimq.protocol.body import PERM_READ, PERM_WRITE, BrokerData, MessageQueue, TopicRouteData
+from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
 
 MASTER_ID: Final = "0"
 DEFAULT_QUEUES: Final = 4

@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
-from client.sending import Prepared, send_command
-from protocol.body import MessageQueue
-from protocol.errors import FrameError
-from protocol.frame import MAX_FRAME, encode
+from trimq.client.sending import Prepared, send_command
+from trimq.protocol.body import MessageQueue
+from trimq.protocol.errors import FrameError
+from trimq.protocol.frame import MAX_FRAME, encode
 
 _WORDS: Final = struct.Struct(">II")
 _OPAQUE: Final = 2_147_480_002

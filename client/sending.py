@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from client.compression import Compression, compress
-from client.core import wall_ms
-from client.errors import PerhapsStoredError, UsageError, error_for
-from client.message import Message, SendReceipt, SendStatus, joined
-from protocol.batch import encode_batch
-from protocol.body import MessageQueue
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.send import SendMessageResponseHeader
-from protocol.message import NAME_END, VALUE_END
-from protocol.message_id import UniqueIdGenerator
-from protocol.record import MAX_PROPERTIES
-from protocol.topic_rules import AUTO_CREATE_TOPIC
+from trimq.client.compression import Compression, compress
+from trimq.client.core import wall_ms
+from trimq.client.errors import PerhapsStoredError, UsageError, error_for
+from trimq.client.message import Message, SendReceipt, SendStatus, joined
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.body import MessageQueue
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.send import SendMessageResponseHeader
+from trimq.protocol.message import NAME_END, VALUE_END
+from trimq.protocol.message_id import UniqueIdGenerator
+from trimq.protocol.record import MAX_PROPERTIES
+from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
 
 DEFAULT_QUEUES: Final = "4"
 STATUS: Final = {int(status.value): status for status in SendStatus}

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from client.errors import UsageError
-from protocol.body import SubscriptionData
-from protocol.hashing import tags_code
-from protocol.topic_rules import topic_problem
+from trimq.client.errors import UsageError
+from trimq.protocol.body import SubscriptionData
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.topic_rules import topic_problem
 
 ALL: Final = "*"
 

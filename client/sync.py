@@ -3,7 +3,7 @@
 The same objects and names as in ``client``; calls block instead of being awaited. Each opened object has a loop of its
 own in a thread of its own, started and ended by its ``with`` block; several threads may use it::
 
-    from client.sync import Consumer, Message, Producer
+    from trimq.client.sync import Consumer, Message, Producer
 
     with Producer("orders", namesrv="127.0.0.1:9876") as producer:
         producer.send(Message("Orders", b"1 book"))
@@ -22,16 +22,16 @@ from typing import Any, Final, Generic, Self, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-import client.admin
-import client.consumer
-import client.producer
-import client.pull_consumer
-import client.transaction
-from client.delivery import Batch as AsyncBatch
-from client.delivery import ConsumerMessage as AsyncConsumerMessage
-from client.errors import ClosedError
-from client.lifecycle import Lifecycle
-from client.message import Message, MessageQueue, ReceivedMessage, SendReceipt
+import trimq.client.admin
+import trimq.client.consumer
+import trimq.client.producer
+import trimq.client.pull_consumer
+import trimq.client.transaction
+from trimq.client.delivery import Batch as AsyncBatch
+from trimq.client.delivery import ConsumerMessage as AsyncConsumerMessage
+from trimq.client.errors import ClosedError
+from trimq.client.lifecycle import Lifecycle
+from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendReceipt
 
 __all__ = [
     "Admin",
@@ -109,7 +109,7 @@ async def _invoke(function: Callable[..., Any], arguments: tuple[Any, ...], opti
     return await result if isinstance(result, Awaitable) else result
 
 
-class Producer(_Opened[client.producer.Producer]):
+class Producer(_Opened[trimq.client.producer.Producer]):
     """The blocking Producer; settings as the asynchronous one's.
 
     >>> def example(namesrv: str) -> None:
@@ -118,10 +118,10 @@ class Producer(_Opened[client.producer.Producer]):
     """
 
     def __init__(self, group: str, **settings: Any) -> None:
-        super().__init__(lambda: client.producer.Producer(group, **settings))
+        super().__init__(lambda: trimq.client.producer.Producer(group, **settings))
 
     def send(self, message: Message, *, queue: MessageQueue | None = None) -> SendReceipt:
-        """See client.Producer.send."""
+        """See trimq.client.Producer.send."""
         return self._call(self._target.send, message, queue=queue)
 
     def send_many(self, messages: Iterator[Message] | list[Message]) -> list[SendReceipt]:
@@ -149,37 +149,37 @@ class Producer(_Opened[client.producer.Producer]):
         return [receipts[number] for number in range(len(messages))]
 
     def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """See client.Producer.send_oneway."""
+        """See trimq.client.Producer.send_oneway."""
         self._call(self._target.send_oneway, message, queue=queue)
 
     def send_batch(self, messages: list[Message], *, queue: MessageQueue | None = None) -> list[SendReceipt]:
-        """See client.Producer.send_batch."""
+        """See trimq.client.Producer.send_batch."""
         return self._call(self._target.send_batch, messages, queue=queue)
 
     def request(self, message: Message, *, ttl: float = 30.0) -> ReceivedMessage:
-        """See client.Producer.request."""
+        """See trimq.client.Producer.request."""
         return self._call(self._target.request, message, ttl=ttl)
 
     def reply(self, request: "ReceivedMessage | ConsumerMessage", body: bytes) -> SendReceipt:
-        """See client.Producer.reply."""
+        """See trimq.client.Producer.reply."""
         message = request.message if isinstance(request, ConsumerMessage) else request
         return self._call(self._target.reply, message, body)
 
 
-class TransactionProducer(_Opened[client.transaction.TransactionProducer]):
+class TransactionProducer(_Opened[trimq.client.transaction.TransactionProducer]):
     """The blocking TransactionProducer; ``check`` is called in the loop's thread.
 
-    >>> def example(namesrv: str, check: "client.transaction.Check") -> None:
+    >>> def example(namesrv: str, check: "trimq.client.transaction.Check") -> None:
     ...     with TransactionProducer("orders", check, namesrv=namesrv) as producer:
     ...         with producer.transaction(Message("Orders", b"1 book")):
     ...             ...
     """
 
-    def __init__(self, group: str, check: "client.transaction.Check", **settings: Any) -> None:
-        super().__init__(lambda: client.transaction.TransactionProducer(group, check, **settings))
+    def __init__(self, group: str, check: "trimq.client.transaction.Check", **settings: Any) -> None:
+        super().__init__(lambda: trimq.client.transaction.TransactionProducer(group, check, **settings))
 
-    def transaction(self, message: Message) -> "AbstractContextManager[client.transaction.Transaction]":
-        """See client.TransactionProducer.transaction."""
+    def transaction(self, message: Message) -> "AbstractContextManager[trimq.client.transaction.Transaction]":
+        """See trimq.client.TransactionProducer.transaction."""
         if self._stack is None:
             raise ClosedError("this TransactionProducer is not open: use it inside its with block")
         return self._portal.wrap_async_context_manager(self._target.transaction(message))
@@ -194,22 +194,22 @@ class _Delivery:
 
     @contextmanager
     def process(self, *, reraise: bool = False, delay_level: int = 0) -> Iterator[None]:
-        """See client.ConsumerMessage.process."""
+        """See trimq.client.ConsumerMessage.process."""
         processing = self._delivered.process(reraise=reraise, delay_level=delay_level)
         with self._consumer.portal.wrap_async_context_manager(processing):
             yield
 
     def ack(self) -> None:
-        """See client.ConsumerMessage.ack."""
+        """See trimq.client.ConsumerMessage.ack."""
         self._consumer.portal.call(self._delivered.ack)
 
     def nack(self, *, delay_level: int = 0) -> None:
-        """See client.ConsumerMessage.nack."""
+        """See trimq.client.ConsumerMessage.nack."""
         self._consumer.portal.call(_invoke, self._delivered.nack, (), {"delay_level": delay_level})
 
 
 class ConsumerMessage(_Delivery):
-    """A message in a blocking program: the fields of client.ConsumerMessage, and blocking acknowledgement.
+    """A message in a blocking program: the fields of trimq.client.ConsumerMessage, and blocking acknowledgement.
 
     >>> def example(message: ConsumerMessage) -> None:
     ...     with message.process():
@@ -251,7 +251,7 @@ class Batch(_Delivery):
         return iter(self._batch)
 
 
-class Consumer(_Opened[client.consumer.Consumer]):
+class Consumer(_Opened[trimq.client.consumer.Consumer]):
     """The blocking Consumer; settings as the asynchronous one's. Iterate over it, or over ``batches()``.
 
     >>> def example(namesrv: str) -> None:
@@ -262,7 +262,7 @@ class Consumer(_Opened[client.consumer.Consumer]):
     """
 
     def __init__(self, group: str, topics: Any, **settings: Any) -> None:
-        super().__init__(lambda: client.consumer.Consumer(group, topics, **settings))
+        super().__init__(lambda: trimq.client.consumer.Consumer(group, topics, **settings))
 
     @property
     def portal(self) -> BlockingPortal:
@@ -286,17 +286,17 @@ class Consumer(_Opened[client.consumer.Consumer]):
         return None
 
     def batches(self, size: int = 32) -> Iterator[Batch]:
-        """See client.Consumer.batches."""
+        """See trimq.client.Consumer.batches."""
         batches = self._target.batches(size)
         while True:
             yield Batch(self, self._call(batches.__anext__))
 
     def commit(self) -> None:
-        """See client.Consumer.commit."""
+        """See trimq.client.Consumer.commit."""
         self._call(self._target.commit)
 
 
-class PullConsumer(_Opened[client.pull_consumer.PullConsumer]):
+class PullConsumer(_Opened[trimq.client.pull_consumer.PullConsumer]):
     """The blocking PullConsumer; settings and methods as the asynchronous one's.
 
     >>> def example(namesrv: str) -> None:
@@ -306,39 +306,39 @@ class PullConsumer(_Opened[client.pull_consumer.PullConsumer]):
     """
 
     def __init__(self, group: str, **settings: Any) -> None:
-        super().__init__(lambda: client.pull_consumer.PullConsumer(group, **settings))
+        super().__init__(lambda: trimq.client.pull_consumer.PullConsumer(group, **settings))
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """See client.PullConsumer.queues."""
+        """See trimq.client.PullConsumer.queues."""
         return self._call(self._target.queues, topic)
 
     def assign(self, queues: "list[MessageQueue] | dict[MessageQueue, int]") -> None:
-        """See client.PullConsumer.assign."""
+        """See trimq.client.PullConsumer.assign."""
         self._call(self._target.assign, queues)
 
     def poll(self, max_messages: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
-        """See client.PullConsumer.poll."""
+        """See trimq.client.PullConsumer.poll."""
         return self._call(self._target.poll, max_messages, timeout=timeout)
 
     def commit(self, positions: dict[MessageQueue, int] | None = None) -> None:
-        """See client.PullConsumer.commit."""
+        """See trimq.client.PullConsumer.commit."""
         self._call(self._target.commit, positions)
 
     def first_offset(self, queue: MessageQueue) -> int:
-        """See client.PullConsumer.first_offset."""
+        """See trimq.client.PullConsumer.first_offset."""
         return self._call(self._target.first_offset, queue)
 
     def end_offset(self, queue: MessageQueue) -> int:
-        """See client.PullConsumer.end_offset."""
+        """See trimq.client.PullConsumer.end_offset."""
         return self._call(self._target.end_offset, queue)
 
     def offset_by_time(self, queue: MessageQueue, when: datetime | float) -> int:
-        """See client.PullConsumer.offset_by_time."""
+        """See trimq.client.PullConsumer.offset_by_time."""
         return self._call(self._target.offset_by_time, queue, when)
 
 
-class Admin(_Opened[client.admin.Admin]):
-    """The blocking Admin: every method of client.Admin, blocking.
+class Admin(_Opened[trimq.client.admin.Admin]):
+    """The blocking Admin: every method of trimq.client.Admin, blocking.
 
     >>> def example(namesrv: str) -> None:
     ...     with Admin(namesrv) as admin:
@@ -346,4 +346,4 @@ class Admin(_Opened[client.admin.Admin]):
     """
 
     def __init__(self, namesrv: Any = None, **settings: Any) -> None:
-        super().__init__(lambda: client.admin.Admin(namesrv, **settings))
+        super().__init__(lambda: trimq.client.admin.Admin(namesrv, **settings))

@@ -10,20 +10,20 @@ from enum import Enum
 from inspect import isawaitable
 from typing import TypeAlias
 
-from client.compression import Compression
-from client.core import Client, ClientOptions, Push
-from client.decode import split_messages
-from client.errors import RocketMQError, UsageError
-from client.interceptors import Interceptor
-from client.message import Message, MessageQueue, ReceivedMessage, SendReceipt
-from client.producer import Producer
-from client.sending import Prepared
-from protocol import sysflag
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from protocol.message_id import decode_offset_id
-from remoting.client_log import StandardLog
+from trimq.client.compression import Compression
+from trimq.client.core import Client, ClientOptions, Push
+from trimq.client.decode import split_messages
+from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.interceptors import Interceptor
+from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendReceipt
+from trimq.client.producer import Producer
+from trimq.client.sending import Prepared
+from trimq.protocol import sysflag
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from trimq.protocol.message_id import decode_offset_id
+from trimq.remoting.client_log import StandardLog
 
 _log = StandardLog("trimq.client.transaction")
 

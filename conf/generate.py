@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from broker import config as broker_config
-from namesrv import config as namesrv_config
-from remoting.config_doc import render_conf
+from trimq.broker import config as broker_config
+from trimq.namesrv import config as namesrv_config
+from trimq.remoting.config_doc import render_conf
 
 HERE = Path(__file__).resolve().parent
 _USE = (

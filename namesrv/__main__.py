@@ -1,6 +1,6 @@
-"""``python -m namesrv``."""
+"""``python -m trimq.namesrv``."""
 
-from namesrv.cli import main
+from trimq.namesrv.cli import main
 
 if __name__ == "__main__":
     main()

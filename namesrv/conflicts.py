@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from protocol.body import DataVersion
-from protocol.codes import ResponseCode
-from protocol.errors import RemotingError
-from protocol.headers.namesrv import RegisterBrokerRequestHeader
+from trimq.protocol.body import DataVersion
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 
 if TYPE_CHECKING:
-    from namesrv.live_brokers import BrokerLiveInfo
+    from trimq.namesrv.live_brokers import BrokerLiveInfo
 
 _log = structlog.get_logger("namesrv")
 

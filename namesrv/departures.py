@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.topic_rules import AUTO_CREATE_TOPIC
+from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
 
 MAX_BROKERS: Final = 256
 MAX_TOPICS: Final = 100_000

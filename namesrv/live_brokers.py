@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from namesrv.conflicts import Challenger
-from protocol.body import DataVersion
-from protocol.codes import ResponseCode
-from protocol.errors import RemotingError
-from protocol.headers.namesrv import RegisterBrokerRequestHeader
+from trimq.namesrv.conflicts import Challenger
+from trimq.protocol.body import DataVersion
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 
 
 @dataclass(slots=True, eq=False)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from namesrv.route_info import RouteInfoManager
-from remoting.health import Health
-from remoting.limits import ReactorStats
-from remoting.loop_probe import LoopProbe
-from remoting.metrics import (
+from trimq.namesrv.route_info import RouteInfoManager
+from trimq.remoting.health import Health
+from trimq.remoting.limits import ReactorStats
+from trimq.remoting.loop_probe import LoopProbe
+from trimq.remoting.metrics import (
     build_info,
     gauge,
     loop_families,

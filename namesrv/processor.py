@@ -11,12 +11,12 @@ import msgspec
 import structlog
 import trio
 
-from namesrv.config import NamesrvConfig
-from namesrv.conflicts import BrokerIdConflictError
-from namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
-from namesrv.route_info import RouteInfoManager
-from namesrv.state_file import replace_file
-from protocol.body import (
+from trimq.namesrv.config import NamesrvConfig
+from trimq.namesrv.conflicts import BrokerIdConflictError
+from trimq.namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
+from trimq.namesrv.route_info import RouteInfoManager
+from trimq.namesrv.state_file import replace_file
+from trimq.protocol.body import (
     DataVersion,
     GetBrokerMemberGroupResponseBody,
     KVTable,
@@ -25,11 +25,11 @@ from protocol.body import (
     decode_json,
     encode_json,
 )
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.hashing import crc32
-from protocol.headers.namesrv import (
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.hashing import crc32
+from trimq.protocol.headers.namesrv import (
     AddWritePermResponseHeader,
     BrokerHeartbeatRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
@@ -49,14 +49,14 @@ from protocol.headers.namesrv import (
     WipeWritePermResponseHeader,
     WritePermRequestHeader,
 )
-from protocol.json_pieces import list_pieces, object_pieces, table_pieces
-from protocol.register_broker_body import decode_register_broker_body
-from remoting.clock import Clock
-from remoting.config import Configuration, parse_changes
-from remoting.handlers import Outcome
-from remoting.large_reply import in_slices
-from remoting.properties import ConfigError, decode, replace_values
-from remoting.server import Connection, Handler, HandlerTable
+from trimq.protocol.json_pieces import list_pieces, object_pieces, table_pieces
+from trimq.protocol.register_broker_body import decode_register_broker_body
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration, parse_changes
+from trimq.remoting.handlers import Outcome
+from trimq.remoting.large_reply import in_slices
+from trimq.remoting.properties import ConfigError, decode, replace_values
+from trimq.remoting.server import Connection, Handler, HandlerTable
 
 _WATCHED: Final = "namesrv.watched"
 """Attachment of a connection whose closing removes brokers."""

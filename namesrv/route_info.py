@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 import structlog
 
-from namesrv.config import NamesrvConfig
-from namesrv.conflicts import challenger_of, is_elected, refuse_second
-from namesrv.departures import Departures, why_no_route
-from namesrv.live_brokers import BrokerGroup, BrokerLiveInfo, decode_listeners
-from namesrv.topic_table import TopicQueueTable, queue_data
-from protocol.body import (
+from trimq.namesrv.config import NamesrvConfig
+from trimq.namesrv.conflicts import challenger_of, is_elected, refuse_second
+from trimq.namesrv.departures import Departures, why_no_route
+from trimq.namesrv.live_brokers import BrokerGroup, BrokerLiveInfo, decode_listeners
+from trimq.namesrv.topic_table import TopicQueueTable, queue_data
+from trimq.protocol.body import (
     PERM_INHERIT,
     PERM_WRITE,
     BrokerData,
@@ -28,11 +28,11 @@ from protocol.body import (
     TopicConfigAndMappingSerializeWrapper,
     TopicRouteData,
 )
-from protocol.codes import ResponseCode
-from protocol.errors import RemotingError
-from protocol.headers.namesrv import RegisterBrokerRequestHeader, RegisterBrokerResponseHeader
-from protocol.topic_rules import AUTO_CREATE_TOPIC
-from remoting.clock import Clock
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader, RegisterBrokerResponseHeader
+from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
+from trimq.remoting.clock import Clock
 
 MASTER_ID: Final = 0
 SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from protocol.body import PERM_READ, PERM_WRITE, QueueData, TopicConfig, TopicQueueMappingInfo
-from protocol.json_pieces import in_order
+from trimq.protocol.body import PERM_READ, PERM_WRITE, QueueData, TopicConfig, TopicQueueMappingInfo
+from trimq.protocol.json_pieces import in_order
 
 UNIT_FLAG: Final = 1
 """topicSysFlag: the topic belongs to a unit."""

@@ -1,4 +1,4 @@
-"""``python -m pipeline NAME --help``: the jobs as commands. Spark's own settings come from the environment.
+"""``python -m trimq.pipeline NAME --help``: the jobs as commands. Spark's own settings come from the environment.
 
 On a cluster, the same with ``spark-submit``; ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf`` count as ever.
 """
@@ -44,8 +44,8 @@ def rebuild(store: str, target: str, split_size: int, as_json: bool, **sizes: An
     Exit code 3 where records are damaged.
     """
     with _session("rebuild") as spark:
-        from pipeline.jobs.rebuild import RebuildOptions  # noqa: PLC0415 - needs PySpark
-        from pipeline.jobs.rebuild import rebuild as run  # noqa: PLC0415 - as above
+        from trimq.pipeline.jobs.rebuild import RebuildOptions  # noqa: PLC0415 - needs PySpark
+        from trimq.pipeline.jobs.rebuild import rebuild as run  # noqa: PLC0415 - as above
 
         options = RebuildOptions(**{name: value for name, value in sizes.items() if value is not None})
         report = run(spark, store, target, options, split_size=split_size)
@@ -75,7 +75,7 @@ def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
     or files of the log are missing.
     """
     with _session("audit") as spark:
-        from pipeline.jobs import audit as job  # noqa: PLC0415 - needs PySpark
+        from trimq.pipeline.jobs import audit as job  # noqa: PLC0415 - needs PySpark
 
         report = job.audit(spark, store, **{name: value for name, value in settings.items() if value is not None})
     if page:
@@ -102,7 +102,7 @@ def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin
     """Traffic by topic, tag, producer host and hour; sizes, latencies, hot keys."""
     given = {"topics": topics, "startingTimestamp": begin, "endingTimestamp": end}
     with _session("stats") as spark:
-        from pipeline.jobs import stats as job  # noqa: PLC0415 - needs PySpark
+        from trimq.pipeline.jobs import stats as job  # noqa: PLC0415 - needs PySpark
 
         found = job.stats(spark, store, **{name: value for name, value in given.items() if value})
     if page:
@@ -128,7 +128,7 @@ def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ..
         raise click.BadParameter(f"{wrong[0]!r}: NAME=VALUE is expected", param_hint="--format-option")
     settings["format_options"] = dict(text.split("=", 1) for text in format_option)
     with _session("archive") as spark:
-        from pipeline.jobs import archive as job  # noqa: PLC0415 - needs PySpark
+        from trimq.pipeline.jobs import archive as job  # noqa: PLC0415 - needs PySpark
 
         batch = job.archive(spark, store, target, job.ArchiveOptions(**settings))
     text = "nothing new" if batch is None else f"batch {batch.number}: {batch.rows} rows in {len(batch.files)} files"
@@ -147,7 +147,7 @@ def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ..
 def replay(store: str, where: str, **settings: Any) -> None:
     """Send rows of STORE into a topic again: at least once, those of a key in their order."""
     with _session("replay") as spark:
-        from pipeline.jobs import replay as job  # noqa: PLC0415 - needs PySpark
+        from trimq.pipeline.jobs import replay as job  # noqa: PLC0415 - needs PySpark
 
         table = spark.read.format("rocketmq-store").load(store).where(where)
         sent = job.replay(table, job.ReplayOptions(**settings))
@@ -164,7 +164,7 @@ def replay(store: str, where: str, **settings: Any) -> None:
 def compact(store: str, target: str, topics: str, **settings: Any) -> None:
     """Write the newest record of each key of STORE to TARGET, as Parquet."""
     with _session("compact") as spark:
-        from pipeline.jobs import compact as job  # noqa: PLC0415 - needs PySpark
+        from trimq.pipeline.jobs import compact as job  # noqa: PLC0415 - needs PySpark
 
         reader = spark.read.format("rocketmq-store")
         table = (reader.option("topics", topics) if topics else reader).load(store)
@@ -179,7 +179,7 @@ def compact(store: str, target: str, topics: str, **settings: Any) -> None:
 def _session(name: str) -> "Iterator[SparkSession]":
     """A session for one job; what a user can mend is told without a stack."""
     try:
-        from pipeline.jobs.run import session  # noqa: PLC0415 - PySpark may be missing
+        from trimq.pipeline.jobs.run import session  # noqa: PLC0415 - PySpark may be missing
     except ImportError as error:
         _fail(f"{error}: the jobs need the spark extra, pip install 'trimq[spark]'")
     spark = session(name)
@@ -194,8 +194,8 @@ def _session(name: str) -> "Iterator[SparkSession]":
 def _known() -> tuple[type[Exception], ...]:
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - PySpark may be missing
 
-    from pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - needs PySpark
-    from pipeline.jobs.rebuild import RebuildError  # noqa: PLC0415 - as above
+    from trimq.pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - needs PySpark
+    from trimq.pipeline.jobs.rebuild import RebuildError  # noqa: PLC0415 - as above
 
     return ValueError, OSError, AnalysisException, ArchiveError, RebuildError
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from pipeline.names import COLUMNS, SPARK_SCHEMA, spark_schema
+from trimq.pipeline.names import COLUMNS, SPARK_SCHEMA, spark_schema
 
 __all__ = ["ARROW_SCHEMA", "COLUMNS", "SPARK_SCHEMA", "arrow_schema", "spark_schema"]
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from protocol.alike_texts import Matrix
+from trimq.protocol.alike_texts import Matrix
 
 MOST_DIGITS: Final = 18
 """Longer numbers do not fit the columns' sums."""

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol import record
-from protocol.alike_texts import Matrix
-from protocol.queue_unit import UNIT_SIZE
+from trimq.protocol import record
+from trimq.protocol.alike_texts import Matrix
+from trimq.protocol.queue_unit import UNIT_SIZE
 
 Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from protocol.errors import FrameError
+from trimq.protocol.errors import FrameError
 
 _HEAD = struct.Struct(">iiiii")
 _SIZE_FLAG_BODY = struct.Struct(">i8xii").unpack_from

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol import record
-from protocol.alike_rows import Numbers
-from protocol.alike_texts import Matrix, TextLayout, layout_of
-from protocol.batch import AROUND, BODY_AT, BODY_LENGTH_AT, FLAG_AT, first_lengths
-from protocol.hashing import crc32_of_each
-from protocol.message import VALUE_END
-from protocol.record_batch import BatchHead
+from trimq.protocol import record
+from trimq.protocol.alike_rows import Numbers
+from trimq.protocol.alike_texts import Matrix, TextLayout, layout_of
+from trimq.protocol.batch import AROUND, BODY_AT, BODY_LENGTH_AT, FLAG_AT, first_lengths
+from trimq.protocol.hashing import crc32_of_each
+from trimq.protocol.message import VALUE_END
+from trimq.protocol.record_batch import BatchHead
 
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 

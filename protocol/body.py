@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from protocol import lenient_json
-from protocol.codes import ResponseCode
-from protocol.errors import RemotingError
+from trimq.protocol import lenient_json
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
 
 T = TypeVar("T")
 

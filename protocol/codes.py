@@ -1,4 +1,4 @@
-"""Request, response and language codes. Made from codes.toml by ``python -m protocol.generate_codes``."""
+"""Request, response and language codes. Made from codes.toml by ``python -m trimq.protocol.generate_codes``."""
 
 from enum import IntEnum
 from typing import Final

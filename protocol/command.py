@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct, field, inspect
 
-from protocol.codes import VERSION, ResponseCode
-from protocol.errors import RemotingError
+from trimq.protocol.codes import VERSION, ResponseCode
+from trimq.protocol.errors import RemotingError
 
 REPLY_FLAG: Final = 1
 ONEWAY_FLAG: Final = 2

@@ -1,6 +1,6 @@
 """Errors of the protocol, told apart by what they cost: a broken frame its connection, a bad request an error reply."""
 
-from protocol.codes import HELP, ResponseCode
+from trimq.protocol.codes import HELP, ResponseCode
 
 
 class FrameError(Exception):

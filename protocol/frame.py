@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from protocol.codes import LanguageCode, RequestCode
-from protocol.command import LANGUAGE, Encoding, RemotingCommand
-from protocol.errors import FrameError
+from trimq.protocol.codes import LanguageCode, RequestCode
+from trimq.protocol.command import LANGUAGE, Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError
 
 MAX_FRAME: Final = 16_777_216
 """Largest frame in bytes, its length word included."""

@@ -7,8 +7,8 @@ call. A frame is copied once, when it is whole; what it brings may then be kept 
 import struct
 from typing import Final
 
-from protocol.command import RemotingCommand
-from protocol.frame import MAX_FRAME, check_length, decode_at
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import MAX_FRAME, check_length, decode_at
 
 _SIZE: Final = 256 * 1024
 _ROOM: Final = 64 * 1024

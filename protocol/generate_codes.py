@@ -1,6 +1,6 @@
 """Makes protocol/codes.py and docs/codes.md from protocol/codes.toml.
 
-``python -m protocol.generate_codes`` writes both; with ``--check`` it only says whether they are current.
+``python -m trimq.protocol.generate_codes`` writes both; with ``--check`` it only says whether they are current.
 """
 
 import sys
@@ -16,7 +16,7 @@ CODES_MD = HERE.parent / "docs" / "codes.md"
 def render_python(data: dict[str, Any]) -> str:
     """The text of protocol/codes.py."""
     lines = [
-        '"""Request, response and language codes. Made from codes.toml by ``python -m protocol.generate_codes``."""',
+        '"""Request, response and language codes. Made from codes.toml by ``python -m trimq.protocol.generate_codes``."""',
         "",
         "from enum import IntEnum",
         "from typing import Final",
@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
         ]
         if stale:
             print(
-                f"not current: {', '.join(stale)}; run python -m protocol.generate_codes",
+                f"not current: {', '.join(stale)}; run python -m trimq.protocol.generate_codes",
                 file=sys.stderr,
             )
         return 1 if stale else 0

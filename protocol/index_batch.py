@@ -8,8 +8,8 @@ Source: RocketMQ's IndexFile.putKey.
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-from protocol.hashing import key_hash, string_hash
-from protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER_SIZE, entry_at
+from trimq.protocol.hashing import key_hash, string_hash
+from trimq.protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER_SIZE, entry_at
 
 INT_MAX: Final = 0x7FFFFFFF
 
@@ -187,7 +187,7 @@ class PlainBatch:
 def make_batch() -> Batch:
     """The numpy form where numpy is installed, else the plain one."""
     try:
-        from protocol.index_batch_numpy import NumpyBatch  # noqa: PLC0415 - numpy is optional
+        from trimq.protocol.index_batch_numpy import NumpyBatch  # noqa: PLC0415 - numpy is optional
     except ImportError:
         return PlainBatch()
     return NumpyBatch()

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from protocol import record, sysflag
-from protocol.message_id import encode_offset_id
+from trimq.protocol import record, sysflag
+from trimq.protocol.message_id import encode_offset_id
 
 NAME_END: Final = "\x01"
 VALUE_END: Final = "\x02"

@@ -16,8 +16,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from protocol import sysflag
-from protocol.hashing import crc32
+from trimq.protocol import sysflag
+from trimq.protocol.hashing import crc32
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import Any, Final, NamedTuple, Protocol
 
-from protocol import record
-from protocol.batch import BatchColumns, BatchItem
-from protocol.hashing import crc32_of_each
+from trimq.protocol import record
+from trimq.protocol.batch import BatchColumns, BatchItem
+from trimq.protocol.hashing import crc32_of_each
 
 
 class BatchHead(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from protocol.alike_rows import Numbers, packed_units
-from protocol.alike_texts import Matrix
-from protocol.batch import AROUND, FLAG_AT, BatchItem
-from protocol.batch_layout import BatchLayout
-from protocol.record_batch import BatchHead
+from trimq.protocol.alike_rows import Numbers, packed_units
+from trimq.protocol.alike_texts import Matrix
+from trimq.protocol.batch import AROUND, FLAG_AT, BatchItem
+from trimq.protocol.batch_layout import BatchLayout
+from trimq.protocol.record_batch import BatchHead
 
 
 class AlikeMessages:

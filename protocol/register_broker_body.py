@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Iterable
 from typing import Final
 
-from protocol import lenient_json
-from protocol.body import (
+from trimq.protocol import lenient_json
+from trimq.protocol.body import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfig,
@@ -22,8 +22,8 @@ from protocol.body import (
     decode_json,
     encode_json,
 )
-from protocol.codes import ResponseCode
-from protocol.errors import RemotingError
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
 
 FIRST_VERSION_WITH_BODY: Final = 37
 """Older brokers (before 3.0.11) send a bare TopicConfigSerializeWrapper."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from remoting.config import NettyServerConfig
-from remoting.handlers import HandlerTable
-from remoting.log_budget import LogBudget
+from trimq.remoting.config import NettyServerConfig
+from trimq.remoting.handlers import HandlerTable
+from trimq.remoting.log_budget import LogBudget
 
 if TYPE_CHECKING:
-    from remoting.server import Reactor
+    from trimq.remoting.server import Reactor
 
 _log = structlog.get_logger("remoting")
 

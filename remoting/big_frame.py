@@ -3,7 +3,7 @@
 import socket
 from typing import Final
 
-from remoting.limits import RECEIVE_BUFFER
+from trimq.remoting.limits import RECEIVE_BUFFER
 
 SPARE_SIZE: Final = 1024 * 1024
 """Buffers of this size are kept for long frames, ``SPARES`` of them: no handler looks at a frame after its turn."""

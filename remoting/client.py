@@ -10,14 +10,14 @@ from typing import Final, Self, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
-from remoting.back_off import BackOff
-from remoting.client_call import Call, CallbackCall
-from remoting.client_connection import ClientConnection, RequestProcessor
-from remoting.client_log import ClientLog, StandardLog
-from remoting.client_socket import connect_socket
-from remoting.clock import Clock, SystemClock
-from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError, RemotingTransportError
+from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
+from trimq.remoting.back_off import BackOff
+from trimq.remoting.client_call import Call, CallbackCall
+from trimq.remoting.client_connection import ClientConnection, RequestProcessor
+from trimq.remoting.client_log import ClientLog, StandardLog
+from trimq.remoting.client_socket import connect_socket
+from trimq.remoting.clock import Clock, SystemClock
+from trimq.remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError, RemotingTransportError
 
 __all__ = ["CallbackCall", "ClientConnection", "Connect", "RemotingClient", "RequestProcessor"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from protocol.command import RemotingCommand
+from trimq.protocol.command import RemotingCommand
 
 if TYPE_CHECKING:
     import asyncio
@@ -97,7 +97,7 @@ class Loop(NamedTuple):
 def running_loop() -> Loop:
     """That of the task that runs now."""
     if "trio" in sys.modules:
-        from remoting import client_call_trio  # noqa: PLC0415 - an asyncio program does without trio
+        from trimq.remoting import client_call_trio  # noqa: PLC0415 - an asyncio program does without trio
 
         if client_call_trio.is_running():
             return client_call_trio.LOOP

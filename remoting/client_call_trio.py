@@ -8,7 +8,7 @@ import trio
 from outcome import Outcome
 from trio.lowlevel import Abort, Task, current_task, in_trio_task, reschedule, wait_readable, wait_task_rescheduled
 
-from remoting.client_call import Crowd, Loop, Readable, WaitingCall
+from trimq.remoting.client_call import Crowd, Loop, Readable, WaitingCall
 
 T = TypeVar("T")
 

@@ -8,16 +8,16 @@ from typing import Any, Final, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from protocol.codes import ResponseCode
-from protocol.command import REPLY_FLAG, Encoding, RemotingCommand
-from protocol.errors import FrameError, RemotingError
-from protocol.frame import encode
-from protocol.frame_buffer import FrameBuffer
-from remoting.client_call import Call, running_loop
-from remoting.client_log import ClientLog
-from remoting.clock import Clock
-from remoting.errors import RemotingSendError
-from remoting.handlers import not_supported
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import REPLY_FLAG, Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import encode
+from trimq.protocol.frame_buffer import FrameBuffer
+from trimq.remoting.client_call import Call, running_loop
+from trimq.remoting.client_log import ClientLog
+from trimq.remoting.clock import Clock
+from trimq.remoting.errors import RemotingSendError
+from trimq.remoting.handlers import not_supported
 
 RequestProcessor: TypeAlias = Callable[
     ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None

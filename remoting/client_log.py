@@ -1,7 +1,7 @@
 """How the client side tells what goes wrong: to a log that its owner hands in.
 
 The SDK lives in other people's programs: it logs with the standard library (StandardLog), which shows nothing but
-warnings until the program says otherwise. Servers hand in theirs (remoting.log_setup.StructuredLog).
+warnings until the program says otherwise. Servers hand in theirs (trimq.remoting.log_setup.StructuredLog).
 """
 
 import logging

@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from remoting.config import Effective
+from trimq.remoting.config import Effective
 
 SWITCH_INTERVAL: Final = 0.0005
 """Seconds after which a helper thread that runs Python has to give the interpreter back to the loop."""

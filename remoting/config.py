@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from remoting import properties
-from remoting.options import Option, describe, option, options_of
-from remoting.properties import ConfigError
+from trimq.remoting import properties
+from trimq.remoting.options import Option, describe, option, options_of
+from trimq.remoting.properties import ConfigError
 
 __all__ = [
     "ConfigError",

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Mapping
 
-from remoting.config import Option, Schema, describe, options_of
+from trimq.remoting.config import Option, Schema, describe, options_of
 
 _WIDTH = 110
 

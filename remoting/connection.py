@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from protocol.command import Encoding, RemotingCommand
-from protocol.frame import encode, encode_head
-from remoting.errors import RemotingSendError, RemotingTimeoutError
-from remoting.handlers import HandlerTable, Outcome, Reply, own_bytes
-from remoting.out_buffer import Buffer, OutBuffer
-from remoting.put_off import PutOff
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import encode, encode_head
+from trimq.remoting.errors import RemotingSendError, RemotingTimeoutError
+from trimq.remoting.handlers import HandlerTable, Outcome, Reply, own_bytes
+from trimq.remoting.out_buffer import Buffer, OutBuffer
+from trimq.remoting.put_off import PutOff
 
 if TYPE_CHECKING:
-    from remoting.big_frame import BigFrame
-    from remoting.server import Reactor
+    from trimq.remoting.big_frame import BigFrame
+    from trimq.remoting.server import Reactor
 
 _log = structlog.get_logger("remoting")
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 if TYPE_CHECKING:
-    from remoting.clock import Clock
-    from remoting.server import Reactor
+    from trimq.remoting.clock import Clock
+    from trimq.remoting.server import Reactor
 
 _SCAN: Final = 1.0
 """Seconds between two looks."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from remoting.config import Configuration
+from trimq.remoting.config import Configuration
 
 PREFIX: Final = "TRIMQ_"
 _BOUNDARY: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")

@@ -9,13 +9,13 @@ comes again and again piles up nothing; a one-way request still happens.
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from protocol.command import ONEWAY_FLAG, RemotingCommand
-from remoting.connection import Connection
-from remoting.handlers import Outcome
-from remoting.put_off import PutOff
+from trimq.protocol.command import ONEWAY_FLAG, RemotingCommand
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import Outcome
+from trimq.remoting.put_off import PutOff
 
 if TYPE_CHECKING:
-    from remoting.intake import Intake
+    from trimq.remoting.intake import Intake
 
 
 class HandlerTasks:

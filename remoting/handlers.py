@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
-from protocol.codes import NOT_SUPPORTED, ResponseCode
-from protocol.command import RemotingCommand
+from trimq.protocol.codes import NOT_SUPPORTED, ResponseCode
+from trimq.protocol.command import RemotingCommand
 
 if TYPE_CHECKING:
-    from remoting.connection import Connection
+    from trimq.remoting.connection import Connection
 
 
 class Later(Enum):

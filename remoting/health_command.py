@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from remoting.config import Configuration
-from remoting.health import Readiness
-from remoting.web_config import WebConfig
+from trimq.remoting.config import Configuration
+from trimq.remoting.health import Readiness
+from trimq.remoting.web_config import WebConfig
 
 NOT_SERVED: Final = "health is not served: set healthPort (or metricsExporterType=PROM) in the configuration"
 

@@ -8,12 +8,12 @@ together at the end of the round, or before anything else is.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from remoting.connection import Connection
-from remoting.handlers import DEFERRED, AlikeServer
-from remoting.limits import RECEIVE_BUFFER
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import DEFERRED, AlikeServer
+from trimq.remoting.limits import RECEIVE_BUFFER
 
 if TYPE_CHECKING:
-    from remoting.intake import Intake
+    from trimq.remoting.intake import Intake
 
 HELD_BYTES: Final = 128 * 1024
 """Held frames that reach this size are served before more is received."""

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from protocol.codes import ResponseCode
-from protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
-from protocol.errors import FrameError, RemotingError
-from protocol.frame import check_length, decode, decode_at, encode
-from remoting.big_frame import SPARE_SIZE, SPARES, BigFrame
-from remoting.connection import Connection
-from remoting.handler_tasks import HandlerTasks
-from remoting.handlers import DEFERRED, DIRECT_PREFIX, HELD, Outcome, Reply, not_supported
-from remoting.held_frames import FEW, HELD_BYTES, HeldFrames
-from remoting.limits import RECEIVE_BUFFER
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import check_length, decode, decode_at, encode
+from trimq.remoting.big_frame import SPARE_SIZE, SPARES, BigFrame
+from trimq.remoting.connection import Connection
+from trimq.remoting.handler_tasks import HandlerTasks
+from trimq.remoting.handlers import DEFERRED, DIRECT_PREFIX, HELD, Outcome, Reply, not_supported
+from trimq.remoting.held_frames import FEW, HELD_BYTES, HeldFrames
+from trimq.remoting.limits import RECEIVE_BUFFER
 
 if TYPE_CHECKING:
-    from remoting.server import Reactor
+    from trimq.remoting.server import Reactor
 
 BIG_FRAME: Final = 32 * 1024
 """An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.frame import MAX_FRAME, encode_head
-from remoting.handlers import Outcome
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.frame import MAX_FRAME, encode_head
+from trimq.remoting.handlers import Outcome
 
 if TYPE_CHECKING:
-    from remoting.connection import Connection
+    from trimq.remoting.connection import Connection
 
 SLICE: Final = 0.001
 """Seconds of work at a stretch."""

@@ -4,9 +4,9 @@ import resource
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.frame import MAX_FRAME
-from remoting.config import NettyServerConfig
-from remoting.memory_limit import unfinished_allowed
+from trimq.protocol.frame import MAX_FRAME
+from trimq.remoting.config import NettyServerConfig
+from trimq.remoting.memory_limit import unfinished_allowed
 
 MEBIBYTE = 1024 * 1024
 

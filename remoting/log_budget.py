@@ -2,7 +2,7 @@
 
 import structlog
 
-from remoting.clock import Clock
+from trimq.remoting.clock import Clock
 
 _log = structlog.get_logger("remoting")
 

@@ -12,14 +12,14 @@ from typing import Any, Final, TextIO
 
 import structlog
 
-from remoting.config import LogConfig, LogFormat, LogLevel
+from trimq.remoting.config import LogConfig, LogFormat, LogLevel
 
 _LEVELS: Final = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 _PLAIN_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+#*()[]{},;")
 
 
 class StructuredLog:
-    """The log of a server, for the client side that it uses (remoting.client_log.ClientLog)."""
+    """The log of a server, for the client side that it uses (trimq.remoting.client_log.ClientLog)."""
 
     def __init__(self, name: str = "remoting") -> None:
         self._log = structlog.get_logger(name)

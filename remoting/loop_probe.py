@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from remoting.durations import Durations
+from trimq.remoting.durations import Durations
 
 INTERVAL: Final = 0.05
 """Seconds between two looks."""

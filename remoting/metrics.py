@@ -21,9 +21,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from remoting.durations import Durations
-from remoting.limits import ReactorStats
-from remoting.loop_probe import LoopProbe
+from trimq.remoting.durations import Durations
+from trimq.remoting.limits import ReactorStats
+from trimq.remoting.loop_probe import LoopProbe
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
-from remoting.properties import ConfigError
+from trimq.remoting.properties import ConfigError
 
 _INT32_MAX = 2**31 - 1
 

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from remoting.config import Configuration, LogConfig
-from remoting.properties import ConfigError
+from trimq.remoting.config import Configuration, LogConfig
+from trimq.remoting.properties import ConfigError
 
 
 def fail(program: str, text: str, code: int) -> NoReturn:
@@ -24,7 +24,7 @@ def loaded(program: str, load: Callable[[], Configuration], code: int = 2) -> Co
 
 def tell_readiness(program: str, load: Callable[[], Configuration], timeout: float) -> NoReturn:
     """The command ``health``: ask the server of this configuration; exit code 0 if it is ready, else 1 and why."""
-    from remoting.health_command import check  # noqa: PLC0415 - a start does not need it
+    from trimq.remoting.health_command import check  # noqa: PLC0415 - a start does not need it
 
     code, lines = check(loaded(program, load, 1), timeout)
     print(*lines, sep="\n")  # noqa: T201 - its purpose
@@ -36,7 +36,7 @@ def open_log(program: str, configuration: Configuration) -> Callable[[], None]:
 
     Ends with exit code 1 where the log file cannot be opened.
     """
-    from remoting.log_setup import configure, set_level  # noqa: PLC0415 - not needed to print a configuration
+    from trimq.remoting.log_setup import configure, set_level  # noqa: PLC0415 - not needed to print a configuration
 
     try:
         close = configure(configuration.section(LogConfig))

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import trio
 
-from protocol.command import RemotingCommand
-from remoting.handlers import Outcome
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.handlers import Outcome
 
 
 class PutOff:

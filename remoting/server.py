@@ -16,16 +16,16 @@ from typing import Any, Final
 import structlog
 import trio
 
-from protocol.command import RemotingCommand
-from remoting.accept import Acceptor, listen
-from remoting.clock import Clock, SystemClock
-from remoting.connection import Connection
-from remoting.connection_scan import scan_connections
-from remoting.handlers import DEFERRED, HELD, Handler, HandlerTable, Outcome, Reply
-from remoting.intake import Intake
-from remoting.limits import ReactorLimits, ReactorStats
-from remoting.log_budget import LogBudget
-from remoting.unfinished import UnfinishedFrames
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.accept import Acceptor, listen
+from trimq.remoting.clock import Clock, SystemClock
+from trimq.remoting.connection import Connection
+from trimq.remoting.connection_scan import scan_connections
+from trimq.remoting.handlers import DEFERRED, HELD, Handler, HandlerTable, Outcome, Reply
+from trimq.remoting.intake import Intake
+from trimq.remoting.limits import ReactorLimits, ReactorStats
+from trimq.remoting.log_budget import LogBudget
+from trimq.remoting.unfinished import UnfinishedFrames
 
 __all__ = [
     "DEFERRED",

@@ -18,11 +18,11 @@ A look at all connections comes with the reactor's scan once a second, in slices
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from remoting.big_frame import BigFrame
+from trimq.remoting.big_frame import BigFrame
 
 if TYPE_CHECKING:
-    from remoting.connection import Connection
-    from remoting.server import Reactor
+    from trimq.remoting.connection import Connection
+    from trimq.remoting.server import Reactor
 
 _PRESSED: Final = 2
 """From this part of the bound on (a half), looks note who is slow."""

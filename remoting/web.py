@@ -21,9 +21,9 @@ from hypercorn.config import Config
 from hypercorn.logging import Logger
 from hypercorn.trio import serve
 
-from remoting.health import Health
-from remoting.server import listen
-from remoting.web_config import WebConfig
+from trimq.remoting.health import Health
+from trimq.remoting.server import listen
+from trimq.remoting.web_config import WebConfig
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from remoting.options import option
+from trimq.remoting.options import option
 
 _PORT: Final = 65535
 LOOPBACK: Final = "127.0.0.1"

@@ -5,8 +5,8 @@ Source: RocketMQ's FilterAPI and ExpressionMessageFilter. The broker compares ha
 
 from typing import Final
 
-from protocol.body import SubscriptionData
-from protocol.hashing import string_hash
+from trimq.protocol.body import SubscriptionData
+from trimq.protocol.hashing import string_hash
 
 TAG: Final = "TAG"
 ALL: Final = "*"

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
-from broker.parts import BrokerParts
-from broker.services.client_channel import ClientChannel
-from broker.services.consumers import CONSUME_ACTIVELY
-from remoting.metrics import head, label
+from trimq.broker.parts import BrokerParts
+from trimq.broker.services.client_channel import ClientChannel
+from trimq.broker.services.consumers import CONSUME_ACTIVELY
+from trimq.remoting.metrics import head, label
 
 PRODUCERS = "rocketmq_producer_connections"
 CONSUMERS = "rocketmq_consumer_connections"

@@ -10,11 +10,11 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from broker.config import BrokerConfig
-from broker.metrics.clients import consumer_lines, producer_lines
-from broker.metrics.store import store_families
-from broker.parts import BrokerParts
-from broker.services.stats import (
+from trimq.broker.config import BrokerConfig
+from trimq.broker.metrics.clients import consumer_lines, producer_lines
+from trimq.broker.metrics.store import store_families
+from trimq.broker.parts import BrokerParts
+from trimq.broker.services.stats import (
     DLQ_PUT_NUMS,
     GROUP_GET_NUMS,
     GROUP_GET_SIZE,
@@ -22,12 +22,12 @@ from broker.services.stats import (
     TOPIC_PUT_NUMS,
     TOPIC_PUT_SIZE,
 )
-from broker.store.disk import DiskSpace
-from protocol.topic_rules import is_system_topic
-from remoting.health import Health
-from remoting.limits import ReactorStats
-from remoting.loop_probe import LoopProbe
-from remoting.metrics import (
+from trimq.broker.store.disk import DiskSpace
+from trimq.protocol.topic_rules import is_system_topic
+from trimq.remoting.health import Health
+from trimq.remoting.limits import ReactorStats
+from trimq.remoting.loop_probe import LoopProbe
+from trimq.remoting.metrics import (
     build_info,
     counter,
     gauge,
@@ -39,7 +39,7 @@ from remoting.metrics import (
     reactor_families,
     text_of,
 )
-from remoting.web_config import WebConfig
+from trimq.remoting.web_config import WebConfig
 
 LARGE: Final = 9
 """Metrics whose number of series depends on the number of topics, groups and clients."""

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from broker.store.disk import DiskSpace
-from broker.store.message_store import MessageStore
-from broker.store.running_flags import Flag
-from remoting.metrics import counter, counters, gauge, gauges, histogram
+from trimq.broker.store.disk import DiskSpace
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.running_flags import Flag
+from trimq.remoting.metrics import counter, counters, gauge, gauges, histogram
 
 
 def store_families(store: MessageStore, space: DiskSpace, labels: dict[str, str]) -> Iterator[Metric]:

@@ -4,29 +4,29 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from broker.config import BrokerConfig, MessageStoreConfig
-from broker.processors.common import invalid
-from broker.processors.consume_stats import ConsumeStatsReader, QueueTable
-from broker.services.state_file import StateFileError
-from broker.store.disk import DiskSpace
-from protocol.body import DataVersion, encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.admin import (
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.processors.common import invalid
+from trimq.broker.processors.consume_stats import ConsumeStatsReader, QueueTable
+from trimq.broker.services.state_file import StateFileError
+from trimq.broker.store.disk import DiskSpace
+from trimq.protocol.body import DataVersion, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.admin import (
     GetBrokerConsumeStatsRequestHeader,
     QueryConsumeQueueRequestHeader,
     ViewBrokerStatsDataRequestHeader,
 )
-from protocol.topic_rules import SCHEDULE_TOPIC
-from remoting.config import parse_changes
-from remoting.connection import Connection
-from remoting.handlers import HandlerTable, Outcome
-from remoting.large_reply import LargeReply
-from remoting.properties import ConfigError
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.remoting.config import parse_changes
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.large_reply import LargeReply
+from trimq.remoting.properties import ConfigError
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 _MOST_UNITS: Final = 65_536
 """Units that one reply shows."""

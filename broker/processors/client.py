@@ -5,10 +5,10 @@ Source: RocketMQ's ClientManageProcessor and ConsumerManageProcessor.
 
 from typing import TYPE_CHECKING, Any
 
-from broker.filters.tag import is_tag_type
-from broker.processors.send_checks import UNIT_RETRY
-from broker.services.client_channel import ClientChannel
-from protocol.body import (
+from trimq.broker.filters.tag import is_tag_type
+from trimq.broker.processors.send_checks import UNIT_RETRY
+from trimq.broker.services.client_channel import ClientChannel
+from trimq.protocol.body import (
     PERM_READ,
     PERM_WRITE,
     Body,
@@ -19,22 +19,22 @@ from protocol.body import (
     decode_json,
     encode_json,
 )
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.client import (
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.client import (
     GetConsumerListByGroupRequestHeader,
     HeartbeatResponseHeader,
     UnregisterClientRequestHeader,
 )
-from protocol.json_pieces import BATCH, list_pieces, object_pieces
-from protocol.topic_rules import retry_topic
-from remoting.connection import Connection
-from remoting.handlers import HandlerTable, Outcome
-from remoting.large_reply import in_slices
+from trimq.protocol.json_pieces import BATCH, list_pieces, object_pieces
+from trimq.protocol.topic_rules import retry_topic
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.large_reply import in_slices
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 
 class CheckClientRequestBody(Body):

@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from protocol.body import TopicConfig, encode_json
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.lenient_json import dumps_object_keys
-from protocol.queue_unit import MAX_OFFSET
-from protocol.record import pack_host
-from remoting.connection import Connection
+from trimq.protocol.body import TopicConfig, encode_json
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.lenient_json import dumps_object_keys
+from trimq.protocol.queue_unit import MAX_OFFSET
+from trimq.protocol.record import pack_host
+from trimq.remoting.connection import Connection
 
 UNKNOWN_HOST: Final = bytes(8)
 _NO_EXT: Final = Raw()

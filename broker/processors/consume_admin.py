@@ -10,37 +10,37 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import trio
 
-from broker.config import BrokerConfig
-from broker.processors.common import check_queue, invalid, no_such_group, no_such_topic
-from broker.processors.consume_stats import ConsumeStatsReader, QueueTable
-from broker.services.client_channel import ClientChannel
-from protocol.body import Body, MessageQueue, TopicConfig, encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import FrameError, RemotingError
-from protocol.frame import MAX_FRAME
-from protocol.headers.admin import (
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import check_queue, invalid, no_such_group, no_such_topic
+from trimq.broker.processors.consume_stats import ConsumeStatsReader, QueueTable
+from trimq.broker.services.client_channel import ClientChannel
+from trimq.protocol.body import Body, MessageQueue, TopicConfig, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import MAX_FRAME
+from trimq.protocol.headers.admin import (
     CloneGroupOffsetRequestHeader,
     GetConsumeStatsRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetRequestHeader,
 )
-from protocol.headers.client import (
+from trimq.protocol.headers.client import (
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     ResetOffsetRequestHeader,
 )
-from protocol.json_pieces import BATCH, object_pieces, table_pieces
-from protocol.message_id import decode_offset_id
-from protocol.topic_rules import group_problem
-from remoting.connection import Connection
-from remoting.errors import RemotingTimeoutError, RemotingTransportError
-from remoting.handlers import HandlerTable, Outcome
-from remoting.large_reply import LargeReply
+from trimq.protocol.json_pieces import BATCH, object_pieces, table_pieces
+from trimq.protocol.message_id import decode_offset_id
+from trimq.protocol.topic_rules import group_problem
+from trimq.remoting.connection import Connection
+from trimq.remoting.errors import RemotingTimeoutError, RemotingTransportError
+from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.large_reply import LargeReply
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 CLIENT_TIMEOUT: Final = 10.0
 """Seconds that a client has to answer what is passed on to it."""

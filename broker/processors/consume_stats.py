@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from broker.services.stats import GROUP_GET_NUMS
-from protocol.body import Body, MessageQueue, encode_json
-from remoting.large_reply import LargeReply
+from trimq.broker.services.stats import GROUP_GET_NUMS
+from trimq.protocol.body import Body, MessageQueue, encode_json
+from trimq.remoting.large_reply import LargeReply
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 
 class OffsetWrapper(Body):

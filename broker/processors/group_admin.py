@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import field
 
-from broker.processors.common import invalid
-from broker.services.client_channel import ClientChannel
-from broker.services.groups import FORBIDDEN_READ
-from protocol.body import Body, SubscriptionGroupConfig, decode_json, encode_json
-from protocol.codes import LanguageCode, RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.admin import (
+from trimq.broker.processors.common import invalid
+from trimq.broker.services.client_channel import ClientChannel
+from trimq.broker.services.groups import FORBIDDEN_READ
+from trimq.protocol.body import Body, SubscriptionGroupConfig, decode_json, encode_json
+from trimq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.admin import (
     ConsumerGroupRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     GroupRequestHeader,
@@ -20,14 +20,14 @@ from protocol.headers.admin import (
     QuerySubscriptionByConsumerRequestHeader,
     UpdateGroupForbiddenRequestHeader,
 )
-from protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
-from protocol.topic_rules import group_problem
-from remoting.connection import Connection
-from remoting.handlers import HandlerTable, Outcome
-from remoting.large_reply import in_slices
+from trimq.protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
+from trimq.protocol.topic_rules import group_problem
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.large_reply import in_slices
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 
 class SubscriptionGroupList(Body):

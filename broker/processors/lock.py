@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from protocol.body import LockBatchBody, decode_json, encode_json
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.handlers import HandlerTable
+from trimq.protocol.body import LockBatchBody, decode_json, encode_json
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import HandlerTable
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 
 class LockProcessor:

@@ -1,16 +1,16 @@
 """A message's property text, looked through once: what the index, the queue and the broker itself need to know of it.
 
-The text is ``name 0x01 value 0x02``, repeated (see protocol.message); of equal names the last wins.
+The text is ``name 0x01 value 0x02``, repeated (see trimq.protocol.message); of equal names the last wins.
 """
 
 import re
 from typing import Final
 
-from protocol.codes import ResponseCode
-from protocol.errors import RemotingError
-from protocol.hashing import string_hash, tags_code
-from protocol.message import TAG_KEY, key_words
-from protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.hashing import string_hash, tags_code
+from trimq.protocol.message import TAG_KEY, key_words
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 pairs: Final = re.compile("(?<![^\x01\x02])([^\x01\x02]++)\x01([^\x02]+)").findall
 """All (name, value) of a property text; pieces without a name or a value are passed over.

@@ -5,12 +5,12 @@ Source: RocketMQ's ConsumerManageProcessor and AdminBrokerProcessor.
 
 from typing import TYPE_CHECKING
 
-from broker.processors.common import check_commit_offset, check_queue
-from broker.store.types import GetMessageStatus
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.offset import (
+from trimq.broker.processors.common import check_commit_offset, check_queue
+from trimq.broker.store.types import GetMessageStatus
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.offset import (
     GetEarliestMsgStoretimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
@@ -18,12 +18,12 @@ from protocol.headers.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from remoting.connection import Connection
-from remoting.handlers import HandlerTable, Outcome
-from remoting.large_reply import in_slices
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.large_reply import in_slices
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 _ONE_MESSAGE_BYTES = 4096
 

@@ -7,11 +7,11 @@ coroutine. Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultH
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.config import BrokerConfig
-from broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
-from broker.processors.common import check_commit_offset, invalid, let_go, no_such_topic
-from broker.processors.pull_direct import COPIED, DirectPulls
-from broker.processors.pull_reply import (
+from trimq.broker.config import BrokerConfig
+from trimq.broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
+from trimq.broker.processors.common import check_commit_offset, invalid, let_go, no_such_topic
+from trimq.broker.processors.pull_direct import COPIED, DirectPulls
+from trimq.broker.processors.pull_reply import (
     BROADCASTING_FORBIDDEN,
     BROKER_FORBIDDEN,
     GROUP_FORBIDDEN,
@@ -23,21 +23,21 @@ from broker.processors.pull_reply import (
     forbidden,
     pull_head,
 )
-from broker.services.consumers import BROADCASTING
-from broker.services.long_polling import PullRequest
-from broker.store.types import GetMessageResult, GetMessageStatus
-from protocol.body import PERM_READ, SubscriptionData
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.pull import PullMessageRequestHeader
-from protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
-from remoting.connection import Connection
-from remoting.handlers import HELD, HandlerTable, Outcome
-from remoting.out_buffer import SMALL
+from trimq.broker.services.consumers import BROADCASTING
+from trimq.broker.services.long_polling import PullRequest
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus
+from trimq.protocol.body import PERM_READ, SubscriptionData
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.pull import PullMessageRequestHeader
+from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import HELD, HandlerTable, Outcome
+from trimq.remoting.out_buffer import SMALL
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 _FILTERS_KEPT: Final = 10_000
 _LONGEST_CACHED: Final = 256

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct, field
 
-from broker.config import BrokerConfig
-from broker.filters.tag import ALL, TAG, TagFilter
-from broker.processors.pull_reply import found_template
-from broker.services.stats import StatsItem
-from broker.store.consume_queue import ConsumeQueue
-from protocol.body import PERM_READ, SubscriptionGroupConfig, TopicConfig
-from protocol.codes import RequestCode
-from protocol.errors import RemotingError
-from protocol.headers.pull import PullMessageRequestHeader
-from protocol.queue_unit import MAX_OFFSET
-from protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
-from remoting.connection import Connection
-from remoting.handlers import DirectHandler, HandlerTable
+from trimq.broker.config import BrokerConfig
+from trimq.broker.filters.tag import ALL, TAG, TagFilter
+from trimq.broker.processors.pull_reply import found_template
+from trimq.broker.services.stats import StatsItem
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.protocol.body import PERM_READ, SubscriptionGroupConfig, TopicConfig
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.pull import PullMessageRequestHeader
+from trimq.protocol.queue_unit import MAX_OFFSET
+from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import DirectHandler, HandlerTable
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 COPIED: Final = 64 * 1024
 """Up to this much goes out as one buffer: one copy costs less than views, their owner and a vector for the kernel."""

@@ -6,11 +6,11 @@ Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultHandler.
 import struct
 from typing import Final
 
-from broker.store.types import GetMessageResult, GetMessageStatus
-from protocol.codes import VERSION, ResponseCode
-from protocol.command import LANGUAGE, RemotingCommand
-from protocol.errors import RemotingError
-from protocol.frame import encode_head
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus
+from trimq.protocol.codes import VERSION, ResponseCode
+from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.frame import encode_head
 
 BROKER_FORBIDDEN: Final = 1
 GROUP_FORBIDDEN: Final = 2

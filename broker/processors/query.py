@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct, field
 
-from broker.config import MessageStoreConfig
-from broker.store.types import QueryMessageResult
-from protocol.codes import VERSION, RequestCode, ResponseCode
-from protocol.command import LANGUAGE, RemotingCommand
-from protocol.errors import RemotingError
-from protocol.frame import MAX_FRAME, encode_head
-from protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
-from protocol.message import TAG_KEY
-from remoting.connection import Connection
-from remoting.handlers import DirectHandler, HandlerTable, Outcome
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.types import QueryMessageResult
+from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
+from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.frame import MAX_FRAME, encode_head
+from trimq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
+from trimq.protocol.message import TAG_KEY
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import DirectHandler, HandlerTable, Outcome
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 _pack_words: Final = struct.Struct(">II").pack
 _TEMPLATE: Final = (

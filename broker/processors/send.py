@@ -9,9 +9,9 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.config import BrokerConfig
-from broker.processors.common import born_host, let_go
-from broker.processors.message_text import (
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import born_host, let_go
+from trimq.broker.processors.message_text import (
     UNUSUAL_NAMES,
     index_keys,
     join_properties,
@@ -19,32 +19,32 @@ from broker.processors.message_text import (
     tag_hash,
     waits_for_store,
 )
-from broker.processors.send_batch import SentBatch, batch_reply, message_ids, parts_of
-from broker.processors.send_checks import (
+from trimq.broker.processors.send_batch import SentBatch, batch_reply, message_ids, parts_of
+from trimq.broker.processors.send_checks import (
     SendChecks,
     SendHeader,
     illegal_queue,
     properties_too_long,
     random_queue,
 )
-from broker.processors.send_codes import STORED, refusal_code
-from broker.processors.send_direct import DirectSends
-from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
-from protocol import sysflag
-from protocol.batch import BatchError
-from protocol.body import PERM_WRITE, TopicConfig
-from protocol.codes import VERSION, RequestCode, ResponseCode
-from protocol.command import LANGUAGE, RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from protocol.record import MAX_PROPERTIES
-from protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
-from remoting.connection import Connection
-from remoting.handlers import DEFERRED, AlikeServer, HandlerTable, Outcome
+from trimq.broker.processors.send_codes import STORED, refusal_code
+from trimq.broker.processors.send_direct import DirectSends
+from trimq.broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
+from trimq.protocol import sysflag
+from trimq.protocol.batch import BatchError
+from trimq.protocol.body import PERM_WRITE, TopicConfig
+from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
+from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from trimq.protocol.record import MAX_PROPERTIES
+from trimq.protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import DEFERRED, AlikeServer, HandlerTable, Outcome
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
-    from broker.processors.send_batch_alike import AlikeBatches
+    from trimq.broker.parts import BrokerParts
+    from trimq.broker.processors.send_batch_alike import AlikeBatches
 
 _UNUSUAL_FLAGS: Final = (
     sysflag.TRANSACTION_PREPARED
@@ -62,7 +62,7 @@ def _nobody(_result: PutMessageResult) -> None:
 
 def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> AlikeServer | None:
     try:
-        from broker.processors.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
+        from trimq.broker.processors.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
     except ImportError:
         return None
     return AlikeSends(parts, direct)
@@ -70,7 +70,7 @@ def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> AlikeServer | Non
 
 def _alike_batches() -> "AlikeBatches | None":
     try:
-        from broker.processors.send_batch_alike import AlikeBatches  # noqa: PLC0415 - numpy is optional
+        from trimq.broker.processors.send_batch_alike import AlikeBatches  # noqa: PLC0415 - numpy is optional
     except ImportError:
         return None
     return AlikeBatches()

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from broker.processors.common import born_host
-from broker.processors.send_direct import DirectSends, SendTopic
-from broker.processors.send_layout import NotAlikeError, SendLayout
-from broker.store.types import MessageRows, PutMessageResult
-from protocol.alike_rows import Numbers, PlacedRows
-from protocol.alike_texts import Matrix
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.index_batch_numpy import AlikeKeys
-from remoting.connection import Connection
-from remoting.handlers import DEFERRED, DIRECT_PREFIX, Later, direct_prefix
+from trimq.broker.processors.common import born_host
+from trimq.broker.processors.send_direct import DirectSends, SendTopic
+from trimq.broker.processors.send_layout import NotAlikeError, SendLayout
+from trimq.broker.store.types import MessageRows, PutMessageResult
+from trimq.protocol.alike_rows import Numbers, PlacedRows
+from trimq.protocol.alike_texts import Matrix
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.index_batch_numpy import AlikeKeys
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import DEFERRED, DIRECT_PREFIX, Later, direct_prefix
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 Owners = Sequence[tuple[Connection, int]]
 

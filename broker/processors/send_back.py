@@ -7,25 +7,25 @@ tries are used up. Source: RocketMQ's AbstractSendMessageProcessor.consumerSendM
 import random
 from typing import TYPE_CHECKING, Any
 
-from broker.config import BrokerConfig
-from broker.processors.common import let_go
-from broker.processors.message_text import index_keys, join_properties, tag_hash
-from broker.processors.send_checks import UNIT_RETRY, V3_4_9, SendChecks
-from broker.processors.send_codes import refusal_code
-from broker.store.types import MessageInner, PutMessageResult
-from protocol.body import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.send import ConsumerSendMsgBackRequestHeader
-from protocol.message import StoredMessage, decode_message
-from protocol.record import RecordError, pack_host
-from protocol.topic_rules import dlq_topic, retry_topic
-from remoting.connection import Connection
-from remoting.handlers import DEFERRED, HandlerTable, Outcome
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import let_go
+from trimq.broker.processors.message_text import index_keys, join_properties, tag_hash
+from trimq.broker.processors.send_checks import UNIT_RETRY, V3_4_9, SendChecks
+from trimq.broker.processors.send_codes import refusal_code
+from trimq.broker.store.types import MessageInner, PutMessageResult
+from trimq.protocol.body import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
+from trimq.protocol.message import StoredMessage, decode_message
+from trimq.protocol.record import RecordError, pack_host
+from trimq.protocol.topic_rules import dlq_topic, retry_topic
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import DEFERRED, HandlerTable, Outcome
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 _FIRST_LEVEL = 3
 """Delay level of the first retry when the consumer leaves it to the broker (10 s with the default levels)."""

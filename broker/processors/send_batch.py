@@ -8,14 +8,14 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from broker.processors.message_text import index_keys, pairs, tag_hash, tag_hash_of
-from broker.processors.send_checks import NOT_IN_A_BATCH
-from protocol.batch import split_batch
-from protocol.codes import VERSION
-from protocol.command import LANGUAGE, RemotingCommand
-from protocol.index_batch import KeyColumns
-from protocol.message import TAG_KEY, key_words
-from protocol.record_batch import BatchMessages, ListedMessages
+from trimq.broker.processors.message_text import index_keys, pairs, tag_hash, tag_hash_of
+from trimq.broker.processors.send_checks import NOT_IN_A_BATCH
+from trimq.protocol.batch import split_batch
+from trimq.protocol.codes import VERSION
+from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.index_batch import KeyColumns
+from trimq.protocol.message import TAG_KEY, key_words
+from trimq.protocol.record_batch import BatchMessages, ListedMessages
 
 _END: Final = "\x03"
 """Stands in front of each text where those of all messages are looked through together; no usual text has it in it."""

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from broker.processors.common import born_host
-from broker.processors.message_text import tag_hash_of, usual
-from broker.processors.send_batch import BatchParts, SentBatch
-from broker.processors.send_checks import NOT_IN_A_BATCH
-from broker.processors.send_direct import MEANINGLESS, DirectSends
-from broker.store.types import MessageRows, PutMessageResult
-from protocol.alike_texts import Matrix, texts_of
-from protocol.batch_layout import BatchLayout, BatchLayouts
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.frame import encode
-from protocol.index_batch_numpy import AlikeKeys
-from protocol.record import MAX_PROPERTIES, pack_shared
-from protocol.record_batch_numpy import AlikeMessages, BatchRows
-from protocol.topic_rules import MAX_TOPIC_LENGTH
-from remoting.connection import Connection
-from remoting.handlers import DEFERRED, HandlerTable, Later
+from trimq.broker.processors.common import born_host
+from trimq.broker.processors.message_text import tag_hash_of, usual
+from trimq.broker.processors.send_batch import BatchParts, SentBatch
+from trimq.broker.processors.send_checks import NOT_IN_A_BATCH
+from trimq.broker.processors.send_direct import MEANINGLESS, DirectSends
+from trimq.broker.store.types import MessageRows, PutMessageResult
+from trimq.protocol.alike_texts import Matrix, texts_of
+from trimq.protocol.batch_layout import BatchLayout, BatchLayouts
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.index_batch_numpy import AlikeKeys
+from trimq.protocol.record import MAX_PROPERTIES, pack_shared
+from trimq.protocol.record_batch_numpy import AlikeMessages, BatchRows
+from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import DEFERRED, HandlerTable, Later
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 BatchAnswer = Callable[[SentBatch, PutMessageResult], bytes | RemotingCommand]
 """Counts the messages of a batch that was stored, and makes the reply."""

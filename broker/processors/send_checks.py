@@ -6,19 +6,19 @@ Source: RocketMQ's AbstractSendMessageProcessor.msgCheck, SendMessageProcessor.h
 import random
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from broker.config import BrokerConfig, MessageStoreConfig
-from broker.processors.message_text import TIMER_NAMES, delay_level, park
-from protocol import sysflag
-from protocol.body import PERM_READ, PERM_WRITE, TopicConfig
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from protocol.record import MAX_PROPERTIES
-from protocol.topic_rules import MAX_TOPIC_LENGTH, NO_SEND_TOPICS, RETRY_PREFIX, dlq_topic, topic_problem
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.processors.message_text import TIMER_NAMES, delay_level, park
+from trimq.protocol import sysflag
+from trimq.protocol.body import PERM_READ, PERM_WRITE, TopicConfig
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from trimq.protocol.record import MAX_PROPERTIES
+from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH, NO_SEND_TOPICS, RETRY_PREFIX, dlq_topic, topic_problem
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from broker.store.types import PutMessageStatus
-from protocol.codes import ResponseCode
+from trimq.broker.store.types import PutMessageStatus
+from trimq.protocol.codes import ResponseCode
 
 STORED: Final = {
     PutMessageStatus.PUT_OK: ResponseCode.SUCCESS,

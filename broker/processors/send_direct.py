@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 from msgspec import Struct, field
 
-from broker.config import BrokerConfig
-from broker.processors.common import born_host
-from broker.processors.message_text import join_properties, tag_hash_of, usual
-from broker.services.stats import StatsItem
-from broker.store.topic_queue import TopicIllegalError, TopicQueue
-from broker.store.types import PutMessageResult
-from protocol import sysflag
-from protocol.body import PERM_WRITE, TopicConfig
-from protocol.codes import VERSION, RequestCode
-from protocol.command import LANGUAGE, RemotingCommand
-from protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from protocol.message import TAG_KEY, key_words
-from protocol.record import MAX_PROPERTIES
-from protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
-from remoting.connection import Connection
-from remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import born_host
+from trimq.broker.processors.message_text import join_properties, tag_hash_of, usual
+from trimq.broker.services.stats import StatsItem
+from trimq.broker.store.topic_queue import TopicIllegalError, TopicQueue
+from trimq.broker.store.types import PutMessageResult
+from trimq.protocol import sysflag
+from trimq.protocol.body import PERM_WRITE, TopicConfig
+from trimq.protocol.codes import VERSION, RequestCode
+from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from trimq.protocol.message import TAG_KEY, key_words
+from trimq.protocol.record import MAX_PROPERTIES
+from trimq.protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSION_MASK
 """Bits of sysFlag that are stored as they come."""

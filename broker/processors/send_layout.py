@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import DecodeError
 
-from broker.processors.message_text import tag_hash_of
-from protocol.alike_frames import FrameLayout, Kind, Place
-from protocol.alike_rows import Numbers, PlacedRows, Replies, Rows
-from protocol.alike_texts import Matrix
-from protocol.hashing import crc32_of_each
-from protocol.message import NAME_END, VALUE_END
-from protocol.record import encode_record, layout
+from trimq.broker.processors.message_text import tag_hash_of
+from trimq.protocol.alike_frames import FrameLayout, Kind, Place
+from trimq.protocol.alike_rows import Numbers, PlacedRows, Replies, Rows
+from trimq.protocol.alike_texts import Matrix
+from trimq.protocol.hashing import crc32_of_each
+from trimq.protocol.message import NAME_END, VALUE_END
+from trimq.protocol.record import encode_record, layout
 
 _HEAD_AT: Final = 8
 _NUMBERS: Final = (

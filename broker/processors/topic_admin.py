@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 
 from msgspec import field, structs
 
-from broker.config import BrokerConfig
-from broker.processors.common import invalid, no_such_topic
-from broker.processors.consume_stats import QueueTable
-from broker.services.stats import TOPIC_PUT_NUMS
-from broker.services.topic_attributes import alter, parse_changes
-from protocol.body import Body, TopicConfig, decode_json, encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.admin import CreateTopicRequestHeader, TopicRequestHeader
-from protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
-from protocol.topic_rules import topic_problem
-from remoting.connection import Connection
-from remoting.handlers import HandlerTable, Outcome
-from remoting.large_reply import LargeReply, in_slices
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import invalid, no_such_topic
+from trimq.broker.processors.consume_stats import QueueTable
+from trimq.broker.services.stats import TOPIC_PUT_NUMS
+from trimq.broker.services.topic_attributes import alter, parse_changes
+from trimq.protocol.body import Body, TopicConfig, decode_json, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.admin import CreateTopicRequestHeader, TopicRequestHeader
+from trimq.protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
+from trimq.protocol.topic_rules import topic_problem
+from trimq.remoting.connection import Connection
+from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.large_reply import LargeReply, in_slices
 
 if TYPE_CHECKING:
-    from broker.parts import BrokerParts
+    from trimq.broker.parts import BrokerParts
 
 _MAX_QUEUES = 65_536
 

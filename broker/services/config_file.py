@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import trio
 
-from broker.config import MessageStoreConfig, saved_changes_path
-from broker.services.state_file import StateFileError, replace_file
-from broker.store.disk import Disk
-from broker.store.durable_files import read_whole
-from remoting import properties
-from remoting.config import Configuration
+from trimq.broker.config import MessageStoreConfig, saved_changes_path
+from trimq.broker.services.state_file import StateFileError, replace_file
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.durable_files import read_whole
+from trimq.remoting import properties
+from trimq.remoting.config import Configuration
 
 
 class ConfigFile:

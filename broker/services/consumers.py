@@ -11,14 +11,14 @@ import structlog
 import trio
 from msgspec import Struct
 
-from broker.config import BrokerConfig
-from broker.services.client_channel import ClientChannel, watch
-from broker.services.group_notifier import GroupNotifier
-from protocol.body import SubscriptionData
-from remoting.clock import Clock
-from remoting.config import Configuration
-from remoting.connection import Connection
-from remoting.log_budget import LogBudget
+from trimq.broker.config import BrokerConfig
+from trimq.broker.services.client_channel import ClientChannel, watch
+from trimq.broker.services.group_notifier import GroupNotifier
+from trimq.protocol.body import SubscriptionData
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration
+from trimq.remoting.connection import Connection
+from trimq.remoting.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.consumers")
 

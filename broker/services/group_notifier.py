@@ -14,11 +14,11 @@ from typing import Final
 
 import trio
 
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.headers.client import NotifyConsumerIdsChangedRequestHeader
-from remoting.clock import Clock
-from remoting.connection import Connection
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.headers.client import NotifyConsumerIdsChangedRequestHeader
+from trimq.remoting.clock import Clock
+from trimq.remoting.connection import Connection
 
 PAUSE_SECONDS: Final = 0.2
 """Between two notifications of a small group."""

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import structlog
 
-from broker.config import BrokerConfig, MessageStoreConfig
-from broker.services.state_file import (
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.services.state_file import (
     EntryTable,
     KeptTable,
     StateFile,
@@ -15,13 +15,13 @@ from broker.services.state_file import (
     load_data_version,
     unknown_fields,
 )
-from broker.store.disk import Disk
-from protocol import topic_rules
-from protocol.body import DataVersion, SubscriptionGroupConfig
-from protocol.codes import ResponseCode
-from protocol.errors import RemotingError
-from remoting.clock import Clock
-from remoting.config import Configuration
+from trimq.broker.store.disk import Disk
+from trimq.protocol import topic_rules
+from trimq.protocol.body import DataVersion, SubscriptionGroupConfig
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration
 
 _log = structlog.get_logger("broker.groups")
 

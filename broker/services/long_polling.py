@@ -15,15 +15,15 @@ import structlog
 import trio
 from msgspec import Struct
 
-from broker.config import BrokerConfig
-from broker.store.types import MessageFilter
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.pull import PullMessageRequestHeader
-from remoting.clock import Clock
-from remoting.config import Configuration
-from remoting.connection import Connection
+from trimq.broker.config import BrokerConfig
+from trimq.broker.store.types import MessageFilter
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.pull import PullMessageRequestHeader
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration
+from trimq.remoting.connection import Connection
 
 _log = structlog.get_logger("broker.long_polling")
 

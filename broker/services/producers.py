@@ -6,12 +6,12 @@ from typing import Final
 import structlog
 import trio
 
-from broker.config import BrokerConfig
-from broker.services.client_channel import ClientChannel, watch
-from remoting.clock import Clock
-from remoting.config import Configuration
-from remoting.connection import Connection
-from remoting.log_budget import LogBudget
+from trimq.broker.config import BrokerConfig
+from trimq.broker.services.client_channel import ClientChannel, watch
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration
+from trimq.remoting.connection import Connection
+from trimq.remoting.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.producers")
 

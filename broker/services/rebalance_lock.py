@@ -5,8 +5,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from protocol.body import MessageQueue
-from remoting.clock import Clock
+from trimq.protocol.body import MessageQueue
+from trimq.remoting.clock import Clock
 
 LEASE_SECONDS: Final = 60.0
 

@@ -13,9 +13,9 @@ import msgspec
 import structlog
 import trio
 
-from broker.config import BrokerConfig, parse_listeners
-from broker.services.topics import TopicConfigManager
-from protocol.body import (
+from trimq.broker.config import BrokerConfig, parse_listeners
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.protocol.body import (
     PERM_READ,
     PERM_WRITE,
     GetBrokerMemberGroupResponseBody,
@@ -25,11 +25,11 @@ from protocol.body import (
     decode_json,
     encode_json,
 )
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import FrameError, RemotingError
-from protocol.hashing import crc32
-from protocol.headers.namesrv import (
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.hashing import crc32
+from trimq.protocol.headers.namesrv import (
     GetBrokerMemberGroupRequestHeader,
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
@@ -37,10 +37,10 @@ from protocol.headers.namesrv import (
     RegisterBrokerResponseHeader,
     UnRegisterBrokerRequestHeader,
 )
-from protocol.register_broker_body import encode_register_broker_body
-from remoting.clock import Clock
-from remoting.config import Configuration
-from remoting.errors import RemotingTransportError
+from trimq.protocol.register_broker_body import encode_register_broker_body
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration
+from trimq.remoting.errors import RemotingTransportError
 
 _log = structlog.get_logger("broker.registration")
 

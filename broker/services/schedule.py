@@ -19,11 +19,11 @@ import structlog
 import trio
 from msgspec import Struct
 
-from broker.config import BrokerConfig, MessageStoreConfig
-from broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
-from broker.store.disk import Disk
-from broker.store.dispatcher import index_keys
-from broker.store.types import (
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.dispatcher import index_keys
+from trimq.broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
     MessageFilter,
@@ -32,11 +32,11 @@ from broker.store.types import (
     PutMessageResult,
     PutMessageStatus,
 )
-from protocol import hashing, record, topic_rules
-from protocol.body import DataVersion
-from protocol.message import PropertyName, decode_properties
-from remoting.clock import Clock
-from remoting.config import Configuration
+from trimq.protocol import hashing, record, topic_rules
+from trimq.protocol.body import DataVersion
+from trimq.protocol.message import PropertyName, decode_properties
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration
 
 _log = structlog.get_logger("broker.schedule")
 

@@ -16,8 +16,8 @@ from typing import Final
 import trio
 from msgspec import Struct
 
-from protocol.body import Body
-from remoting.clock import Clock
+from trimq.protocol.body import Body
+from trimq.remoting.clock import Clock
 
 TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
 TOPIC_PUT_SIZE: Final = "TOPIC_PUT_SIZE"

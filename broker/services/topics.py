@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from broker.config import BrokerConfig, MessageStoreConfig
-from broker.services.state_file import (
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.services.state_file import (
     EntryTable,
     KeptTable,
     StateFile,
@@ -18,9 +18,9 @@ from broker.services.state_file import (
     load_data_version,
     unknown_fields,
 )
-from broker.store.disk import Disk
-from protocol import topic_rules
-from protocol.body import (
+from trimq.broker.store.disk import Disk
+from trimq.protocol import topic_rules
+from trimq.protocol.body import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
@@ -28,8 +28,8 @@ from protocol.body import (
     TopicConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
-from remoting.clock import Clock
-from remoting.config import Configuration
+from trimq.remoting.clock import Clock
+from trimq.remoting.config import Configuration
 
 _log = structlog.get_logger("broker.topics")
 

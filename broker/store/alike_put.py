@@ -1,9 +1,9 @@
 """The short way into the store for many ordinary messages that are laid out alike: PlainPut for all of them at once."""
 
-from broker.store.plain_put import ShortWay
-from broker.store.topic_queue import V4_HOSTS
-from broker.store.types import MessageRows, PutCallback, PutMessageResult, PutMessageStatus
-from protocol.record import SIZE_MAGIC
+from trimq.broker.store.plain_put import ShortWay
+from trimq.broker.store.topic_queue import V4_HOSTS
+from trimq.broker.store.types import MessageRows, PutCallback, PutMessageResult, PutMessageStatus
+from trimq.protocol.record import SIZE_MAGIC
 
 
 class AlikePut(ShortWay):

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from broker.store.commit_log import CommitLog
-from broker.store.disk import Disk, DiskSpace
-from broker.store.mapped_file import MappedFile
-from broker.store.memory import LogMemory
-from broker.store.page_reuse import PageReuse
-from broker.store.running_flags import Flag, RunningFlags
-from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.disk import Disk, DiskSpace
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.memory import LogMemory
+from trimq.broker.store.page_reuse import PageReuse
+from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.broker.store.transient_store_pool import PooledMappedFile, TransientStorePool
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RETRY_SECONDS: Final = 1.0

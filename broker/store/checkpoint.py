@@ -11,19 +11,19 @@ from typing import Final
 import structlog
 import trio
 
-from broker.config import MessageStoreConfig
-from broker.store.consume_queue_flush import FlushConsumeQueueService
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import Disk
-from broker.store.dispatcher import StoreDispatcher
-from broker.store.durable_files import read_whole, write_durably
-from broker.store.index_service import IndexMark, IndexService
-from broker.store.mapped_file_queue import StoreLoadError
-from broker.store.queue_files import is_full_disk
-from broker.store.queue_snapshot import write_snapshot
-from broker.store.running_flags import Flag, RunningFlags
-from protocol import checkpoint_layout
-from protocol.checkpoint_layout import CheckpointFields, CheckpointMark
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.consume_queue_flush import FlushConsumeQueueService
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.dispatcher import StoreDispatcher
+from trimq.broker.store.durable_files import read_whole, write_durably
+from trimq.broker.store.index_service import IndexMark, IndexService
+from trimq.broker.store.mapped_file_queue import StoreLoadError
+from trimq.broker.store.queue_files import is_full_disk
+from trimq.broker.store.queue_snapshot import write_snapshot
+from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.protocol import checkpoint_layout
+from trimq.protocol.checkpoint_layout import CheckpointFields, CheckpointMark
 
 _log = structlog.get_logger(__name__)
 

@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from broker.config import MessageStoreConfig
-from broker.store.disk import Disk
-from broker.store.index_service import IndexService
-from broker.store.mapped_file import MappedFile
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.queue_clean import QueueCleaner
-from broker.store.running_flags import Flag, RunningFlags
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.queue_clean import QueueCleaner
+from trimq.broker.store.running_flags import Flag, RunningFlags
 
 _log = structlog.get_logger(__name__)
 

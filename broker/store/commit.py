@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from broker.store.commit_log import CommitLog
-from broker.store.flush import PAGE
-from broker.store.paced import PacedService
-from broker.store.put_lock import Put
-from broker.store.running_flags import Flag, RunningFlags
-from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, lock_limit_text
-from broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.flush import PAGE
+from trimq.broker.store.paced import PacedService
+from trimq.broker.store.put_lock import Put
+from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, lock_limit_text
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 
 _log = structlog.get_logger(__name__)
 

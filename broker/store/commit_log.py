@@ -9,13 +9,13 @@ import struct
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from broker.store.mapped_file import BLANK_ROOM, MappedFile
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.topic_queue import V4_HOSTS, TopicIllegalError, TopicQueue, checked_topic
-from broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
-from protocol import record, sysflag
-from protocol.hashing import crc32
-from protocol.record_batch import BatchHead
+from trimq.broker.store.mapped_file import BLANK_ROOM, MappedFile
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.topic_queue import V4_HOSTS, TopicIllegalError, TopicQueue, checked_topic
+from trimq.broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
+from trimq.protocol import record, sysflag
+from trimq.protocol.hashing import crc32
+from trimq.protocol.record_batch import BatchHead
 
 MAX_RECORD_EXTRA: Final = 65_536
 """What a record may have beyond maxMessageSize for everything but its body."""

@@ -8,9 +8,9 @@ thousand queues has as many descriptors as one with ten. Source: RocketMQ's Cons
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from protocol.file_names import offset_name
-from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT, UNIT_SIZE
-from protocol.record import OVERHEAD_V1
+from trimq.protocol.file_names import offset_name
+from trimq.protocol.queue_unit import FILLER, FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.record import OVERHEAD_V1
 
 _PACK: Final = UNIT.pack
 

@@ -11,11 +11,11 @@ from typing import Final
 import structlog
 import trio
 
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.queue_files import WriteJob, is_full_disk, run_jobs, sync_directories
-from broker.store.running_flags import Flag, RunningFlags
-from protocol.queue_unit import UNIT_SIZE
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue_files import WriteJob, is_full_disk, run_jobs, sync_directories
+from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.protocol.queue_unit import UNIT_SIZE
 
 _log = structlog.get_logger(__name__)
 

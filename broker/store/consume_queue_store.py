@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
-from broker.store.disk import Disk
-from broker.store.dropped_topics import DroppedTopics
-from broker.store.queue_files import DescriptorCache, LoadedQueue, load_queue, read_units
-from broker.store.queue_sizes import QueueFileError, check_size, queue_directories
-from protocol.file_names import offset_name
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.dropped_topics import DroppedTopics
+from trimq.broker.store.queue_files import DescriptorCache, LoadedQueue, load_queue, read_units
+from trimq.broker.store.queue_sizes import QueueFileError, check_size, queue_directories
+from trimq.protocol.file_names import offset_name
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 DIRECTORY: Final = "consumequeue"
 _SCAN: Final = 512

@@ -10,16 +10,16 @@ from itertools import repeat
 from operator import sub
 from typing import Final
 
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.index_service import WAKE_AT, IndexService
-from broker.store.stats import StoreStats
-from broker.store.types import MessageBatch, MessageRows, PutMessageResult
-from protocol import sysflag
-from protocol.hashing import tags_code
-from protocol.message import NAME_END, TAG_KEY, VALUE_END, PropertyName, decode_properties, key_words
-from protocol.queue_unit import UNIT, UNIT_SIZE
-from protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.index_service import WAKE_AT, IndexService
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.types import MessageBatch, MessageRows, PutMessageResult
+from trimq.protocol import sysflag
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.message import NAME_END, TAG_KEY, VALUE_END, PropertyName, decode_properties, key_words
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 MessageArriving = Callable[[str, int, int, int, int], None]
 """Hears (topic, queue id, offset after the message, tags code, store timestamp) of each message that can be read."""

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.store.disk import Disk
-from broker.store.durable_files import read_whole, write_durably
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.durable_files import read_whole, write_durably
 
 _NAME: Final = "topics.dropped"
 

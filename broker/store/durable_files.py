@@ -2,7 +2,7 @@
 
 import os
 
-from broker.store.disk import Disk
+from trimq.broker.store.disk import Disk
 
 
 def write_durably(disk: Disk, path: str, data: bytes) -> None:

@@ -14,10 +14,10 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from broker.store.disk import Disk
-from broker.store.durable_files import read_whole
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.running_flags import Flag
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.durable_files import read_whole
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.running_flags import Flag
 
 _FILE: Final = "failed_sync"
 _CHUNK: Final = 1 << 20

@@ -14,10 +14,10 @@ import structlog
 import trio
 from msgspec import Struct
 
-from broker.store.commit_log import CommitLog
-from broker.store.log_sync import LogSync
-from broker.store.paced import PacedService
-from broker.store.types import (
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.log_sync import LogSync
+from trimq.broker.store.paced import PacedService
+from trimq.broker.store.types import (
     MessageBatch,
     MessageInner,
     MessageRows,

@@ -11,18 +11,18 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from broker.config import MessageStoreConfig
-from broker.store.commit_log import CommitLog
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.hot_records import Found, hot_records, place_unpacker, tagged, views_of
-from broker.store.mapped_file import Hold, MappedFile
-from broker.store.record_look import Place, begins_record, is_message, place_of
-from broker.store.stats import StoreStats
-from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
-from protocol.message import decode_properties
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
-from protocol.record import RecordError, decode_head
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.hot_records import Found, hot_records, place_unpacker, tagged, views_of
+from trimq.broker.store.mapped_file import Hold, MappedFile
+from trimq.broker.store.record_look import Place, begins_record, is_message, place_of
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
+from trimq.protocol.message import decode_properties
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.record import RecordError, decode_head
 
 _MIN_BYTES: Final = 100
 _FOUND: Final = GetMessageStatus.FOUND

@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.get_message import Hot
-from broker.store.query import HotQuery
-from broker.store.types import (
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.get_message import Hot
+from trimq.broker.store.query import HotQuery
+from trimq.broker.store.types import (
     GetMessageResult,
     MessageBatch,
     MessageFilter,

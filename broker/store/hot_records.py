@@ -14,11 +14,11 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final
 
-from broker.store.mapped_file import MappedFile
-from broker.store.record_look import HEAD, HEAD_SIZE, V6, Place, end_of, is_message
-from broker.store.warm_ranges import CHUNK, WarmRanges
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
-from protocol.record import OVERHEAD_V1
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.record_look import HEAD, HEAD_SIZE, V6, Place, end_of, is_message
+from trimq.broker.store.warm_ranges import CHUNK, WarmRanges
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.record import OVERHEAD_V1
 
 _ITERATE: Final = UNIT.iter_unpack
 _BLOCK: Final = 40 * UNIT_SIZE

@@ -1,4 +1,4 @@
-"""One index file: from a message's keys to its place in the log (layout: protocol.index_layout).
+"""One index file: from a message's keys to its place in the log (layout: trimq.protocol.index_layout).
 
 Mapped for writing. What this process has written is read from the map; anything older is read with a call that does not
 wait, and where that would have to wait, in a thread. Source: RocketMQ's IndexFile.
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from broker.store.disk import Disk, Mapping
-from protocol.index_batch import Batch, Row, seconds_since
-from protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE, entry_at, file_size, slot_at
+from trimq.broker.store.disk import Disk, Mapping
+from trimq.protocol.index_batch import Batch, Row, seconds_since
+from trimq.protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE, entry_at, file_size, slot_at
 
 _ENTRY_AT: Final = ENTRY.unpack_from
 _COPY_STEP: Final = 1 << 20

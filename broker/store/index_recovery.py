@@ -6,13 +6,13 @@ Nothing is thrown away: where entries are missing or wrong, the index is cut the
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from broker.store.dispatcher import index_keys_of, property_of
-from broker.store.index_file import IndexEntry, IndexFile
-from broker.store.index_service import IndexService
-from broker.store.log_scan import LogRecord
-from protocol import sysflag
-from protocol.checkpoint_layout import CheckpointMark
-from protocol.message import TAG_KEY
+from trimq.broker.store.dispatcher import index_keys_of, property_of
+from trimq.broker.store.index_file import IndexEntry, IndexFile
+from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.log_scan import LogRecord
+from trimq.protocol import sysflag
+from trimq.protocol.checkpoint_layout import CheckpointMark
+from trimq.protocol.message import TAG_KEY
 
 _BATCH: Final = 512
 _INDEXED: Final = (sysflag.TRANSACTION_NOT, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_COMMIT)

@@ -16,14 +16,14 @@ from typing import Final, NamedTuple, cast
 import structlog
 import trio
 
-from broker.store.disk import Disk
-from broker.store.durable_files import make_durable_directory
-from broker.store.index_file import Cold, IndexFile, IndexShape, search
-from broker.store.running_flags import Flag, RunningFlags
-from protocol.file_names import index_name, is_index_name
-from protocol.hashing import key_hash
-from protocol.index_batch import Batch, KeyRun, Message, Pending, Row, each_of, make_batch
-from protocol.index_layout import entry_at
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.durable_files import make_durable_directory
+from trimq.broker.store.index_file import Cold, IndexFile, IndexShape, search
+from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.protocol.file_names import index_name, is_index_name
+from trimq.protocol.hashing import key_hash
+from trimq.protocol.index_batch import Batch, KeyRun, Message, Pending, Row, each_of, make_batch
+from trimq.protocol.index_layout import entry_at
 
 _log = structlog.get_logger(__name__)
 

@@ -7,13 +7,13 @@ import struct
 from functools import lru_cache
 from typing import Any, Final
 
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.warm_ranges import CHUNK
-from protocol.hashing import crc32_of_each
-from protocol.message import TAG_KEY
-from protocol.record import MAGIC_V1, MAGIC_V2, OVERHEAD_V1
-from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
-from protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.warm_ranges import CHUNK
+from trimq.protocol.hashing import crc32_of_each
+from trimq.protocol.message import TAG_KEY
+from trimq.protocol.record import MAGIC_V1, MAGIC_V2, OVERHEAD_V1
+from trimq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from trimq.protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH
 
 HEAD_SIZE: Final = 88
 """Bytes in front of the body, with IPv4 hosts."""

@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from broker.store.commit_log import CommitLog
-from broker.store.disk import Disk
-from broker.store.mapped_file import MappedFile
-from broker.store.running_flags import Flag, RunningFlags
-from remoting.durations import Durations
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.remoting.durations import Durations
 
 _log = structlog.get_logger(__name__)
 

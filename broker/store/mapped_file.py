@@ -13,7 +13,7 @@ transient_store_pool.py.
 from collections.abc import Callable
 from typing import Final
 
-from broker.store.disk import Disk, MappedPart, Mapping
+from trimq.broker.store.disk import Disk, MappedPart, Mapping
 
 BLANK_ROOM: Final = 8
 """Bytes that stay free behind every record, for the filler that ends a file."""

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from broker.store.disk import Disk
-from broker.store.mapped_file import MappedFile
-from broker.store.warm_ranges import WarmRanges
-from protocol.file_names import offset_name, parse_offset_name
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.warm_ranges import WarmRanges
+from trimq.protocol.file_names import offset_name, parse_offset_name
 
 
 class StoreLoadError(Exception):

@@ -10,39 +10,39 @@ from typing import Any, Final
 import structlog
 import trio
 
-from broker.config import MessageStoreConfig
-from broker.store.alike_put import AlikePut
-from broker.store.checkpoint import CheckpointService, StoreCheckpoint
-from broker.store.clean import CleanService
-from broker.store.commit_log import CommitLog
-from broker.store.consume_queue import QueueShape
-from broker.store.consume_queue_flush import FlushConsumeQueueService
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import Disk
-from broker.store.dispatcher import MessageArriving, StoreDispatcher
-from broker.store.durable_files import make_durable_directory
-from broker.store.fault_note import FaultNote
-from broker.store.get_message import MessageGetter
-from broker.store.hot_calls import HotCalls
-from broker.store.index_file import IndexShape
-from broker.store.index_service import IndexService
-from broker.store.log_sync import SyncPlace
-from broker.store.mapped_file import MappedFile
-from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
-from broker.store.memory import log_memory, memory_limit
-from broker.store.plain_put import PlainPut
-from broker.store.query import BoundaryType, MessageFinder
-from broker.store.queue_clean import QueueCleaner
-from broker.store.real_disk import RealDisk
-from broker.store.recovery import RecoveryReport, StoreRecovery
-from broker.store.reput import ReputMessageService
-from broker.store.running_flags import RunningFlags
-from broker.store.stats import StoreStats
-from broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
-from broker.store.write_path import WritePath
-from protocol.queue_unit import UNIT_SIZE
-from protocol.topic_rules import is_system_topic
-from remoting.clock import Clock, SystemClock
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.alike_put import AlikePut
+from trimq.broker.store.checkpoint import CheckpointService, StoreCheckpoint
+from trimq.broker.store.clean import CleanService
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.consume_queue import QueueShape
+from trimq.broker.store.consume_queue_flush import FlushConsumeQueueService
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.dispatcher import MessageArriving, StoreDispatcher
+from trimq.broker.store.durable_files import make_durable_directory
+from trimq.broker.store.fault_note import FaultNote
+from trimq.broker.store.get_message import MessageGetter
+from trimq.broker.store.hot_calls import HotCalls
+from trimq.broker.store.index_file import IndexShape
+from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
+from trimq.broker.store.memory import log_memory, memory_limit
+from trimq.broker.store.plain_put import PlainPut
+from trimq.broker.store.query import BoundaryType, MessageFinder
+from trimq.broker.store.queue_clean import QueueCleaner
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.recovery import RecoveryReport, StoreRecovery
+from trimq.broker.store.reput import ReputMessageService
+from trimq.broker.store.running_flags import RunningFlags
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
+from trimq.broker.store.write_path import WritePath
+from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.topic_rules import is_system_topic
+from trimq.remoting.clock import Clock, SystemClock
 
 __all__ = ["MessageStore", "StoreInUseError", "StoreLoadError"]
 

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from broker.store.mapped_file import MappedFile
-from broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
 
 _log = structlog.get_logger(__name__)
 

@@ -8,18 +8,18 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.store.commit_log import CommitLog
-from broker.store.dispatcher import StoreDispatcher
-from broker.store.flush import GroupCommitService
-from broker.store.index_service import WAKE_AT
-from broker.store.put_lock import PutMessageLock
-from broker.store.running_flags import RunningFlags
-from broker.store.stats import StoreStats
-from broker.store.topic_queue import TopicQueue
-from broker.store.types import MessageInner, PutCallback, PutMessageResult, PutMessageStatus
-from protocol import record
-from protocol.hashing import crc32
-from protocol.queue_unit import UNIT
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.dispatcher import StoreDispatcher
+from trimq.broker.store.flush import GroupCommitService
+from trimq.broker.store.index_service import WAKE_AT
+from trimq.broker.store.put_lock import PutMessageLock
+from trimq.broker.store.running_flags import RunningFlags
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.topic_queue import TopicQueue
+from trimq.broker.store.types import MessageInner, PutCallback, PutMessageResult, PutMessageStatus
+from trimq.protocol import record
+from trimq.protocol.hashing import crc32
+from trimq.protocol.queue_unit import UNIT
 
 _OK: Final = PutMessageStatus.PUT_OK
 _PACK: Final = record.layout(0).pack

@@ -11,8 +11,8 @@ from typing import Final
 import trio
 from msgspec import Struct
 
-from broker.store.types import MessageBatch, MessageInner, PutCallback, PutMessageResult, PutMessageStatus
-from remoting.durations import Durations
+from trimq.broker.store.types import MessageBatch, MessageInner, PutCallback, PutMessageResult, PutMessageStatus
+from trimq.remoting.durations import Durations
 
 CREATE_FILE_SECONDS: Final = 5.0
 """How long an append waits for a new file (RocketMQ's AllocateMappedFileService)."""

@@ -10,21 +10,21 @@ from enum import Enum
 from operator import itemgetter
 from typing import Any, Final
 
-from broker.store.commit_log import CommitLog
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.dispatcher import has_key
-from broker.store.index_file import Cold
-from broker.store.index_service import IndexService
-from broker.store.key_match import matches
-from broker.store.mapped_file import Hold, MappedFile
-from broker.store.record_look import is_message, place_of
-from broker.store.types import QueryMessageResult
-from protocol import record
-from protocol.hashing import crc32
-from protocol.message import decode_properties
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
-from protocol.sysflag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.dispatcher import has_key
+from trimq.broker.store.index_file import Cold
+from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.key_match import matches
+from trimq.broker.store.mapped_file import Hold, MappedFile
+from trimq.broker.store.record_look import is_message, place_of
+from trimq.broker.store.types import QueryMessageResult
+from trimq.protocol import record
+from trimq.protocol.hashing import crc32
+from trimq.protocol.message import decode_properties
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
 _FRONT: Final = struct.Struct(">II20xQ").unpack_from
 _MAGICS: Final = frozenset({record.MAGIC_V1, record.MAGIC_V2})

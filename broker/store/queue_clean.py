@@ -5,13 +5,13 @@ from typing import Final
 
 import trio
 
-from broker.store.consume_queue import ConsumeQueue, first_at_or_above
-from broker.store.consume_queue_flush import FlushConsumeQueueService
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.disk import Disk
-from broker.store.queue_files import delete_queue_files, remove_directories
-from protocol.queue_unit import UNIT, UNIT_SIZE
-from protocol.topic_rules import is_system_topic
+from trimq.broker.store.consume_queue import ConsumeQueue, first_at_or_above
+from trimq.broker.store.consume_queue_flush import FlushConsumeQueueService
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.queue_files import delete_queue_files, remove_directories
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.topic_rules import is_system_topic
 
 _QUEUES_A_CALL: Final = 32
 

@@ -8,11 +8,11 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.disk import Disk
-from broker.store.queue_sizes import file_lengths, wrong_file
-from protocol.file_names import offset_name
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.queue_sizes import file_lengths, wrong_file
+from trimq.protocol.file_names import offset_name
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 _PAGE: Final = 4096
 _UNNAMED: Final = "consumequeue.unnamed"

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.consume_queue_store import ConsumeQueueStore, QueueState
-from broker.store.log_scan import LogRecord, NoRecordError, RecordReader
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.queue_files import LoadedQueue, delete_queue_files, erase_units
-from broker.store.queue_snapshot import read_file_size, read_snapshot, what_changed
-from protocol.checkpoint_layout import CheckpointMark
-from protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore, QueueState
+from trimq.broker.store.log_scan import LogRecord, NoRecordError, RecordReader
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.queue_files import LoadedQueue, delete_queue_files, erase_units
+from trimq.broker.store.queue_snapshot import read_file_size, read_snapshot, what_changed
+from trimq.protocol.checkpoint_layout import CheckpointMark
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 
 _CHUNK = 512
 

@@ -11,10 +11,10 @@ from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
 
-from broker.store.disk import Disk
-from broker.store.mapped_file_queue import StoreLoadError
-from protocol.file_names import offset_name, parse_offset_name
-from protocol.queue_unit import UNIT_SIZE
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.mapped_file_queue import StoreLoadError
+from trimq.protocol.file_names import offset_name, parse_offset_name
+from trimq.protocol.queue_unit import UNIT_SIZE
 
 
 class QueueFileError(StoreLoadError):

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from broker.store.consume_queue_store import ConsumeQueueStore, QueueState
-from broker.store.durable_files import read_whole, write_durably
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore, QueueState
+from trimq.broker.store.durable_files import read_whole, write_durably
 
 _NAME: Final = "consumequeue.snapshot"
 _CRC_SIZE: Final = 4

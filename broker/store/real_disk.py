@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 
 import trio
 
-from broker.store.disk import DiskSpace, FileInfo, FileSystem, MappedPart, Mapping
+from trimq.broker.store.disk import DiskSpace, FileInfo, FileSystem, MappedPart, Mapping
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")

@@ -8,9 +8,9 @@ import struct
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from protocol.record import AT_PHYSICAL_OFFSET, MAGIC_V1, MAGIC_V2, OVERHEAD_V1, SIZE_MAGIC
-from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
-from protocol.topic_rules import MAX_TOPIC_LENGTH
+from trimq.protocol.record import AT_PHYSICAL_OFFSET, MAGIC_V1, MAGIC_V2, OVERHEAD_V1, SIZE_MAGIC
+from trimq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH
 
 _SIZE_MAGIC: Final = SIZE_MAGIC.unpack_from
 HEAD: Final = struct.Struct(">II4xi4xqqI44xI").unpack_from

@@ -13,22 +13,22 @@ import structlog
 import trio
 from msgspec import Struct, field
 
-from broker.store.checkpoint import StoreCheckpoint
-from broker.store.consume_queue_flush import FlushConsumeQueueService
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.dispatcher import StoreDispatcher, property_of
-from broker.store.index_recovery import IndexRecovery
-from broker.store.index_service import IndexService
-from broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.queue_files import delete_queue_files
-from broker.store.queue_recovery import QueueRecovery
-from broker.store.queue_sizes import file_lengths, queue_directories
-from protocol import sysflag
-from protocol.checkpoint_layout import CheckpointMark
-from protocol.hashing import tags_code
-from protocol.message import decode_properties
-from protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.broker.store.checkpoint import StoreCheckpoint
+from trimq.broker.store.consume_queue_flush import FlushConsumeQueueService
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.dispatcher import StoreDispatcher, property_of
+from trimq.broker.store.index_recovery import IndexRecovery
+from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.queue_files import delete_queue_files
+from trimq.broker.store.queue_recovery import QueueRecovery
+from trimq.broker.store.queue_sizes import file_lengths, queue_directories
+from trimq.protocol import sysflag
+from trimq.protocol.checkpoint_layout import CheckpointMark
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.message import decode_properties
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _log = structlog.get_logger(__name__)
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 import structlog
 import trio
 
-from broker.store.commit_log import CommitLog
-from broker.store.dispatcher import StoreDispatcher, index_keys
-from broker.store.log_scan import Blank, LogRecord, NoRecordError, RecordReader
-from broker.store.stats import StoreStats
-from protocol import record
-from protocol.message import decode_properties
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.dispatcher import StoreDispatcher, index_keys
+from trimq.broker.store.log_scan import Blank, LogRecord, NoRecordError, RecordReader
+from trimq.broker.store.stats import StoreStats
+from trimq.protocol import record
+from trimq.protocol.message import decode_properties
 
 _log = structlog.get_logger(__name__)
 

@@ -6,8 +6,8 @@ RocketMQ takes the lock after recovery has already changed files; here it is tak
 import os
 from typing import Final, Self
 
-from broker.store.disk import Disk
-from broker.store.durable_files import make_durable_directory, read_whole
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.durable_files import make_durable_directory, read_whole
 
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"

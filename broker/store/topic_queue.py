@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from broker.store.consume_queue import ConsumeQueue
-from protocol import record
-from protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, RETRY_PREFIX
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.protocol import record
+from trimq.protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, RETRY_PREFIX
 
 V4_HOSTS: Final = 16
 """Bytes of two hosts with IPv4 addresses."""

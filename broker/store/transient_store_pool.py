@@ -20,9 +20,9 @@ from typing import Final
 
 import structlog
 
-from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.disk import Disk
-from broker.store.mapped_file import MappedFile
+from trimq.broker.config import FlushDiskType, MessageStoreConfig
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.mapped_file import MappedFile
 
 _log = structlog.get_logger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from broker.store.topic_queue import TopicQueue
-from protocol.index_batch import KeyColumns
-from protocol.record_batch import BatchMessages
+from trimq.broker.store.topic_queue import TopicQueue
+from trimq.protocol.index_batch import KeyColumns
+from trimq.protocol.record_batch import BatchMessages
 
 
 class PutMessageStatus(IntEnum):
@@ -92,7 +92,7 @@ class MessageBatch(Struct, gc=False):
 
 
 class AlikeRows(Protocol):
-    """Records that are laid out alike, see protocol.alike_rows.PlacedRows."""
+    """Records that are laid out alike, see trimq.protocol.alike_rows.PlacedRows."""
 
     @property
     def counts(self) -> Sequence[int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Final, TypeAlias
 
-from broker.store.mapped_file import MappedFile
+from trimq.broker.store.mapped_file import MappedFile
 
 CHUNK: Final = 32 * 1024
 """Bytes that are warm together, or not."""

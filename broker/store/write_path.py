@@ -11,18 +11,18 @@ from functools import partial
 
 import trio
 
-from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.allocate import AllocateMappedFileService
-from broker.store.commit import CommitRealTimeService
-from broker.store.commit_log import CommitLog
-from broker.store.flush import FlushRealTimeService, GroupCommitService, Synced
-from broker.store.log_sync import LogSync, SyncPlace
-from broker.store.memory import LogMemory
-from broker.store.put_lock import Put, PutMessageLock
-from broker.store.running_flags import Flag, RunningFlags
-from broker.store.stats import StoreStats
-from broker.store.transient_store_pool import make_pool
-from broker.store.types import (
+from trimq.broker.config import FlushDiskType, MessageStoreConfig
+from trimq.broker.store.allocate import AllocateMappedFileService
+from trimq.broker.store.commit import CommitRealTimeService
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.flush import FlushRealTimeService, GroupCommitService, Synced
+from trimq.broker.store.log_sync import LogSync, SyncPlace
+from trimq.broker.store.memory import LogMemory
+from trimq.broker.store.put_lock import Put, PutMessageLock
+from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.transient_store_pool import make_pool
+from trimq.broker.store.types import (
     Dispatcher,
     MessageBatch,
     MessageInner,
@@ -31,8 +31,8 @@ from broker.store.types import (
     PutMessageResult,
     PutMessageStatus,
 )
-from protocol.record_batch import NO_MESSAGES
-from protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.protocol.record_batch import NO_MESSAGES
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 
 class WritePath:

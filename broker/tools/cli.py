@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
-from broker.tools import offline_store
-from broker.tools.dump import Filter, figures, lines
-from broker.tools.offline_store import NotUsableError, OfflineStore
-from broker.tools.verify import Faults, Report, Verdict, Verification
+from trimq.broker.tools import offline_store
+from trimq.broker.tools.dump import Filter, figures, lines
+from trimq.broker.tools.offline_store import NotUsableError, OfflineStore
+from trimq.broker.tools.verify import Faults, Report, Verdict, Verification
 
 Progress = Callable[[int], None]
 
@@ -116,7 +116,7 @@ def rebuild(store: Path, config_file: str | None) -> None:
 
     import structlog  # noqa: PLC0415 - as above
 
-    from broker.tools.rebuild import rebuild as run  # noqa: PLC0415 - the others need no event loop
+    from trimq.broker.tools.rebuild import rebuild as run  # noqa: PLC0415 - the others need no event loop
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from broker.store.log_scan import Damage, LogRecord, LogWalk, RecordReader
-from broker.tools.offline_store import OfflineStore
-from protocol.message import StoredMessage, decode_message
+from trimq.broker.store.log_scan import Damage, LogRecord, LogWalk, RecordReader
+from trimq.broker.tools.offline_store import OfflineStore
+from trimq.protocol.message import StoredMessage, decode_message
 
 Progress = Callable[[int], None]
 

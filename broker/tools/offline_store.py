@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from broker.config import MessageStoreConfig, load_broker
-from broker.store.consume_queue import QueueShape
-from broker.store.consume_queue_store import DIRECTORY, ConsumeQueueStore
-from broker.store.disk import Mapping
-from broker.store.index_file import IndexFile, IndexShape
-from broker.store.mapped_file import MappedFile
-from broker.store.queue_sizes import QueueFileError, file_lengths, other_size, queue_directories
-from broker.store.queue_snapshot import read_file_size
-from broker.store.real_disk import RealDisk
-from broker.store.store_lock import ABORT_FILE, LOCK_FILE, StoreInUseError, StoreLock
-from protocol.file_names import is_index_name, offset_name, parse_offset_name
-from protocol.queue_unit import UNIT_SIZE
-from remoting.properties import ConfigError
+from trimq.broker.config import MessageStoreConfig, load_broker
+from trimq.broker.store.consume_queue import QueueShape
+from trimq.broker.store.consume_queue_store import DIRECTORY, ConsumeQueueStore
+from trimq.broker.store.disk import Mapping
+from trimq.broker.store.index_file import IndexFile, IndexShape
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.queue_sizes import QueueFileError, file_lengths, other_size, queue_directories
+from trimq.broker.store.queue_snapshot import read_file_size
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.store_lock import ABORT_FILE, LOCK_FILE, StoreInUseError, StoreLock
+from trimq.protocol.file_names import is_index_name, offset_name, parse_offset_name
+from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.remoting.properties import ConfigError
 
 _ROCKSDB_FILE: Final = "CURRENT"
 

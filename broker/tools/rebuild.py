@@ -5,12 +5,12 @@ from pathlib import Path
 
 import trio
 
-from broker.config import MessageStoreConfig
-from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
-from broker.store.recovery import RecoveryReport
-from broker.tools.dump import Progress
-from broker.tools.offline_store import NotUsableError, locked
-from protocol.file_names import parse_offset_name
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.store.recovery import RecoveryReport
+from trimq.broker.tools.dump import Progress
+from trimq.broker.tools.offline_store import NotUsableError, locked
+from trimq.protocol.file_names import parse_offset_name
 
 _POLL = 0.05
 

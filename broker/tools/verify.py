@@ -12,24 +12,24 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from broker.store.checkpoint import known_log
-from broker.store.consume_queue import QueueShape
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.dispatcher import StoreDispatcher, index_keys
-from broker.store.index_file import IndexEntry, IndexFile
-from broker.store.index_recovery import is_known_index
-from broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, properties_of
-from broker.store.queue_sizes import file_lengths, wrong_file
-from broker.store.queue_snapshot import read_snapshot, what_changed
-from broker.store.stats import StoreStats
-from broker.tools.offline_store import OfflineStore
-from protocol import checkpoint_layout, lenient_json, sysflag
-from protocol.checkpoint_layout import CheckpointMark
-from protocol.hashing import key_hash
-from protocol.index_layout import HEADER_SIZE, SLOT_SIZE
-from protocol.message import TAG_KEY
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE, is_unit_of
-from protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.broker.store.checkpoint import known_log
+from trimq.broker.store.consume_queue import QueueShape
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.dispatcher import StoreDispatcher, index_keys
+from trimq.broker.store.index_file import IndexEntry, IndexFile
+from trimq.broker.store.index_recovery import is_known_index
+from trimq.broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, properties_of
+from trimq.broker.store.queue_sizes import file_lengths, wrong_file
+from trimq.broker.store.queue_snapshot import read_snapshot, what_changed
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.tools.offline_store import OfflineStore
+from trimq.protocol import checkpoint_layout, lenient_json, sysflag
+from trimq.protocol.checkpoint_layout import CheckpointMark
+from trimq.protocol.hashing import key_hash
+from trimq.protocol.index_layout import HEADER_SIZE, SLOT_SIZE
+from trimq.protocol.message import TAG_KEY
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE, is_unit_of
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _CHUNK: Final = 512
 _SHOWN: Final = 20

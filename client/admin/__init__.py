@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from client.admin.brokers import BrokerAdmin
-from client.admin.clients import ClientAdmin
-from client.admin.messages import MessageAdmin
-from client.admin.name_servers import NameServerAdmin
-from client.admin.topics import TopicAdmin
-from client.core import Client, ClientOptions
+from trimq.client.admin.brokers import BrokerAdmin
+from trimq.client.admin.clients import ClientAdmin
+from trimq.client.admin.messages import MessageAdmin
+from trimq.client.admin.name_servers import NameServerAdmin
+from trimq.client.admin.topics import TopicAdmin
+from trimq.client.core import Client, ClientOptions
 
 __all__ = ["Admin"]
 

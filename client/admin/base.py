@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 import anyio
 from msgspec import Struct
 
-from client.core import Client, ClientOptions
-from client.errors import RocketMQError, UsageError
-from client.lifecycle import Lifecycle
-from client.routes import MASTER_ID
-from protocol.body import ClusterInfo, TopicRouteData, decode_json
-from protocol.codes import RequestCode, ResponseCode
+from trimq.client.core import Client, ClientOptions
+from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.lifecycle import Lifecycle
+from trimq.client.routes import MASTER_ID
+from trimq.protocol.body import ClusterInfo, TopicRouteData, decode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
 
 T = TypeVar("T")
 

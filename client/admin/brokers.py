@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from client.admin.base import AdminBase, properties_of, text_of
-from client.admin.models import BrokerStatsData
-from protocol import lenient_json
-from protocol.body import KVTable
-from protocol.codes import RequestCode
-from protocol.headers.admin import GetBrokerConsumeStatsRequestHeader, ViewBrokerStatsDataRequestHeader
+from trimq.client.admin.base import AdminBase, properties_of, text_of
+from trimq.client.admin.models import BrokerStatsData
+from trimq.protocol import lenient_json
+from trimq.protocol.body import KVTable
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.headers.admin import GetBrokerConsumeStatsRequestHeader, ViewBrokerStatsDataRequestHeader
 
 
 class BrokerAdmin(AdminBase):

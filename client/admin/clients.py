@@ -1,8 +1,8 @@
 """Administration of clients: who is connected, and what they say of themselves."""
 
-from client.admin.base import AdminBase, each, first_that_knows
-from client.admin.groups import GroupAdmin
-from client.admin.models import (
+from trimq.client.admin.base import AdminBase, each, first_that_knows
+from trimq.client.admin.groups import GroupAdmin
+from trimq.client.admin.models import (
     ConsumerConnection,
     ConsumerRunningInfo,
     ProducerConnection,
@@ -10,13 +10,13 @@ from client.admin.models import (
     as_kind,
     queue_table,
 )
-from client.errors import RocketMQError, UsageError
-from client.message import MessageQueue
-from protocol import lenient_json
-from protocol.body import SubscriptionData
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers.admin import ConsumerGroupRequestHeader, ProducerGroupRequestHeader
-from protocol.headers.client import (
+from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.message import MessageQueue
+from trimq.protocol import lenient_json
+from trimq.protocol.body import SubscriptionData
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.headers.admin import ConsumerGroupRequestHeader, ProducerGroupRequestHeader
+from trimq.protocol.headers.client import (
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,

@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 from datetime import datetime
 
-from client import offsets
-from client.admin.base import AdminBase, each
-from client.admin.models import ConsumeStats, OffsetWrapper, TimeSpan, as_kind, queue_table
-from client.errors import RocketMQError, TopicNotFoundError, UsageError
-from client.message import MessageQueue
-from protocol import lenient_json
-from protocol.body import SubscriptionData, SubscriptionGroupConfig, TopicList, encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers.admin import (
+from trimq.client import offsets
+from trimq.client.admin.base import AdminBase, each
+from trimq.client.admin.models import ConsumeStats, OffsetWrapper, TimeSpan, as_kind, queue_table
+from trimq.client.errors import RocketMQError, TopicNotFoundError, UsageError
+from trimq.client.message import MessageQueue
+from trimq.protocol import lenient_json
+from trimq.protocol.body import SubscriptionData, SubscriptionGroupConfig, TopicList, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.headers.admin import (
     CloneGroupOffsetRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     GetConsumeStatsRequestHeader,
@@ -19,8 +19,8 @@ from protocol.headers.admin import (
     QueryConsumeTimeSpanRequestHeader,
     QuerySubscriptionByConsumerRequestHeader,
 )
-from protocol.headers.client import ResetOffsetRequestHeader
-from protocol.topic_rules import dlq_topic, group_problem, retry_topic
+from trimq.protocol.headers.client import ResetOffsetRequestHeader
+from trimq.protocol.topic_rules import dlq_topic, group_problem, retry_topic
 
 MODES = ("PULL", "POP")
 

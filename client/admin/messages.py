@@ -1,16 +1,16 @@
 """Finding messages."""
 
-from client.admin.base import AdminBase
-from client.decode import split_messages
-from client.errors import RocketMQError, UsageError
-from client.message import MessageQueue, ReceivedMessage
-from client.offsets import queue_master
-from client.pulling import PullCall, pull
-from client.subscription import ALL, Subscription
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
-from protocol.message_id import decode_offset_id
-from protocol.record import unpack_host
+from trimq.client.admin.base import AdminBase
+from trimq.client.decode import split_messages
+from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.message import MessageQueue, ReceivedMessage
+from trimq.client.offsets import queue_master
+from trimq.client.pulling import PullCall, pull
+from trimq.client.subscription import ALL, Subscription
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
+from trimq.protocol.message_id import decode_offset_id
+from trimq.protocol.record import unpack_host
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
 FOREVER = 2**63 - 1

@@ -1,12 +1,12 @@
-"""What administration answers, where protocol.body has no struct for it."""
+"""What administration answers, where trimq.protocol.body has no struct for it."""
 
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
-from protocol import lenient_json
-from protocol.body import Body, MessageQueue, SubscriptionData
+from trimq.protocol import lenient_json
+from trimq.protocol.body import Body, MessageQueue, SubscriptionData
 
 __all__ = [
     "BrokerStatsData",

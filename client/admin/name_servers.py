@@ -1,10 +1,10 @@
 """Administration of name servers."""
 
-from client.admin.base import AdminBase, each, properties_of, text_of
-from client.errors import RocketMQError
-from protocol.body import KVTable, decode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers.namesrv import (
+from trimq.client.admin.base import AdminBase, each, properties_of, text_of
+from trimq.client.errors import RocketMQError
+from trimq.protocol.body import KVTable, decode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.headers.namesrv import (
     AddWritePermResponseHeader,
     GetKVConfigResponseHeader,
     GetKVListByNamespaceRequestHeader,

@@ -1,14 +1,14 @@
 """Administration of topics."""
 
-from client.admin.base import AdminBase, each
-from client.admin.models import GroupList, QueueUnits, TopicOffset, as_kind, queue_table
-from client.errors import NoBrokerError, TopicNotFoundError, UsageError
-from protocol import lenient_json
-from protocol.body import MessageQueue, TopicConfig, TopicConfigSerializeWrapper, TopicList, decode_json
-from protocol.codes import RequestCode
-from protocol.headers.admin import CreateTopicRequestHeader, QueryConsumeQueueRequestHeader, TopicRequestHeader
-from protocol.headers.namesrv import DeleteTopicFromNamesrvRequestHeader, GetTopicsByClusterRequestHeader
-from protocol.topic_rules import AUTO_CREATE_TOPIC, topic_problem
+from trimq.client.admin.base import AdminBase, each
+from trimq.client.admin.models import GroupList, QueueUnits, TopicOffset, as_kind, queue_table
+from trimq.client.errors import NoBrokerError, TopicNotFoundError, UsageError
+from trimq.protocol import lenient_json
+from trimq.protocol.body import MessageQueue, TopicConfig, TopicConfigSerializeWrapper, TopicList, decode_json
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.headers.admin import CreateTopicRequestHeader, QueryConsumeQueueRequestHeader, TopicRequestHeader
+from trimq.protocol.headers.namesrv import DeleteTopicFromNamesrvRequestHeader, GetTopicsByClusterRequestHeader
+from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC, topic_problem
 
 
 class TopicAdmin(AdminBase):

@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
         """The command; None for a name that is not there."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        module = import_module(f"client.mqadmin.{COMMANDS[cmd_name][0]}")
+        module = import_module(f"trimq.client.mqadmin.{COMMANDS[cmd_name][0]}")
         command: click.Command = module.commands.get_command(ctx, cmd_name)
         return command
 

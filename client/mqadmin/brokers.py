@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from client.admin import Admin
-from client.errors import RocketMQError
-from client.mqadmin.shell import Commands, Output, one_of, show_time
+from trimq.client.admin import Admin
+from trimq.client.errors import RocketMQError
+from trimq.client.mqadmin.shell import Commands, Output, one_of, show_time
 
 commands: Commands = Commands()
 
@@ -127,7 +127,7 @@ async def consume_stats(
 ) -> None:
     """How far each group is on a broker."""
     _ = timeout
-    from client.admin.models import queue_table  # noqa: PLC0415 - beside its only use
+    from trimq.client.admin.models import queue_table  # noqa: PLC0415 - beside its only use
 
     answer = await admin.broker_consume_stats(broker, orderly=orderly)
     rows: list[list[Any]] = []

@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from client.admin import Admin
-from client.errors import RocketMQError
-from client.mqadmin.shell import Commands, Output, show_time
+from trimq.client.admin import Admin
+from trimq.client.errors import RocketMQError
+from trimq.client.mqadmin.shell import Commands, Output, show_time
 
 commands: Commands = Commands()
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import click
 
-from client.admin import Admin
-from client.errors import RocketMQError, UsageError
-from client.message import MessageQueue
-from client.mqadmin.shell import Commands, Output, one_of, parse_time, show_time
-from protocol.body import SubscriptionGroupConfig
-from protocol.topic_rules import RETRY_PREFIX
+from trimq.client.admin import Admin
+from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.message import MessageQueue
+from trimq.client.mqadmin.shell import Commands, Output, one_of, parse_time, show_time
+from trimq.protocol.body import SubscriptionGroupConfig
+from trimq.protocol.topic_rules import RETRY_PREFIX
 
 commands: Commands = Commands()
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from client.admin import Admin
-from client.errors import RocketMQError, UsageError
-from client.message import Message, MessageQueue, ReceivedMessage
-from client.mqadmin.shell import Commands, Output, parse_time, show_time
-from client.producer import Producer
+from trimq.client.admin import Admin
+from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.message import Message, MessageQueue, ReceivedMessage
+from trimq.client.mqadmin.shell import Commands, Output, parse_time, show_time
+from trimq.client.producer import Producer
 
 commands: Commands = Commands()
 

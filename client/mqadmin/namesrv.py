@@ -2,9 +2,9 @@
 
 import click
 
-from client.admin import Admin
-from client.errors import UsageError
-from client.mqadmin.shell import Commands, Output
+from trimq.client.admin import Admin
+from trimq.client.errors import UsageError
+from trimq.client.mqadmin.shell import Commands, Output
 
 commands: Commands = Commands()
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from client.admin import Admin
-from client.message import MessageQueue, ReceivedMessage
-from client.mqadmin.messages import message_fields
-from client.mqadmin.shell import Commands, Output, parse_time
-from client.pull_consumer import PullConsumer
+from trimq.client.admin import Admin
+from trimq.client.message import MessageQueue, ReceivedMessage
+from trimq.client.mqadmin.messages import message_fields
+from trimq.client.mqadmin.shell import Commands, Output, parse_time
+from trimq.client.pull_consumer import PullConsumer
 
 commands: Commands = Commands()
 

@@ -11,8 +11,8 @@ from typing import Any, Final, NoReturn, TypeAlias
 import anyio
 import click
 
-from client.admin import Admin
-from client.errors import RocketMQError, UnreachableError, UsageError
+from trimq.client.admin import Admin
+from trimq.client.errors import RocketMQError, UnreachableError, UsageError
 
 REFUSED: Final = 1
 WRONG: Final = 2

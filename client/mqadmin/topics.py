@@ -4,14 +4,14 @@ from typing import Any
 
 import click
 
-from client.admin import Admin
-from client.allocation import average
-from client.errors import RocketMQError
-from client.message import MessageQueue
-from client.mqadmin.shell import Commands, Output, one_of, show_time
-from client.routes import TopicRoute
-from protocol.body import TopicConfig, encode_json
-from protocol.topic_rules import DLQ_PREFIX, RETRY_PREFIX
+from trimq.client.admin import Admin
+from trimq.client.allocation import average
+from trimq.client.errors import RocketMQError
+from trimq.client.message import MessageQueue
+from trimq.client.mqadmin.shell import Commands, Output, one_of, show_time
+from trimq.client.routes import TopicRoute
+from trimq.protocol.body import TopicConfig, encode_json
+from trimq.protocol.topic_rules import DLQ_PREFIX, RETRY_PREFIX
 
 commands: Commands = Commands()
 

@@ -16,7 +16,7 @@ import random
 import sys
 from datetime import UTC, datetime, timedelta
 
-from client.sync import Message, Producer
+from trimq.client.sync import Message, Producer
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 namesrv = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"

@@ -24,10 +24,10 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.jobs.run import Target, groups
-from pipeline.schema import COLUMNS, spark_schema
-from pipeline.store.files import DataFile, StoreFiles
-from pipeline.store.walk import Damage, LogWalk, Stretch
+from trimq.pipeline.jobs.run import Target, groups
+from trimq.pipeline.schema import COLUMNS, spark_schema
+from trimq.pipeline.store.files import DataFile, StoreFiles
+from trimq.pipeline.store.walk import Damage, LogWalk, Stretch
 
 FILE_SIZE: Final = 128 << 20
 PARQUET: Final = "parquet"

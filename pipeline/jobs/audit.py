@@ -17,18 +17,18 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.jobs import audit_files
-from pipeline.jobs.audit_files import Finding, LogBounds, Verdict
-from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
-from pipeline.jobs.index_files import read_index_file
-from pipeline.jobs.page import Page
-from pipeline.jobs.rebuild import ENTRIES, SLOTS
-from pipeline.jobs.run import groups, on_parts
-from pipeline.store.files import DataFile, StoreFiles
-from pipeline.store.options import StoreOptions
-from pipeline.store.queues import UNIT_TYPE
-from protocol.queue_unit import UNIT_SIZE
-from protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.pipeline.jobs import audit_files
+from trimq.pipeline.jobs.audit_files import Finding, LogBounds, Verdict
+from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
+from trimq.pipeline.jobs.index_files import read_index_file
+from trimq.pipeline.jobs.page import Page
+from trimq.pipeline.jobs.rebuild import ENTRIES, SLOTS
+from trimq.pipeline.jobs.run import groups, on_parts
+from trimq.pipeline.store.files import DataFile, StoreFiles
+from trimq.pipeline.store.options import StoreOptions
+from trimq.pipeline.store.queues import UNIT_TYPE
+from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _SHOWN: Final = 20
 _FAULT_SCHEMA: Final = "kind string, count bigint, example string"

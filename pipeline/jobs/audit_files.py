@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from pipeline.store.files import DataFile, StoreFiles
-from protocol import checkpoint_layout
-from protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
+from trimq.pipeline.store.files import DataFile, StoreFiles
+from trimq.protocol import checkpoint_layout
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
 
 Finding = tuple[str, int, str]
 """What kind of fault, how many, an example in words."""

@@ -1,6 +1,6 @@
 """What dispatch makes of each record of a log: its queue unit and the hashes of its index keys, many at a time.
 
-Layouts and rules: protocol.queue_unit, protocol.index_layout; RocketMQ's CommitLogDispatcherBuildConsumeQueue and
+Layouts and rules: trimq.protocol.queue_unit, trimq.protocol.index_layout; RocketMQ's CommitLogDispatcherBuildConsumeQueue and
 CommitLogDispatcherBuildIndex.
 """
 
@@ -14,20 +14,20 @@ import pyarrow as pa
 import pyarrow.compute
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.jobs.run import on_parts
-from pipeline.store.columns import Rows
-from pipeline.store.files import StoreFiles
-from pipeline.store.gather import as_text
-from pipeline.store.heads import Array
-from pipeline.store.options import StoreOptions
-from pipeline.store.plan import plan
-from pipeline.store.table import walk
-from pipeline.store.walk import Chunk, Damage, Stretch
-from protocol import sysflag
-from protocol.hashing import tags_code
-from protocol.index_batch import make_batch
-from protocol.message import TAG_KEY
-from protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.pipeline.jobs.run import on_parts
+from trimq.pipeline.store.columns import Rows
+from trimq.pipeline.store.files import StoreFiles
+from trimq.pipeline.store.gather import as_text
+from trimq.pipeline.store.heads import Array
+from trimq.pipeline.store.options import StoreOptions
+from trimq.pipeline.store.plan import plan
+from trimq.pipeline.store.table import walk
+from trimq.pipeline.store.walk import Chunk, Damage, Stretch
+from trimq.protocol import sysflag
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.index_batch import make_batch
+from trimq.protocol.message import TAG_KEY
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 """The broker's messageDelayLevel by default: the tag slot of a delayed message's unit is the time it is due."""

@@ -1,4 +1,4 @@
-"""Index files out of entries in the order of the log (layout: protocol.index_layout)."""
+"""Index files out of entries in the order of the log (layout: trimq.protocol.index_layout)."""
 
 import mmap
 import os
@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pipeline.jobs.run import Target, groups
-from pipeline.store.files import DataFile, StoreFiles
-from protocol.index_batch import Batch, make_batch, seconds_since
-from protocol.index_layout import HEADER, HEADER_SIZE, entry_at, file_size, slot_at
+from trimq.pipeline.jobs.run import Target, groups
+from trimq.pipeline.store.files import DataFile, StoreFiles
+from trimq.protocol.index_batch import Batch, make_batch, seconds_since
+from trimq.protocol.index_layout import HEADER, HEADER_SIZE, entry_at, file_size, slot_at
 
 INDEX_SCHEMA: Final = "file bigint, path string, entries bigint, begin bigint, end bigint"
 _ARROW: Final = pa.schema(

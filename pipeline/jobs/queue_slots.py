@@ -6,8 +6,8 @@ left out filled up), for the records of one queue in the order of the log.
 
 from collections.abc import Iterator
 
-from protocol.queue_unit import FILLER, FILLER_SIZE, UNIT, UNIT_SIZE
-from protocol.record import OVERHEAD_V1
+from trimq.protocol.queue_unit import FILLER, FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.record import OVERHEAD_V1
 
 
 class QueueImage:

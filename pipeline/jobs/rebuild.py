@@ -17,16 +17,16 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
-from pipeline.jobs.index_files import INDEX_SCHEMA, write_index_files
-from pipeline.jobs.queue_slots import QueueImage
-from pipeline.jobs.run import Target, groups, runs
-from pipeline.store.files import StoreFiles
-from pipeline.store.options import StoreOptions
-from pipeline.store.queues import UNIT_TYPE
-from protocol import checkpoint_layout
-from protocol.file_names import index_name, offset_name
-from protocol.queue_unit import FILLER, UNIT_SIZE
+from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
+from trimq.pipeline.jobs.index_files import INDEX_SCHEMA, write_index_files
+from trimq.pipeline.jobs.queue_slots import QueueImage
+from trimq.pipeline.jobs.run import Target, groups, runs
+from trimq.pipeline.store.files import StoreFiles
+from trimq.pipeline.store.options import StoreOptions
+from trimq.pipeline.store.queues import UNIT_TYPE
+from trimq.protocol import checkpoint_layout
+from trimq.protocol.file_names import index_name, offset_name
+from trimq.protocol.queue_unit import FILLER, UNIT_SIZE
 
 QUEUE_FILE: Final = 6_000_000
 SLOTS: Final = 5_000_000

@@ -13,7 +13,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from protocol.hashing import string_hash
+from trimq.protocol.hashing import string_hash
 
 _BATCH: Final = 32
 
@@ -72,7 +72,7 @@ class _Sender:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See replay."""
-        from client.sync import Producer  # noqa: PLC0415 - only executors that have rows need the SDK
+        from trimq.client.sync import Producer  # noqa: PLC0415 - only executors that have rows need the SDK
 
         options = self._options
         pace = Pace(options.rate / options.tasks)
@@ -90,7 +90,7 @@ class _Sender:
         yield pa.RecordBatch.from_pydict({"sent": pa.array([sent], pa.int64())})
 
     def _send(self, producer: Any, queues: list[Any], row: dict[str, Any]) -> None:
-        from client.message import RESERVED, Message  # noqa: PLC0415 - as above
+        from trimq.client.message import RESERVED, Message  # noqa: PLC0415 - as above
 
         properties = {name: value for name, value in (row.get("properties") or []) if name not in RESERVED}
         message = Message(

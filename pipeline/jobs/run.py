@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.registration import make_known
-from pipeline.store.source import RocketMQStoreDataSource
+from trimq.pipeline.registration import make_known
+from trimq.pipeline.store.source import RocketMQStoreDataSource
 
 P = TypeVar("P")
 

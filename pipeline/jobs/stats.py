@@ -7,7 +7,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.jobs.page import Page
+from trimq.pipeline.jobs.page import Page
 
 _SHARES: Final = (0.5, 0.9, 0.99, 0.999)
 _TOP: Final = 20

@@ -1,4 +1,4 @@
-"""Rows of the table out of records: the columns of pipeline.schema, only those that are asked for."""
+"""Rows of the table out of records: the columns of trimq.pipeline.schema, only those that are asked for."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, lru_cache
@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from pipeline.schema import ARROW_SCHEMA
-from pipeline.store.alike import AlikeTexts, alike_texts
-from pipeline.store.gather import HEX_DIGITS, as_text, gather, matrix_as_text
-from pipeline.store.heads import Array, Heads
-from pipeline.store.properties import Properties, split_properties
-from protocol import sysflag
-from protocol.message_id import encode_offset_id
-from protocol.record import unpack_host
+from trimq.pipeline.schema import ARROW_SCHEMA
+from trimq.pipeline.store.alike import AlikeTexts, alike_texts
+from trimq.pipeline.store.gather import HEX_DIGITS, as_text, gather, matrix_as_text
+from trimq.pipeline.store.heads import Array, Heads
+from trimq.pipeline.store.properties import Properties, split_properties
+from trimq.protocol import sysflag
+from trimq.protocol.message_id import encode_offset_id
+from trimq.protocol.record import unpack_host
 
 _V4: Final = 8
 """Bytes of an IPv4 address with its port."""
@@ -95,8 +95,8 @@ class Rows:
         packed = (heads.sys_flag & sysflag.COMPRESSED) != 0
         if not packed.any():
             return stored, []
-        from client.compression import decompress  # noqa: PLC0415 - brings the whole SDK, which few stores need
-        from client.errors import UsageError  # noqa: PLC0415 - as above
+        from trimq.client.compression import decompress  # noqa: PLC0415 - brings the whole SDK, which few stores need
+        from trimq.client.errors import UsageError  # noqa: PLC0415 - as above
 
         bad = []
         bodies = []

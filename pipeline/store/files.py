@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
-from protocol.file_names import is_index_name, parse_offset_name
-from protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.file_names import is_index_name, parse_offset_name
+from trimq.protocol.queue_unit import UNIT_SIZE
 
 _LOCAL: Final = ("file", "local")
 _READ_AHEAD: Final = 1 << 20

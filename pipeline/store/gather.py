@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.heads import Array, values_at
+from trimq.pipeline.store.heads import Array, values_at
 
 _ASCII_END: Final = 0x80
 HEX_DIGITS: Final = np.frombuffer(b"".join([b"%02X" % byte for byte in range(256)]), dtype="V2")

@@ -2,7 +2,7 @@
 
 A window is any bytes that hold whole records; ``at`` tells where each begins in it, ``phy`` where it lies in the log.
 Nothing here is done record by record but the checksum, and that only where it is asked for.
-Layout: protocol.record.
+Layout: trimq.protocol.record.
 """
 
 from dataclasses import dataclass, fields
@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from protocol import record, sysflag
-from protocol.hashing import crc32_of_each
+from trimq.protocol import record, sysflag
+from trimq.protocol.hashing import crc32_of_each
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

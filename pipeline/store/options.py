@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from pipeline.names import COLUMNS
-from pipeline.options import OptionError, Options
+from trimq.pipeline.names import COLUMNS
+from trimq.pipeline.options import OptionError, Options
 
 DEFAULT_SPLIT: Final = 64 << 20
 FAR: Final = (1 << 63) - 1

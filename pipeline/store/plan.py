@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from pipeline.store.files import DataFile, StoreFiles
-from pipeline.store.options import FAR, StoreOptions
-from pipeline.store.queues import QueueStretch, plan_queues
-from pipeline.store.scan import Found, find_record, record_at
-from pipeline.store.walk import WINDOW, Damage, LogWalk, Stretch
-from protocol import record
+from trimq.pipeline.store.files import DataFile, StoreFiles
+from trimq.pipeline.store.options import FAR, StoreOptions
+from trimq.pipeline.store.queues import QueueStretch, plan_queues
+from trimq.pipeline.store.scan import Found, find_record, record_at
+from trimq.pipeline.store.walk import WINDOW, Damage, LogWalk, Stretch
+from trimq.protocol import record
 
 _THREADS: Final = 16
 

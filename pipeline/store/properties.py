@@ -1,4 +1,4 @@
-"""Properties of many records at once, out of their encoded text (protocol.message)."""
+"""Properties of many records at once, out of their encoded text (trimq.protocol.message)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.gather import as_text, gather, parts, place
-from pipeline.store.heads import Array
+from trimq.pipeline.store.gather import as_text, gather, parts, place
+from trimq.pipeline.store.heads import Array
 
 _NAME_END: Final = 1
 _VALUE_END: Final = 2

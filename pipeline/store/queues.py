@@ -5,12 +5,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pipeline.store.files import ByteSource, DataFile, StoreFiles
-from pipeline.store.heads import Array, check_bodies, read_heads
-from pipeline.store.options import StoreOptions
-from pipeline.store.walk import Chunk, Damage
-from protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
-from protocol.record import store_time_at
+from trimq.pipeline.store.files import ByteSource, DataFile, StoreFiles
+from trimq.pipeline.store.heads import Array, check_bodies, read_heads
+from trimq.pipeline.store.options import StoreOptions
+from trimq.pipeline.store.walk import Chunk, Damage
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
+from trimq.protocol.record import store_time_at
 
 UNIT_TYPE: Final = np.dtype([("phy", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _UNITS_AT_ONCE: Final = 16_384

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pipeline.store.files import ByteSource
-from pipeline.store.heads import Array, has_hole
-from protocol import record
-from protocol.record import RecordState, check_record
+from trimq.pipeline.store.files import ByteSource
+from trimq.pipeline.store.heads import Array, has_hole
+from trimq.protocol import record
+from trimq.protocol.record import RecordState, check_record
 
 _SEARCH: Final = 1 << 20
 _ZEROS: Final = bytes(_SEARCH)

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from pipeline.options import OptionError
-from pipeline.schema import COLUMNS, spark_schema
-from pipeline.store.options import StoreOptions, parse
+from trimq.pipeline.options import OptionError
+from trimq.pipeline.schema import COLUMNS, spark_schema
+from trimq.pipeline.store.options import StoreOptions, parse
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pipeline.store.queues import QueueStretch
-    from pipeline.store.walk import Damage, Stretch
+    from trimq.pipeline.store.queues import QueueStretch
+    from trimq.pipeline.store.walk import Damage, Stretch
 
 NAME: Final = "rocketmq-store"
 _log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[StorePart]:
         """The parts that can be read at the same time. Raises StorePathError."""
-        from pipeline.store.files import StoreFiles  # noqa: PLC0415 - a schema is asked for without any of this
-        from pipeline.store.plan import plan  # noqa: PLC0415 - as above
+        from trimq.pipeline.store.files import StoreFiles  # noqa: PLC0415 - a schema is asked for without any of this
+        from trimq.pipeline.store.plan import plan  # noqa: PLC0415 - as above
 
         found = plan(StoreFiles(self.options.path, self.options.storage_options), self.options)
         parts = [StorePart(part) for part in found.parts]
@@ -61,8 +61,8 @@ class StoreReader(DataSourceReader):
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a part, as Arrow batches."""
         assert isinstance(partition, StorePart)
-        from pipeline.store import table  # noqa: PLC0415 - as above
-        from pipeline.store.files import StoreFiles  # noqa: PLC0415 - as above
+        from trimq.pipeline.store import table  # noqa: PLC0415 - as above
+        from trimq.pipeline.store.files import StoreFiles  # noqa: PLC0415 - as above
 
         options, part = self.options, partition.part
         files = StoreFiles(options.path, options.storage_options)
@@ -87,8 +87,8 @@ class RocketMQStoreDataSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """The columns of pipeline.schema, or those of the side table."""
-        from pipeline.store.table import DAMAGE_SPARK_SCHEMA  # noqa: PLC0415 - as above
+        """The columns of trimq.pipeline.schema, or those of the side table."""
+        from trimq.pipeline.store.table import DAMAGE_SPARK_SCHEMA  # noqa: PLC0415 - as above
 
         options = parse(self.options)
         return DAMAGE_SPARK_SCHEMA if options.damage else spark_schema(properties=options.columns == COLUMNS)
@@ -108,6 +108,6 @@ class RocketMQStoreDataSource(DataSource):
 
 def register(spark: Any) -> None:
     """Make ``rocketmq-store`` known to a session that does not find it by itself."""
-    from pipeline.registration import make_known  # noqa: PLC0415 - as above
+    from trimq.pipeline.registration import make_known  # noqa: PLC0415 - as above
 
     make_known(spark, RocketMQStoreDataSource)

@@ -6,12 +6,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.columns import Rows
-from pipeline.store.files import StoreFiles
-from pipeline.store.heads import Array, Heads
-from pipeline.store.options import FAR, StoreOptions
-from pipeline.store.queues import QueueStretch, QueueWalk
-from pipeline.store.walk import Chunk, Damage, LogWalk, Stretch
+from trimq.pipeline.store.columns import Rows
+from trimq.pipeline.store.files import StoreFiles
+from trimq.pipeline.store.heads import Array, Heads
+from trimq.pipeline.store.options import FAR, StoreOptions
+from trimq.pipeline.store.queues import QueueStretch, QueueWalk
+from trimq.pipeline.store.walk import Chunk, Damage, LogWalk, Stretch
 
 DAMAGE_SPARK_SCHEMA: Final = (
     "file string not null, commitLogOffset bigint not null, length bigint not null, why string not null"

@@ -5,10 +5,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pipeline.store.files import ByteSource, DataFile
-from pipeline.store.heads import Array, Heads, check_bodies, has_hole, read_heads
-from pipeline.store.scan import Found, chain, find_record, record_at, time_comes_back
-from protocol import record
+from trimq.pipeline.store.files import ByteSource, DataFile
+from trimq.pipeline.store.heads import Array, Heads, check_bodies, has_hole, read_heads
+from trimq.pipeline.store.scan import Found, chain, find_record, record_at, time_comes_back
+from trimq.protocol import record
 
 WINDOW: Final = 8 << 20
 """Bytes of the log that are decoded at once."""

@@ -9,8 +9,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pipeline.topics.offsets import StreamOffset
-from pipeline.topics.stream import TopicStreamReader
+from trimq.pipeline.topics.offsets import StreamOffset
+from trimq.pipeline.topics.stream import TopicStreamReader
 
 
 class AdmittingStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):

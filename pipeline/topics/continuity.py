@@ -17,14 +17,14 @@ from typing import Final
 
 import structlog
 
-from client.core import Client
-from client.errors import RocketMQError, TopicNotFoundError
-from client.message import MessageQueue
-from pipeline.topics import places, session
-from pipeline.topics.offsets import Positions, Seen, Sightings
-from pipeline.topics.places import Bounds, Patience, is_passing
-from pipeline.topics.planning import name_of, replaced
-from pipeline.topics.settings import ReadSettings
+from trimq.client.core import Client
+from trimq.client.errors import RocketMQError, TopicNotFoundError
+from trimq.client.message import MessageQueue
+from trimq.pipeline.topics import places, session
+from trimq.pipeline.topics.offsets import Positions, Seen, Sightings
+from trimq.pipeline.topics.places import Bounds, Patience, is_passing
+from trimq.pipeline.topics.planning import name_of, replaced
+from trimq.pipeline.topics.settings import ReadSettings
 
 CLOCKS_MS: Final = 60_000
 """By how much a broker's clock may have gone back, so that no message of a queue that was made anew is left out."""

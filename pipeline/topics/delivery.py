@@ -25,22 +25,22 @@ import pyarrow as pa
 import structlog
 from anyio.abc import TaskGroup
 
-from client.admin import Admin
-from client.core import Client
-from client.errors import RocketMQError, TopicNotFoundError
-from client.message import Message, MessageQueue
-from client.producer import Producer
-from client.sending import BatchEntry, prepare_batch
-from pipeline.options import OptionError, Options
-from pipeline.topics import session
-from pipeline.topics.places import Patience, is_passing
-from pipeline.topics.plain_rows import Request, is_plain, requests_of
-from pipeline.topics.send_lane import LaneEndedError, SendLane
-from pipeline.topics.settings import group_of, namesrv_of
-from pipeline.topics.sink_rows import Row, rows_of
-from protocol.hashing import string_hash
-from protocol.message import decode_properties
-from protocol.topic_rules import topic_problem
+from trimq.client.admin import Admin
+from trimq.client.core import Client
+from trimq.client.errors import RocketMQError, TopicNotFoundError
+from trimq.client.message import Message, MessageQueue
+from trimq.client.producer import Producer
+from trimq.client.sending import BatchEntry, prepare_batch
+from trimq.pipeline.options import OptionError, Options
+from trimq.pipeline.topics import session
+from trimq.pipeline.topics.places import Patience, is_passing
+from trimq.pipeline.topics.plain_rows import Request, is_plain, requests_of
+from trimq.pipeline.topics.send_lane import LaneEndedError, SendLane
+from trimq.pipeline.topics.settings import group_of, namesrv_of
+from trimq.pipeline.topics.sink_rows import Row, rows_of
+from trimq.protocol.hashing import string_hash
+from trimq.protocol.message import decode_properties
+from trimq.protocol.topic_rules import topic_problem
 
 WRITE_OPTIONS: Final = ("namesrv", "topic", "group", "idempotent", "writeId", "batchBytes", "pollTimeoutMs")
 DEFAULT_GROUP: Final = "spark-rocketmq-sink"

@@ -20,14 +20,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pipeline.topics.connecting import connect
-from pipeline.topics.planning import Range
-from protocol import sysflag
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand, to_ext
-from protocol.errors import FrameError, RemotingError
-from protocol.frame import MAX_FRAME, decode, encode
-from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from trimq.pipeline.topics.connecting import connect
+from trimq.pipeline.topics.planning import Range
+from trimq.protocol import sysflag
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand, to_ext
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import MAX_FRAME, decode, encode
+from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 
 WORTH_IT: Final = 64
 """A range of fewer messages is not worth a connection."""

@@ -19,7 +19,7 @@ asks, as often as it asks.
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from client.message import MessageQueue
+from trimq.client.message import MessageQueue
 
 INITIAL: Final[dict[str, Any]] = {"v": 1}
 

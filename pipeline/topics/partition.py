@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 if TYPE_CHECKING:
-    from pipeline.topics.planning import Range
+    from trimq.pipeline.topics.planning import Range
 
 
 class RangePartition(InputPartition):

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, TypeVar
 
 import anyio
 
-from client import offsets
-from client.admin.models import TopicOffset, as_kind, queue_table
-from client.core import Client, wall_ms
-from client.errors import (
+from trimq.client import offsets
+from trimq.client.admin.models import TopicOffset, as_kind, queue_table
+from trimq.client.core import Client, wall_ms
+from trimq.client.errors import (
     NoBrokerError,
     PerhapsStoredError,
     RocketMQError,
@@ -23,17 +23,17 @@ from client.errors import (
     UnreachableError,
     error_for,
 )
-from client.message import MessageQueue
-from client.pulling import PullCall, PullStatus
-from client.routes import TopicRoute
-from client.subscription import ALL, Subscription
-from pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
-from protocol import lenient_json
-from protocol.body import ClusterInfo, TopicList, decode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers.admin import TopicRequestHeader
-from protocol.record import store_time_at
-from protocol.topic_rules import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from trimq.client.message import MessageQueue
+from trimq.client.pulling import PullCall, PullStatus
+from trimq.client.routes import TopicRoute
+from trimq.client.subscription import ALL, Subscription
+from trimq.pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
+from trimq.protocol import lenient_json
+from trimq.protocol.body import ClusterInfo, TopicList, decode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.headers.admin import TopicRequestHeader
+from trimq.protocol.record import store_time_at
+from trimq.protocol.topic_rules import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ _PASSING: Final = frozenset(
 )
 _NOT_THERE: Final = frozenset(status.value for status in PullStatus)
 _HEAD: Final = struct.Struct(">20xq8xi")
-"""A record's queue offset and system flag (layout: protocol.record)."""
+"""A record's queue offset and system flag (layout: trimq.protocol.record)."""
 
 
 class Bounds(NamedTuple):

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from client.core import wall_ms
-from client.sending import BATCH_OVERHEAD, Prepared
-from pipeline.store.gather import HEX_DIGITS, equal_parts
-from pipeline.store.heads import Array
-from pipeline.topics.sink_rows import BODY_MISSING, RowError, property_text
-from protocol.codes import RequestCode
-from protocol.message_id import UniqueIdGenerator
+from trimq.client.core import wall_ms
+from trimq.client.sending import BATCH_OVERHEAD, Prepared
+from trimq.pipeline.store.gather import HEX_DIGITS, equal_parts
+from trimq.pipeline.store.heads import Array
+from trimq.pipeline.topics.sink_rows import BODY_MISSING, RowError, property_text
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.message_id import UniqueIdGenerator
 
 _COLUMNS: Final = frozenset({"topic", "body", "tags"})
 _LEAST: Final = 100
@@ -33,7 +33,7 @@ _AROUND: Final = BATCH_OVERHEAD + len(_KEY) + _ID + 1
 
 
 class Request(NamedTuple):
-    """Rows that are ready to travel: ``body`` is a batch as protocol.batch has it, ``first_id`` its first message's."""
+    """Rows that are ready to travel: ``body`` is a batch as trimq.protocol.batch has it, ``first_id`` its first message's."""
 
     topic: str
     body: memoryview
@@ -99,7 +99,7 @@ def _tags(batch: pa.RecordBatch) -> tuple[list[bytes], Array]:
 def _encoded(
     bodies: pa.BinaryArray, lengths: Array, sizes: Array, texts: list[bytes], which: Array, ids: UniqueIdGenerator
 ) -> memoryview:
-    """The bodies of several requests behind one another; the layout of each is protocol.batch's.
+    """The bodies of several requests behind one another; the layout of each is trimq.protocol.batch's.
 
     Each part of all messages is an array, Arrow joins them.
     """

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from client.core import Client
-from client.errors import NoBrokerError
-from client.message import MessageQueue
-from pipeline.options import OptionError
-from pipeline.topics import places
-from pipeline.topics.places import Bounds, Patience
-from pipeline.topics.settings import EARLIEST, LATEST, Position, ReadSettings
+from trimq.client.core import Client
+from trimq.client.errors import NoBrokerError
+from trimq.client.message import MessageQueue
+from trimq.pipeline.options import OptionError
+from trimq.pipeline.topics import places
+from trimq.pipeline.topics.places import Bounds, Patience
+from trimq.pipeline.topics.settings import EARLIEST, LATEST, Position, ReadSettings
 
 
 class DataLossError(RuntimeError):

@@ -6,14 +6,14 @@ from typing import Final
 
 import structlog
 
-from client.core import Client
-from client.errors import RocketMQError
-from client.message import MessageQueue
-from pipeline.topics import continuity, places, planning, session
-from pipeline.topics.offsets import Positions, Seen, Sightings, StreamOffset, limited
-from pipeline.topics.places import Bounds, Patience, is_passing
-from pipeline.topics.planning import Range, name_of
-from pipeline.topics.settings import Position, ReadSettings
+from trimq.client.core import Client
+from trimq.client.errors import RocketMQError
+from trimq.client.message import MessageQueue
+from trimq.pipeline.topics import continuity, places, planning, session
+from trimq.pipeline.topics.offsets import Positions, Seen, Sightings, StreamOffset, limited
+from trimq.pipeline.topics.places import Bounds, Patience, is_passing
+from trimq.pipeline.topics.planning import Range, name_of
+from trimq.pipeline.topics.settings import Position, ReadSettings
 
 FRESH: Final = 0.2
 """Seconds for which the ends of queues are taken as they were: Spark asks up to 65 times a second."""

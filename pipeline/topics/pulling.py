@@ -19,17 +19,17 @@ from typing import Final, NamedTuple
 import anyio
 import structlog
 
-from client.core import Client, wall_ms
-from client.errors import PerhapsStoredError, RocketMQError, TopicNotFoundError, UnreachableError, error_for
-from client.pulling import PullStatus
-from client.subscription import Subscription
-from pipeline.topics.places import Patience, is_passing
-from pipeline.topics.planning import Range, lost, name_of
-from pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
-from protocol import sysflag
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from trimq.client.core import Client, wall_ms
+from trimq.client.errors import PerhapsStoredError, RocketMQError, TopicNotFoundError, UnreachableError, error_for
+from trimq.client.pulling import PullStatus
+from trimq.client.subscription import Subscription
+from trimq.pipeline.topics.places import Patience, is_passing
+from trimq.pipeline.topics.planning import Range, lost, name_of
+from trimq.pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
+from trimq.protocol import sysflag
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 
 _ASK_FOR: Final = 1024
 """Messages that one pull asks for; brokers give fewer (32 and 256 KiB unless configured otherwise)."""

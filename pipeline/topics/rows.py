@@ -9,18 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from client.core import Client
-from client.errors import RocketMQError
-from pipeline.store.columns import Rows
-from pipeline.store.heads import Array, read_heads, values_at
-from pipeline.store.scan import chain
-from pipeline.topics import places
-from pipeline.topics.lane import WORTH_IT, Lane
-from pipeline.topics.planning import Range
-from pipeline.topics.pulling import RangeReader
-from pipeline.topics.session import REQUEST_TIMEOUT, ask, open_client, stream
-from pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
-from protocol.record import AT_PHYSICAL_OFFSET, OVERHEAD_V1, RecordError
+from trimq.client.core import Client
+from trimq.client.errors import RocketMQError
+from trimq.pipeline.store.columns import Rows
+from trimq.pipeline.store.heads import Array, read_heads, values_at
+from trimq.pipeline.store.scan import chain
+from trimq.pipeline.topics import places
+from trimq.pipeline.topics.lane import WORTH_IT, Lane
+from trimq.pipeline.topics.planning import Range
+from trimq.pipeline.topics.pulling import RangeReader
+from trimq.pipeline.topics.session import REQUEST_TIMEOUT, ask, open_client, stream
+from trimq.pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
+from trimq.protocol.record import AT_PHYSICAL_OFFSET, OVERHEAD_V1, RecordError
 
 BATCH_BYTES: Final = 4 << 20
 """An Arrow batch is made when so many bytes of records have come."""

@@ -13,12 +13,12 @@ import select
 from collections.abc import Sequence
 from typing import Final
 
-from client.message import MessageQueue
-from client.sending import STATUS, send_command
-from pipeline.topics.connecting import connect
-from pipeline.topics.plain_rows import Request
-from protocol.errors import FrameError
-from protocol.frame import FrameDecoder, encode_head
+from trimq.client.message import MessageQueue
+from trimq.client.sending import STATUS, send_command
+from trimq.pipeline.topics.connecting import connect
+from trimq.pipeline.topics.plain_rows import Request
+from trimq.protocol.errors import FrameError
+from trimq.protocol.frame import FrameDecoder, encode_head
 
 _UNDER_WAY: Final = 4 << 20
 """Bytes that may be under way on a connection."""

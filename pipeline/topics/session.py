@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from client.core import Client, ClientOptions
+from trimq.client.core import Client, ClientOptions
 
 T = TypeVar("T")
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from client.errors import UsageError
-from client.message import MessageQueue
-from client.name_servers import parse_addresses
-from client.subscription import ALL, Sql, parse_tags
-from pipeline.names import COLUMNS
-from pipeline.options import OptionError, Options
-from protocol.topic_rules import group_problem, topic_problem
+from trimq.client.errors import UsageError
+from trimq.client.message import MessageQueue
+from trimq.client.name_servers import parse_addresses
+from trimq.client.subscription import ALL, Sql, parse_tags
+from trimq.pipeline.names import COLUMNS
+from trimq.pipeline.options import OptionError, Options
+from trimq.protocol.topic_rules import group_problem, topic_problem
 
 EARLIEST: Final = -2
 LATEST: Final = -1

@@ -16,10 +16,10 @@ import pyspark.sql.datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from pipeline.options import OptionError, Options
-from pipeline.topics.delivery import Identity, WriteSettings, deliver
-from pipeline.topics.settings import no_path
-from pipeline.topics.sink_rows import check_columns
+from trimq.pipeline.options import OptionError, Options
+from trimq.pipeline.topics.delivery import Identity, WriteSettings, deliver
+from trimq.pipeline.topics.settings import no_path
+from trimq.pipeline.topics.sink_rows import check_columns
 
 _ROWS_AT_ONCE: Final = 2000
 _ARROW_TYPES: Final = {

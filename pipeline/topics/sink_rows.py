@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from client.message import RESERVED
-from pipeline.options import OptionError
-from protocol.record import MAX_PROPERTIES
-from protocol.topic_rules import topic_problem
+from trimq.client.message import RESERVED
+from trimq.pipeline.options import OptionError
+from trimq.protocol.record import MAX_PROPERTIES
+from trimq.protocol.topic_rules import topic_problem
 
 if TYPE_CHECKING:
-    from pipeline.topics.delivery import WriteSettings
+    from trimq.pipeline.topics.delivery import WriteSettings
 
 COLUMNS: Final = {
     "topic": ("string",),

@@ -16,14 +16,14 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from pipeline.options import Options
-from pipeline.schema import spark_schema
-from pipeline.topics.partition import RangePartition
+from trimq.pipeline.options import Options
+from trimq.pipeline.schema import spark_schema
+from trimq.pipeline.topics.partition import RangePartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.topics.settings import ReadSettings
+    from trimq.pipeline.topics.settings import ReadSettings
 
 NAME = "rocketmq"
 
@@ -42,25 +42,25 @@ class TopicDataSource(DataSource):
 
     def reader(self, schema: Any) -> DataSourceReader:
         """A batch read of all columns, or of those of a schema that was given. Raises OptionError."""
-        from pipeline.topics.settings import ReadSettings  # noqa: PLC0415 - see above
+        from trimq.pipeline.topics.settings import ReadSettings  # noqa: PLC0415 - see above
 
         return TopicReader(ReadSettings.of(Options(self.options), _columns(schema)))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark passes the schema by this name
         """A stream read; options that cannot be used are refused by its first call."""
-        from pipeline.topics.stream import stream_reader  # noqa: PLC0415 - see above
+        from trimq.pipeline.topics.stream import stream_reader  # noqa: PLC0415 - see above
 
         return stream_reader(Options(self.options), _columns(schema))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
         """A batch write. Raises OptionError."""
-        from pipeline.topics.sink import batch_writer  # noqa: PLC0415 - see above
+        from trimq.pipeline.topics.sink import batch_writer  # noqa: PLC0415 - see above
 
         return batch_writer(Options(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """A stream write. Raises OptionError."""
-        from pipeline.topics.sink import stream_writer  # noqa: PLC0415 - see above
+        from trimq.pipeline.topics.sink import stream_writer  # noqa: PLC0415 - see above
 
         writer: DataSourceStreamWriter = stream_writer(Options(self.options), schema, overwrite=overwrite)
         return writer
@@ -78,7 +78,7 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """A task for each queue with messages, more where minPartitions asks for it."""
-        from pipeline.topics import planning, session  # noqa: PLC0415 - see above
+        from trimq.pipeline.topics import planning, session  # noqa: PLC0415 - see above
 
         settings = self._settings
         ranges = session.ask(settings.namesrv, lambda client: planning.batch_ranges(client, settings))
@@ -86,7 +86,7 @@ class TopicReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a range; none for the empty partition that Spark makes up where there is nothing to read."""
-        from pipeline.topics.rows import read_range  # noqa: PLC0415 - see above
+        from trimq.pipeline.topics.rows import read_range  # noqa: PLC0415 - see above
 
         if isinstance(partition, RangePartition):
             yield from read_range(partition.span, self._settings, commit=True)

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from pipeline.options import OptionError, Options
-from pipeline.topics.offsets import INITIAL, StreamOffset
-from pipeline.topics.partition import RangePartition
-from pipeline.topics.progress import Progress
-from pipeline.topics.rows import read_range
-from pipeline.topics.settings import ReadSettings
+from trimq.pipeline.options import OptionError, Options
+from trimq.pipeline.topics.offsets import INITIAL, StreamOffset
+from trimq.pipeline.topics.partition import RangePartition
+from trimq.pipeline.topics.progress import Progress
+from trimq.pipeline.topics.rows import read_range
+from trimq.pipeline.topics.settings import ReadSettings
 
 HAS_ADMISSION_CONTROL: Final = find_spec("pyspark.sql.streaming.datasource") is not None
 """PySpark 4.2 and later tell a source where a batch starts, and how much it may have."""
@@ -107,7 +107,7 @@ def _settings(options: Options, columns: Mapping[str, bool]) -> ReadSettings:
 def stream_reader(options: Options, columns: Mapping[str, bool]) -> DataSourceStreamReader:
     """The reader that fits the PySpark that is running."""
     if HAS_ADMISSION_CONTROL:
-        from pipeline.topics.admission import AdmittingStreamReader  # noqa: PLC0415 - its names are new in PySpark 4.2
+        from trimq.pipeline.topics.admission import AdmittingStreamReader  # noqa: PLC0415 - its names are new in PySpark 4.2
 
         return AdmittingStreamReader(options, columns)
     return TopicStreamReader(options, columns)

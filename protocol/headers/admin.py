@@ -1,6 +1,6 @@
 """Headers of administration: topics, groups, broker statistics."""
 
-from protocol.headers.base import I32, I64, Header
+from trimq.protocol.headers.base import I32, I64, Header
 
 
 class CreateTopicRequestHeader(Header):

@@ -2,7 +2,7 @@
 
 from msgspec import field
 
-from protocol.headers.base import I32, I64, Header
+from trimq.protocol.headers.base import I32, I64, Header
 
 
 class HeartbeatResponseHeader(Header):

@@ -1,6 +1,6 @@
 """Headers of the name server's requests."""
 
-from protocol.headers.base import I32, I64, Header
+from trimq.protocol.headers.base import I32, I64, Header
 
 
 class RegisterBrokerRequestHeader(Header):

@@ -1,6 +1,6 @@
 """Headers of consumer offsets and queue limits: 14, 15, 29, 30, 31, 32."""
 
-from protocol.headers.base import I32, I64, Header
+from trimq.protocol.headers.base import I32, I64, Header
 
 
 class QueryConsumerOffsetRequestHeader(Header):

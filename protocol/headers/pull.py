@@ -2,11 +2,11 @@
 
 from msgspec import Struct, field
 
-from protocol.headers.base import I32, I64, Header
+from trimq.protocol.headers.base import I32, I64, Header
 
 
 class PullMessageRequestHeader(Struct, rename="camel", gc=False):
-    """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361). ``sys_flag``: see protocol.sysflag, PULL_*."""
+    """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361). ``sys_flag``: see trimq.protocol.sysflag, PULL_*."""
 
     consumer_group: str
     topic: str

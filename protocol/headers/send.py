@@ -2,7 +2,7 @@
 
 from msgspec import Struct, field
 
-from protocol.headers.base import I32, I64, Header
+from trimq.protocol.headers.base import I32, I64, Header
 
 
 class SendMessageRequestHeader(Header):

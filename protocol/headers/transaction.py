@@ -1,6 +1,6 @@
 """Headers of transactions: 37, 39."""
 
-from protocol.headers.base import I32, I64, Header
+from trimq.protocol.headers.base import I32, I64, Header
 
 
 class EndTransactionRequestHeader(Header):

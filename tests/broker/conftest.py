@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.controller import BrokerController
-from broker.testing import running_broker
 from tests.broker.wire_client import WireClient
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 from hypothesis import strategies as st
 
-from protocol import frame
-from protocol.batch import encode_batch
-from protocol.codes import RequestCode
-from protocol.command import Encoding, RemotingCommand
-from protocol.errors import FrameError
 from tests.broker.wire_client import consumer, properties_text, pull_ext, send_ext
+from trimq.protocol import frame
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError
 
 _QUEUE: Final = {"topic": "Orders", "queueId": 0}
 _GROUP_QUEUE: Final = {"consumerGroup": "G", **_QUEUE}

@@ -10,13 +10,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.controller import BrokerController
-from broker.processors import broker_admin, consume_admin
-from broker.testing import running_broker
-from protocol import lenient_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
 from tests.broker.wire_client import WireClient, consumer
+from trimq.broker.controller import BrokerController
+from trimq.broker.processors import broker_admin, consume_admin
+from trimq.broker.testing import running_broker
+from trimq.protocol import lenient_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
 
 NEW_TOPIC = {
     "topic": "Orders",

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import SCHEMA as BROKER
-from broker.config import (
+from trimq.broker.config import SCHEMA as BROKER
+from trimq.broker.config import (
     BrokerConfig,
     BrokerRole,
     FlushDiskType,
@@ -15,10 +15,10 @@ from broker.config import (
     parse_delay_levels,
     split_addresses,
 )
-from namesrv.config import SCHEMA as NAMESRV
-from namesrv.config import NamesrvConfig, load_namesrv
-from remoting.config import Schema
-from remoting.properties import ConfigError
+from trimq.namesrv.config import SCHEMA as NAMESRV
+from trimq.namesrv.config import NamesrvConfig, load_namesrv
+from trimq.remoting.config import Schema
+from trimq.remoting.properties import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
 

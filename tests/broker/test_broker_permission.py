@@ -6,17 +6,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.controller import BrokerController
-from broker.processors.send_alike import AlikeSends
-from broker.testing import running_broker
-from protocol.body import TopicConfig
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
 from tests.broker.test_send_alike import MANY, QUEUES, TOPIC, USUAL, Side, send_frame
 from tests.broker.test_send_batch_alike import ask as ask_batch
 from tests.broker.test_send_batch_alike import batch, fields
 from tests.broker.test_send_direct import ask, v2
 from tests.broker.wire_client import WireClient, properties_text
+from trimq.broker.controller import BrokerController
+from trimq.broker.processors.send_alike import AlikeSends
+from trimq.broker.testing import running_broker
+from trimq.protocol.body import TopicConfig
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
 
 
 def make_topic(broker: BrokerController, *, order: bool) -> None:

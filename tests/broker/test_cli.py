@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from broker import cli
-from broker.cli import IMPORTANT, durability, main
-from broker.config import FlushDiskType, MessageStoreConfig, load_broker
-from broker.controller import BrokerController
-from protocol import checkpoint_layout
+from trimq.broker import cli
+from trimq.broker.cli import IMPORTANT, durability, main
+from trimq.broker.config import FlushDiskType, MessageStoreConfig, load_broker
+from trimq.broker.controller import BrokerController
+from trimq.protocol import checkpoint_layout
 
 
 def free_port() -> int:
@@ -45,7 +45,7 @@ def write_config(directory: Path, **changes: object) -> Path:
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "broker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "trimq.broker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

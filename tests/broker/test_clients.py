@@ -8,15 +8,15 @@ from typing import Any, TypeVar, TypeVarTuple
 import pytest
 import trio
 
-from broker.controller import BrokerController
-from broker.store.real_disk import RealDisk
-from broker.testing import running_broker
-from protocol.batch import encode_batch
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import ONEWAY_FLAG
-from protocol.message import decode_message, decode_messages
-from protocol.message_id import decode_offset_id
 from tests.broker.wire_client import WireClient, consumer, properties_text
+from trimq.broker.controller import BrokerController
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.testing import running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import ONEWAY_FLAG
+from trimq.protocol.message import decode_message, decode_messages
+from trimq.protocol.message_id import decode_offset_id
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")

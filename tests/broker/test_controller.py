@@ -8,12 +8,12 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from broker import addresses
-from broker.controller import BrokerController, StartError
-from broker.testing import configuration, running_broker
-from protocol.batch import encode_batch
-from protocol.codes import RequestCode, ResponseCode
 from tests.broker.wire_client import WireClient, consumer, pull_ext
+from trimq.broker import addresses
+from trimq.broker.controller import BrokerController, StartError
+from trimq.broker.testing import configuration, running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode, ResponseCode
 
 
 def namesrv(broker: BrokerController) -> tuple[str, int]:

@@ -15,12 +15,12 @@ import pytest
 import trio
 import trio.testing
 
-from broker.controller import BrokerController
-from broker.testing import running_broker
-from protocol.codes import RequestCode, ResponseCode
-from protocol.message import StoredMessage, decode_messages
-from remoting.clock import ManualClock
 from tests.broker.wire_client import WireClient
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.message import StoredMessage, decode_messages
+from trimq.remoting.clock import ManualClock
 
 HOUR = 3_600_000
 RETRY = "%RETRY%G"

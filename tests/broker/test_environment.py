@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import SCHEMA as BROKER
-from broker.config import BrokerConfig, MessageStoreConfig, load_broker, saved_changes_path
-from namesrv.config import SCHEMA as NAMESRV
-from namesrv.config import load_namesrv
-from remoting.config import Schema
-from remoting.environment import variable_of
-from remoting.properties import ConfigError
+from trimq.broker.config import SCHEMA as BROKER
+from trimq.broker.config import BrokerConfig, MessageStoreConfig, load_broker, saved_changes_path
+from trimq.namesrv.config import SCHEMA as NAMESRV
+from trimq.namesrv.config import load_namesrv
+from trimq.remoting.config import Schema
+from trimq.remoting.environment import variable_of
+from trimq.remoting.properties import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from typing import Any, TypeVar, TypeVarTuple
 import pytest
 import trio
 
-from broker.controller import BrokerController
-from broker.store.disk import DiskSpace, MappedPart
-from broker.store.real_disk import RealDisk
-from broker.testing import configuration, running_broker
-from namesrv.config import load_namesrv
-from namesrv.controller import NamesrvController
 from tests.broker.test_cli import banner, start, stop, write_config
 from tests.broker.wire_client import WireClient
 from tests.web_client import get
+from trimq.broker.controller import BrokerController
+from trimq.broker.store.disk import DiskSpace, MappedPart
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.testing import configuration, running_broker
+from trimq.namesrv.config import load_namesrv
+from trimq.namesrv.controller import NamesrvController
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -215,9 +215,7 @@ def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> Non
 @pytest.mark.parametrize("server", ["broker", "namesrv"])
 def test_the_command_is_quick(server: str) -> None:
     """A container runs it every five seconds: what takes long to import stays out."""
-    code = (
-        f"import sys, {server}.cli, remoting.health_command; print({{'trio', 'structlog', 'rich'}} & set(sys.modules))"
-    )
+    code = f"import sys, {server}.cli, trimq.remoting.health_command; print({{'trio', 'structlog', 'rich'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert run.stdout == "set()\n"
 

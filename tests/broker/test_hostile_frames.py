@@ -18,11 +18,11 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from protocol import frame
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
 from tests.broker import hostile
 from tests.broker.wire_client import pull_ext, send_ext
+from trimq.protocol import frame
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
 
 COUNT: Final = int(os.environ.get("TRIMQ_HOSTILE_FRAMES", "100000" if os.environ.get("CI") else "10000"))
 SEED: Final = int(os.environ.get("TRIMQ_HOSTILE_SEED", "20251121"))
@@ -58,7 +58,7 @@ class Broker:
         self.root = root
         (root / "broker.conf").write_text(CONFIG.format(port=self.port, root=root))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "broker", "-c", str(root / "broker.conf")], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "trimq.broker", "-c", str(root / "broker.conf")], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         assert "is up" in self.process.stdout.readline()

@@ -9,16 +9,16 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from broker import addresses
-from broker.config import load_broker
-from broker.testing import running_broker
-from namesrv.config import load_namesrv
-from protocol.codes import RequestCode
-from protocol.register_broker_body import encode_register_broker_body
-from remoting.properties import ConfigError
 from tests.broker.wire_client import WireClient
 from tests.namesrv.builders import registration_body, registration_header, topic
 from tests.namesrv.server import running
+from trimq.broker import addresses
+from trimq.broker.config import load_broker
+from trimq.broker.testing import running_broker
+from trimq.namesrv.config import load_namesrv
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.register_broker_body import encode_register_broker_body
+from trimq.remoting.properties import ConfigError
 
 
 async def route(endpoint: tuple[str, int], code: int = RequestCode.GET_ROUTEINFO_BY_TOPIC) -> Any:

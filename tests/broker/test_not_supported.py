@@ -4,10 +4,10 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from broker.controller import BrokerController
-from protocol.codes import NOT_SUPPORTED, RequestCode
 from tests.broker.wire_client import WireClient
 from tests.namesrv.server import running
+from trimq.broker.controller import BrokerController
+from trimq.protocol.codes import NOT_SUPPORTED, RequestCode
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

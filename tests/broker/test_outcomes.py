@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import trio
 
-from broker.controller import BrokerController
-from broker.processors.send import SendMessageProcessor
-from broker.processors.send_back import SendBackProcessor
-from broker.store.types import (
+from tests.broker.raw_client import json_frame
+from tests.broker.wire_client import WireClient, send_ext
+from trimq.broker.controller import BrokerController
+from trimq.broker.processors.send import SendMessageProcessor
+from trimq.broker.processors.send_back import SendBackProcessor
+from trimq.broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
     MessageInner,
@@ -18,13 +20,11 @@ from broker.store.types import (
     PutMessageResult,
     PutMessageStatus,
 )
-from broker.testing import running_broker
-from protocol.codes import RequestCode, ResponseCode
-from protocol.message_id import decode_offset_id
-from remoting.handlers import HandlerTable
-from remoting.server import listen
-from tests.broker.raw_client import json_frame
-from tests.broker.wire_client import WireClient, send_ext
+from trimq.broker.testing import running_broker
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.message_id import decode_offset_id
+from trimq.remoting.handlers import HandlerTable
+from trimq.remoting.server import listen
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import trio
 
-from broker.controller import BrokerController
-from broker.testing import running_broker
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
-from protocol.message import decode_messages
 from tests.broker.wire_client import WireClient, consumer, pull_ext
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
+from trimq.protocol.message import decode_messages
 
 MANDATORY = {"suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset"}
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import trio
 
-from broker.controller import BrokerController
-from broker.processors.pull_direct import COPIED, DirectPulls
-from broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
-from protocol.codes import RequestCode
-from protocol.frame import decode
-from protocol.message import decode_messages
 from tests.broker.raw_client import Raw, json_frame
 from tests.broker.wire_client import WireClient, consumer
+from trimq.broker.controller import BrokerController
+from trimq.broker.processors.pull_direct import COPIED, DirectPulls
+from trimq.broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.frame import decode
+from trimq.protocol.message import decode_messages
 
 FIELDS = {
     "consumerGroup": "group",

@@ -5,14 +5,14 @@ from typing import Any
 
 import trio
 
-from broker.controller import BrokerController
-from broker.testing import running_broker
-from protocol.batch import encode_batch
-from protocol.codes import RequestCode
-from protocol.message import decode_messages
-from remoting.clock import ManualClock
 from tests.broker.raw_client import Raw, json_frame
 from tests.broker.wire_client import WireClient, send_ext
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.message import decode_messages
+from trimq.remoting.clock import ManualClock
 
 FIELDS = {"topic": "Orders", "key": "k1", "maxNum": "32", "beginTimestamp": "0", "endTimestamp": "9223372036854775807"}
 CASES: list[dict[str, Any]] = [

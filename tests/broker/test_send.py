@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.controller import BrokerController
-from broker.testing import running_broker
-from protocol.batch import encode_batch
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import ONEWAY_FLAG, Encoding
-from protocol.hashing import key_hash
-from protocol.message_id import decode_offset_id
-from protocol.record import pack_host
 from tests.broker.wire_client import WireClient, consumer, hashes_of, properties_text
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import ONEWAY_FLAG, Encoding
+from trimq.protocol.hashing import key_hash
+from trimq.protocol.message_id import decode_offset_id
+from trimq.protocol.record import pack_host
 
 UNIQUE = "7F0000010001AABBCCDD000000010001"
 

@@ -15,16 +15,16 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.controller import BrokerController
-from broker.processors.send_alike import AlikeSends
-from broker.processors.send_direct import _Frame
-from broker.processors.send_layout import NotAlikeError, SendLayout
-from broker.testing import running_broker
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.message import StoredMessage
-from remoting.held_frames import FEW, LEAST
 from tests.broker.wire_client import WireClient, consumer, pull_ext, send_ext
+from trimq.broker.controller import BrokerController
+from trimq.broker.processors.send_alike import AlikeSends
+from trimq.broker.processors.send_direct import _Frame
+from trimq.broker.processors.send_layout import NotAlikeError, SendLayout
+from trimq.broker.testing import running_broker
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.message import StoredMessage
+from trimq.remoting.held_frames import FEW, LEAST
 
 TOPIC = "Orders"
 QUEUES = 4

@@ -6,11 +6,11 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.processors.message_text import index_keys, pairs, tag_hash
-from broker.processors.send_batch import batch_reply, message_ids, parts_of
-from broker.processors.send_batch_alike import AlikeBatches
-from protocol.batch import decode_batch, encode_batch
-from protocol.frame import decode
+from trimq.broker.processors.message_text import index_keys, pairs, tag_hash
+from trimq.broker.processors.send_batch import batch_reply, message_ids, parts_of
+from trimq.broker.processors.send_batch_alike import AlikeBatches
+from trimq.protocol.batch import decode_batch, encode_batch
+from trimq.protocol.frame import decode
 
 NAMES = st.sampled_from(["UNIQ_KEY", "TAGS", "KEYS", "WAIT", "color", "DELAY", "", "ä"])
 VALUES = st.sampled_from(["a", "a b", " ", "", "true", "x" * 200, "ä", "a\x01b", "a\x03b"])

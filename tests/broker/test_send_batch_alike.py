@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from broker.controller import BrokerController
-from broker.store.running_flags import Flag
-from broker.testing import running_broker
-from protocol.batch import encode_batch
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
 from tests.broker.test_send_direct import ask as ask_any
 from tests.broker.test_send_direct import v2
 from tests.broker.wire_client import WireClient, hashes_of, pull_ext
+from trimq.broker.controller import BrokerController
+from trimq.broker.store.running_flags import Flag
+from trimq.broker.testing import running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
 
 COUNT = 20
 TEXT = "KEYS\x01k{at:04d}\x02UNIQ_KEY\x017F0000010001AABBCCDD00000001{at:04X}\x02TAGS\x01TagA\x02"

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.controller import BrokerController
-from broker.processors.message_text import UNUSUAL_NAMES, pairs, usual
-from broker.processors.send_direct import DirectSends
-from broker.store.running_flags import Flag
-from broker.testing import running_broker
-from protocol.body import TopicConfig
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.message import StoredMessage
 from tests.broker.wire_client import WireClient, consumer, hashes_of, properties_text
+from trimq.broker.controller import BrokerController
+from trimq.broker.processors.message_text import UNUSUAL_NAMES, pairs, usual
+from trimq.broker.processors.send_direct import DirectSends
+from trimq.broker.store.running_flags import Flag
+from trimq.broker.testing import running_broker
+from trimq.protocol.body import TopicConfig
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.message import StoredMessage
 
 UNIQUE = "7F0000010001AABBCCDD000000010001"
 USUAL = {"KEYS": "k1 k2", "UNIQ_KEY": UNIQUE, "TAGS": "TagA", "WAIT": "true", "colour": "blue"}

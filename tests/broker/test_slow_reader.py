@@ -8,12 +8,12 @@ from typing import Any
 
 import trio
 
-from broker.controller import BrokerController
-from broker.testing import running_broker
-from protocol import frame
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
 from tests.broker.wire_client import WireClient, pull_ext
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.protocol import frame
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
 
 FILE = 1 << 20
 BODY = b"x" * 60_000

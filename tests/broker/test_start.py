@@ -10,11 +10,11 @@ from typing import TypeVar, TypeVarTuple
 import pytest
 import trio
 
-from broker.controller import BrokerController, StartError
-from broker.store.real_disk import RealDisk
-from broker.testing import configuration
-from remoting.web_config import MetricsExporterType, WebConfig
 from tests.broker.test_cli import write_config
+from trimq.broker.controller import BrokerController, StartError
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.testing import configuration
+from trimq.remoting.web_config import MetricsExporterType, WebConfig
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -93,10 +93,10 @@ async def test_a_broken_state_file_refuses_before_a_port_is_open(
 # the extra metrics
 
 
-@pytest.mark.parametrize("module", ["broker.cli", "namesrv.cli"])
+@pytest.mark.parametrize("module", ["trimq.broker.cli", "trimq.namesrv.cli"])
 def test_health_without_the_extra_is_a_start_error_that_names_it(tmp_path: Path, module: str) -> None:
     # guards that somebody who sets healthPort on a plain installation is told what to install, without a traceback
-    if module == "broker.cli":
+    if module == "trimq.broker.cli":
         path = str(write_config(tmp_path, healthPort=0))
     else:
         file = tmp_path / "namesrv.conf"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.filters.tag import SubscriptionError, filter_for, is_tag_type, parse_tags
-from protocol.hashing import string_hash
+from trimq.broker.filters.tag import SubscriptionError, filter_for, is_tag_type, parse_tags
+from trimq.protocol.hashing import string_hash
 
 
 @pytest.mark.parametrize("text", [None, "", "*"])

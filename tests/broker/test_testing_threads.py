@@ -5,13 +5,13 @@ import doctest
 import pytest
 import structlog
 
-import client
-from broker import testing_threads
-from broker.pytest_fixtures import rocketmq_broker, rocketmq_cluster
-from broker.testing import running_broker
-from broker.testing_threads import BrokerUnderTest, ClusterUnderTest, broker_in_thread
-from client.sync import Admin, Message, Producer, PullConsumer
-from remoting.clock import ManualClock
+import trimq.client
+from trimq.broker import testing_threads
+from trimq.broker.pytest_fixtures import rocketmq_broker, rocketmq_cluster
+from trimq.broker.testing import running_broker
+from trimq.broker.testing_threads import BrokerUnderTest, ClusterUnderTest, broker_in_thread
+from trimq.client.sync import Admin, Message, Producer, PullConsumer
+from trimq.remoting.clock import ManualClock
 
 __all__ = ["rocketmq_broker", "rocketmq_cluster"]
 

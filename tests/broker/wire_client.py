@@ -9,11 +9,11 @@ from typing import Any, Self
 import msgspec
 import trio
 
-from broker.controller import BrokerController
-from protocol import frame
-from protocol.codes import VERSION, RequestCode
-from protocol.command import Encoding, RemotingCommand
-from protocol.message import StoredMessage, decode_messages
+from trimq.broker.controller import BrokerController
+from trimq.protocol import frame
+from trimq.protocol.codes import VERSION, RequestCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.message import StoredMessage, decode_messages
 
 
 class WireClient:

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
-from protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.frame import FrameDecoder, encode
-from protocol.record import encode_record, pack_host
+from trimq.protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
+from trimq.protocol.record import encode_record, pack_host
 
 Answer = Callable[[RemotingCommand], RemotingCommand | None]
 

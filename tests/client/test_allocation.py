@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import MessageQueue, average, circle, consistent_hash, machine_room, sticky
-from client.allocation import Allocation
+from trimq.client import MessageQueue, average, circle, consistent_hash, machine_room, sticky
+from trimq.client.allocation import Allocation
 
 STRATEGIES: dict[str, Allocation] = {
     "average": average,

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from client.attempts import Failure, Then
-from client.batching import Batcher
-from client.errors import ClosedError, NotStoredError, PerhapsStoredError, RocketMQError
-from client.message import Message, MessageQueue, SendReceipt, SendStatus
-from client.sending import Prepared, entry_text
-from protocol.batch import decode_batch
-from protocol.message_id import UniqueIdGenerator
+from trimq.client.attempts import Failure, Then
+from trimq.client.batching import Batcher
+from trimq.client.errors import ClosedError, NotStoredError, PerhapsStoredError, RocketMQError
+from trimq.client.message import Message, MessageQueue, SendReceipt, SendStatus
+from trimq.client.sending import Prepared, entry_text
+from trimq.protocol.batch import decode_batch
+from trimq.protocol.message_id import UniqueIdGenerator
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from client import Consumer, ConsumerMessage, Message, MessageQueue, Producer, RocketMQError, SendOutcome
-from client.queue_reader import QueueReader
 from tests.client.servers import Servers
 from tests.interop.harness import probe
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, NameServer
+from trimq.client import Consumer, ConsumerMessage, Message, MessageQueue, Producer, RocketMQError, SendOutcome
+from trimq.client.queue_reader import QueueReader
 
 SECONDS = float(os.environ.get("TRIMQ_CHURN_SECONDS", "6"))
 SEED = int(os.environ.get("TRIMQ_CHURN_SEED") or random.randrange(1_000_000))

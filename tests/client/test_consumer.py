@@ -7,7 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from client import (
+from tests.client.servers import Servers
+from trimq.client import (
     Consumer,
     ConsumerMessage,
     Interceptor,
@@ -21,7 +22,6 @@ from client import (
     Sql,
     UsageError,
 )
-from tests.client.servers import Servers
 
 pytestmark = pytest.mark.anyio
 

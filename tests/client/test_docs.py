@@ -7,9 +7,9 @@ import pkgutil
 
 import pytest
 
-import client
+import trimq.client
 
-MODULES = sorted(module.name for module in pkgutil.walk_packages(client.__path__, "client."))
+MODULES = sorted(module.name for module in pkgutil.walk_packages(client.__path__, "trimq.client."))
 PUBLIC = {name: getattr(client, name) for name in client.__all__}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from broker.testing_threads import broker_in_thread
 from tests.client.servers import Servers
+from trimq.broker.testing_threads import broker_in_thread
 
 GUIDES = Path(__file__).parents[2] / "docs" / "sdk"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

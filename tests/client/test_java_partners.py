@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from client import Sql
-from client.sync import Consumer, Message, Producer, TransactionProducer
 from tests.client.servers import Servers
 from tests.interop.harness.drivers import JavaClient, bodies, java_client, message, messages
 from tests.interop.harness.servers import Cluster
+from trimq.client import Sql
+from trimq.client.sync import Consumer, Message, Producer, TransactionProducer
 
 pytestmark = [pytest.mark.partners, pytest.mark.timeout(150, func_only=True)]
 

@@ -12,23 +12,23 @@ from functools import partial
 import anyio
 import pytest
 
-from client import Client, ClientOptions, NotStoredError, PerhapsStoredError, UnreachableError
-from client.core import Push
-from client.decode import split_messages
-from client.delivery import ConsumerMessage
-from client.interceptors import call_all
-from client.lifecycle import Lifecycle
-from client.mqadmin import shell
-from client.offsets import BrokerOffsets
-from client.outages import Outages
-from client.queue_reader import Counts
-from protocol.body import ProducerData
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.frame import encode
-from remoting.client_log import LINES, MOST, StandardLog, error_text
 from tests.client.scripted import scripted_broker
 from tests.client.test_parts import queue, record
+from trimq.client import Client, ClientOptions, NotStoredError, PerhapsStoredError, UnreachableError
+from trimq.client.core import Push
+from trimq.client.decode import split_messages
+from trimq.client.delivery import ConsumerMessage
+from trimq.client.interceptors import call_all
+from trimq.client.lifecycle import Lifecycle
+from trimq.client.mqadmin import shell
+from trimq.client.offsets import BrokerOffsets
+from trimq.client.outages import Outages
+from trimq.client.queue_reader import Counts
+from trimq.protocol.body import ProducerData
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.remoting.client_log import LINES, MOST, StandardLog, error_text
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -164,7 +164,7 @@ def test_a_refusal_that_goes_on_is_a_line_a_minute_with_its_count(caplog: pytest
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.outages._MOST", 3)
+    monkeypatch.setattr("trimq.client.outages._MOST", 3)
     found = outages([0.0])
     for number in range(9):
         found.note("x", UnreachableError("?", address=f"127.0.0.1:{number}"))
@@ -240,9 +240,9 @@ def test_a_program_that_configures_nothing_sees_warnings_only_and_on_standard_er
     code = """
 import importlib, logging, pkgutil, sys, client
 for module in pkgutil.walk_packages(client.__path__, "client."):
-    if module.name != "client.otel":
+    if module.name != "trimq.client.otel":
         importlib.import_module(module.name)
-from remoting.client_log import StandardLog
+from trimq.remoting.client_log import StandardLog
 log = StandardLog("trimq.client.test")
 log.info("quiet")
 try:

@@ -10,10 +10,10 @@ import anyio
 import pytest
 from click.testing import CliRunner, Result
 
-from client import Consumer, Message, Producer
-from client.mqadmin import COMMANDS, main
-from client.mqadmin.shell import parse_time, show_time
 from tests.client.servers import Servers
+from trimq.client import Consumer, Message, Producer
+from trimq.client.mqadmin import COMMANDS, main
+from trimq.client.mqadmin.shell import parse_time, show_time
 
 RUNNER = CliRunner()
 
@@ -258,8 +258,8 @@ def test_times() -> None:
 
 
 def test_it_starts_quickly() -> None:
-    words = [sys.executable, "-X", "importtime", "-c", "from client.mqadmin import main; main(['--help'])"]
+    words = [sys.executable, "-X", "importtime", "-c", "from trimq.client.mqadmin import main; main(['--help'])"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
     assert "Commands" in done.stdout
-    assert loaded.isdisjoint({"trio", "asyncio", "anyio", "msgspec", "client.admin"})
+    assert loaded.isdisjoint({"trio", "asyncio", "anyio", "msgspec", "trimq.client.admin"})

@@ -3,8 +3,8 @@
 import anyio
 import pytest
 
-from client import Consumer, Message, Producer, UsageError
 from tests.client.servers import Servers
+from trimq.client import Consumer, Message, Producer, UsageError
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from client.otel import Tracing
+from trimq.client.otel import Tracing
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import (
+from trimq.client import (
     Client,
     Consumer,
     Message,
@@ -22,25 +22,25 @@ from client import (
     TopicNotFoundError,
     UsageError,
 )
-from client.decode import split_messages
-from client.errors import error_for
-from client.faults import FaultTable
-from client.gate import Gate
-from client.lifecycle import Lifecycle
-from client.name_servers import parse_addresses
-from client.offset_window import OffsetWindow
-from client.pulling import PullCall
-from client.routes import RouteCache
-from client.send_form import SendForm
-from client.sending import Limits, Prepared, prepare, send_command
-from client.subscription import Subscription
-from protocol.body import BrokerData, QueueData, TopicRouteData
-from protocol.codes import RequestCode
-from protocol.errors import FrameError
-from protocol.frame import MAX_FRAME, encode
-from protocol.message import decode_properties
-from protocol.message_id import UniqueIdGenerator
-from protocol.record import RecordError, encode_record, pack_host
+from trimq.client.decode import split_messages
+from trimq.client.errors import error_for
+from trimq.client.faults import FaultTable
+from trimq.client.gate import Gate
+from trimq.client.lifecycle import Lifecycle
+from trimq.client.name_servers import parse_addresses
+from trimq.client.offset_window import OffsetWindow
+from trimq.client.pulling import PullCall
+from trimq.client.routes import RouteCache
+from trimq.client.send_form import SendForm
+from trimq.client.sending import Limits, Prepared, prepare, send_command
+from trimq.client.subscription import Subscription
+from trimq.protocol.body import BrokerData, QueueData, TopicRouteData
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.errors import FrameError
+from trimq.protocol.frame import MAX_FRAME, encode
+from trimq.protocol.message import decode_properties
+from trimq.protocol.message_id import UniqueIdGenerator
+from trimq.protocol.record import RecordError, encode_record, pack_host
 
 LIMITS = Limits(1000, None, 1000, 0)
 

@@ -5,7 +5,8 @@ import time
 import anyio
 import pytest
 
-from client import (
+from tests.client.servers import Servers
+from trimq.client import (
     Client,
     ClientOptions,
     Interceptor,
@@ -21,7 +22,6 @@ from client import (
     UnreachableError,
     UsageError,
 )
-from tests.client.servers import Servers
 
 pytestmark = pytest.mark.anyio
 

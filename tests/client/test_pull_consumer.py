@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from client import Message, Producer, PullConsumer, ReceivedMessage, UsageError
 from tests.client.servers import Servers
+from trimq.client import Message, Producer, PullConsumer, ReceivedMessage, UsageError
 
 pytestmark = pytest.mark.anyio
 

@@ -8,14 +8,14 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from client import Client, ClientOptions, MessageQueue, ReceivedMessage
-from client.pulling import Pulled
-from client.queue_reader import Prefetch, QueueReader
-from client.subscription import Subscription
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.frame import encode
 from tests.client.scripted import ScriptedBroker, pull_header, records, scripted_broker
+from trimq.client import Client, ClientOptions, MessageQueue, ReceivedMessage
+from trimq.client.pulling import Pulled
+from trimq.client.queue_reader import Prefetch, QueueReader
+from trimq.client.subscription import Subscription
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import encode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

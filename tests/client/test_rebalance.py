@@ -3,11 +3,11 @@
 import anyio
 import pytest
 
-from client import ClientOptions, Consumer, rebalance
-from protocol.body import LockBatchBody, decode_json, encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
 from tests.client.scripted import ScriptedBroker, pull_header, records, scripted_broker
+from trimq.client import ClientOptions, Consumer, rebalance
+from trimq.protocol.body import LockBatchBody, decode_json, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

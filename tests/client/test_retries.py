@@ -12,12 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from client import Message, MessageQueue, Producer, retries
-from client.rebalance import LOCK_LIFETIME, Rebalancer
-from client.retries import Retries
-from protocol.codes import RequestCode
 from tests.client.scripted import scripted_broker
 from tests.client.test_scripted import SEND, stored
+from trimq.client import Message, MessageQueue, Producer, retries
+from trimq.client.rebalance import LOCK_LIFETIME, Rebalancer
+from trimq.client.retries import Retries
+from trimq.protocol.codes import RequestCode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import Client, ConsumerMessage, MessageQueue
-from client.decode import split_messages
-from client.errors import RocketMQError
-from client.message_run import MessageRun
-from client.offset_window import OffsetWindow
-from client.pulling import PullCall, Pulled
-from client.queue_reader import Prefetch, QueueReader
-from client.read_ahead import ReadAhead
-from client.ready_line import ReadyLine
-from client.subscription import Subscription
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.message import encode_properties
-from protocol.record import RecordError, encode_record, pack_host
 from tests.client.scripted import pull_header
+from trimq.client import Client, ConsumerMessage, MessageQueue
+from trimq.client.decode import split_messages
+from trimq.client.errors import RocketMQError
+from trimq.client.message_run import MessageRun
+from trimq.client.offset_window import OffsetWindow
+from trimq.client.pulling import PullCall, Pulled
+from trimq.client.queue_reader import Prefetch, QueueReader
+from trimq.client.read_ahead import ReadAhead
+from trimq.client.ready_line import ReadyLine
+from trimq.client.subscription import Subscription
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.message import encode_properties
+from trimq.protocol.record import RecordError, encode_record, pack_host
 
 QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
 HOST = pack_host("127.0.0.1", 1)

@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from client import ClientOptions, Consumer, Message, NotStoredError, PerhapsStoredError, Producer, SendOutcome
-from protocol.batch import decode_batch
-from protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Encoding, RemotingCommand
-from protocol.frame import encode
-from protocol.headers.client import HeartbeatResponseHeader
 from tests.client.scripted import Answer, ScriptedBroker, scripted_broker
+from trimq.client import ClientOptions, Consumer, Message, NotStoredError, PerhapsStoredError, Producer, SendOutcome
+from trimq.protocol.batch import decode_batch
+from trimq.protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.headers.client import HeartbeatResponseHeader
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

@@ -10,7 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from client import (
+from tests.client.scripted import ScriptedBroker, scripted_broker
+from tests.client.test_scripted import BATCH, SEND, refused, stored
+from trimq.client import (
     ClientOptions,
     Consumer,
     Message,
@@ -25,19 +27,17 @@ from client import (
     UnreachableError,
     UsageError,
 )
-from client.attempts import Attempts, Failure
-from client.core import transport_error
-from client.message import MessageQueue
-from client.routes import TopicRoute
-from client.sending import Prepared
-from protocol.body import BrokerData, ClusterInfo, QueueData, TopicRouteData, encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Encoding, RemotingCommand
-from protocol.errors import FrameError
-from remoting.client_call import Call, running_loop
-from remoting.errors import RemotingConnectError, RemotingTimeoutError
-from tests.client.scripted import ScriptedBroker, scripted_broker
-from tests.client.test_scripted import BATCH, SEND, refused, stored
+from trimq.client.attempts import Attempts, Failure
+from trimq.client.core import transport_error
+from trimq.client.message import MessageQueue
+from trimq.client.routes import TopicRoute
+from trimq.client.sending import Prepared
+from trimq.protocol.body import BrokerData, ClusterInfo, QueueData, TopicRouteData, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError
+from trimq.remoting.client_call import Call, running_loop
+from trimq.remoting.errors import RemotingConnectError, RemotingTimeoutError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -166,7 +166,7 @@ async def outcome(client: Scripted, retries: int, failure: Failure | None = None
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.attempts.random.random", lambda: 0.0)
+    monkeypatch.setattr("trimq.client.attempts.random.random", lambda: 0.0)
 
 
 @pytest.mark.parametrize("earlier", EARLIER)
@@ -218,7 +218,7 @@ async def test_who_is_cancelled_between_attempts_learns_that_the_first_was_refus
                 await anyio.sleep_forever()
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("client.attempts.anyio.sleep", pause)
+                patch.setattr("trimq.client.attempts.anyio.sleep", pause)
                 group.start_soon(producer.send, message)
                 await paused.wait()
                 group.cancel_scope.cancel()
@@ -278,7 +278,7 @@ async def test_a_batch_that_is_closed_over_says_what_is_known() -> None:
                     group.start_soon(send, message)
                 await broker.until(BATCH, 1)
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("client.lifecycle.GOODBYE", 0.01)
+                    patch.setattr("trimq.client.lifecycle.GOODBYE", 0.01)
                     await producer.__aexit__(None, None, None)
         assert [type(error) for error in errors] == [PerhapsStoredError] * 2
         assert {message.outcome for message in messages} == {SendOutcome.PERHAPS_STORED}

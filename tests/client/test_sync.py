@@ -6,9 +6,9 @@ import threading
 import anyio
 import pytest
 
-from client import NotStoredError, SendOutcome, UsageError
-from client.sync import Admin, Batch, Consumer, Message, Producer, PullConsumer, TransactionProducer
 from tests.client.servers import Servers
+from trimq.client import NotStoredError, SendOutcome, UsageError
+from trimq.client.sync import Admin, Batch, Consumer, Message, Producer, PullConsumer, TransactionProducer
 
 
 def test_send_and_consume(servers: Servers, name: str) -> None:

@@ -3,7 +3,8 @@
 import anyio
 import pytest
 
-from client import (
+from tests.client.servers import Servers
+from trimq.client import (
     Consumer,
     Message,
     Producer,
@@ -13,7 +14,6 @@ from client import (
     TransactionState,
     UsageError,
 )
-from tests.client.servers import Servers
 
 pytestmark = pytest.mark.anyio
 

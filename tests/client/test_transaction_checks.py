@@ -7,14 +7,14 @@ question says that it is one, and the end of a transaction that was not asked fo
 import anyio
 import pytest
 
-from client import Message, ReceivedMessage, TransactionProducer, TransactionState
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.frame import encode
-from protocol.message import encode_properties
-from protocol.record import encode_record, pack_host
 from tests.client.scripted import ScriptedBroker, scripted_broker
 from tests.client.test_scripted import SEND, stored
+from trimq.client import Message, ReceivedMessage, TransactionProducer, TransactionState
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.message import encode_properties
+from trimq.protocol.record import encode_record, pack_host
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

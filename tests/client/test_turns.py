@@ -10,13 +10,13 @@ from itertools import count
 import anyio
 import pytest
 
-from client import Message, Producer, faults
-from client.faults import FaultTable
-from client.message import MessageQueue
-from protocol.batch import decode_batch
-from protocol.codes import RequestCode
 from tests.client.scripted import scripted_broker
 from tests.client.test_scripted import BATCH, SEND, stored
+from trimq.client import Message, Producer, faults
+from trimq.client.faults import FaultTable
+from trimq.client.message import MessageQueue
+from trimq.protocol.batch import decode_batch
+from trimq.protocol.codes import RequestCode
 
 pytestmark = pytest.mark.timeout(30)
 

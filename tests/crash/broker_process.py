@@ -41,7 +41,7 @@ class BrokerProcess:
         self.port = broker_port()
         self.settings: dict[str, object] = {**SMALL, **settings}
         config = directory / "broker.conf"
-        argv = [sys.executable, "-m", "broker", "-c", str(config)]
+        argv = [sys.executable, "-m", "trimq.broker", "-c", str(config)]
         self._process = Process("broker", argv, directory, {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"})
         self._config = config
         self.kills = 0

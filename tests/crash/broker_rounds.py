@@ -13,15 +13,15 @@ from typing import Any, Final, NamedTuple
 import trio
 from structlog.testing import capture_logs
 
-from broker.testing import running_broker
-from protocol.codes import RequestCode
-from protocol.message import StoredMessage, decode_message, decode_messages
-from protocol.message_id import decode_offset_id
 from tests.broker.wire_client import WireClient
 from tests.crash.enumeration import simulate
 from tests.crash.images import Found, RecordingDisk
 from tests.crash.losses import Loss, survivor
 from tests.store.simdisk import PowerCut
+from trimq.broker.testing import running_broker
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.message import StoredMessage, decode_message, decode_messages
+from trimq.protocol.message_id import decode_offset_id
 
 TOPICS: Final = ("First", "Second", "Third")
 _SETTINGS: Final = {

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 import trio
 from structlog.testing import capture_logs
 
-from broker.store.message_store import StoreLoadError
 from tests.crash.enumeration import BrokenStateError, Recording, _reason, record, simulate
 from tests.crash.images import RecordingDisk, revive
 from tests.crash.losses import Loss, survivor
 from tests.crash.promises import Checker, check_state
 from tests.crash.script import CHAPTERS, Moment, Script, load_state, open_store, promise
 from tests.store.simdisk import SimDisk
+from trimq.broker.store.message_store import StoreLoadError
 
 ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 _LOSSES: Final = (Loss.ALL, Loss.PAGES, Loss.SECTORS, Loss.FILES, Loss.NAMES)

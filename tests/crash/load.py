@@ -8,12 +8,12 @@ from typing import Final, TypeVar
 
 import trio
 
-from protocol.batch import encode_batch
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from protocol.message import decode_messages
 from tests.broker.wire_client import WireClient, properties_text, send_ext
 from tests.crash.ledger import ACKNOWLEDGED, SEEN, SENT, Lane, Losses, Reader, find_losses
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.message import decode_messages
 
 _QUERY_NOT_FOUND: Final = 22
 _AGAIN: Final = 0.05

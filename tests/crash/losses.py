@@ -11,10 +11,10 @@ from enum import Enum
 from random import Random
 from typing import Final, NamedTuple
 
-from protocol import checkpoint_layout
-from protocol.record import MAGIC_V1, MAGIC_V2
 from tests.crash.images import DiskImage, FileImage, Found, Names
 from tests.store.simdisk import PAGE, SECTOR
+from trimq.protocol import checkpoint_layout
+from trimq.protocol.record import MAGIC_V1, MAGIC_V2
 
 
 class Loss(Enum):

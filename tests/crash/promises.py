@@ -6,14 +6,14 @@ from functools import lru_cache
 
 import trio
 
-from broker.store.message_store import MessageStore
-from broker.store.types import GetMessageStatus, PutMessageResult
-from protocol.message import StoredMessage, decode_message, decode_messages
-from protocol.queue_unit import FILLER_SIZE
-from protocol.topic_rules import SCHEDULE_TOPIC
 from tests.crash.losses import Damage
 from tests.crash.script import DELAYS_MS, Promise
 from tests.store.builders import message
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.types import GetMessageStatus, PutMessageResult
+from trimq.protocol.message import StoredMessage, decode_message, decode_messages
+from trimq.protocol.queue_unit import FILLER_SIZE
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _FAR = 1 << 60
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.store.disk import MappedPart
 from tests.crash.enumeration import BrokenStateError, Enumeration, Recording, State, record
 from tests.crash.images import RecordingDisk
 from tests.crash.losses import Loss
 from tests.crash.script import Sent, Written
 from tests.store.simdisk import _Inode
+from trimq.broker.store.disk import MappedPart
 
 
 class LyingDisk(RecordingDisk):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker.config import MessageStoreConfig
-from broker.store.message_store import MessageStore
-from protocol.message import StoredMessage
 from tests.crash import enumeration, faults, promises, script
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.message import StoredMessage
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.message import decode_messages
 from tests.broker.wire_client import WireClient
 from tests.crash.broker_process import BrokerProcess
 from tests.crash.ledger import Lane
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.message import decode_messages
 
 SIZE = 8 << 20
 STEP = 256 << 10

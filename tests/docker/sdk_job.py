@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.to_thread
 
-from client import Message, Producer, PullConsumer
-from client.admin import Admin
-from client.errors import RocketMQError
+from trimq.client import Message, Producer, PullConsumer
+from trimq.client.admin import Admin
+from trimq.client.errors import RocketMQError
 
 READ_SECONDS = 120
 ACKNOWLEDGED = "acknowledged "

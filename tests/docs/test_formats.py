@@ -3,19 +3,19 @@
 import re
 from pathlib import Path
 
-from broker.store.consume_queue import QueueShape
-from broker.store.consume_queue_store import ConsumeQueueStore, QueueState
-from broker.store.dropped_topics import DroppedTopics
-from broker.store.fault_note import FaultNote
-from broker.store.queue_snapshot import read_snapshot
-from broker.store.real_disk import RealDisk
-from broker.store.running_flags import Flag
-from protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
-from protocol.command import Encoding, RemotingCommand
-from protocol.frame import encode
-from protocol.hashing import key_hash, tags_code
-from protocol.message import decode_message
-from protocol.record import encode_record, pack_host
+from trimq.broker.store.consume_queue import QueueShape
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore, QueueState
+from trimq.broker.store.dropped_topics import DroppedTopics
+from trimq.broker.store.fault_note import FaultNote
+from trimq.broker.store.queue_snapshot import read_snapshot
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.running_flags import Flag
+from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.hashing import key_hash, tags_code
+from trimq.protocol.message import decode_message
+from trimq.protocol.record import encode_record, pack_host
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 BLOCK = re.compile(r"```(\w+) ([\w-]+)\n(.*?)```", re.DOTALL)

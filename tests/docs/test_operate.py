@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from broker import health
-from broker.testing import SMALL, running_broker
-from protocol.codes import ResponseCode
-from remoting import health as phases
 from tests.broker.test_cli import free_port
 from tests.broker.wire_client import WireClient
 from tests.docs.commands import ALL, PAGES, ROOT, RUN_IN
+from trimq.broker import health
+from trimq.broker.testing import SMALL, running_broker
+from trimq.protocol.codes import ResponseCode
+from trimq.remoting import health as phases
 
 MANUAL = PAGES["operate"].read_text()
 TOOLS = str(Path(sys.executable).parent)

@@ -298,7 +298,14 @@ def test_every_byte_survives_the_turns(chain: str, tmp_path: Path) -> None:
     assert story.image is not None
     check_richness(story.image)
     configuration = tmp_path / f"turn-{len(CHAINS[chain]) - 1}-{CHAINS[chain][-1][0]}" / "broker.conf"
-    verify = [sys.executable, "-c", "from broker.tools.cli import main; main()", "verify", "-c", str(configuration)]
+    verify = [
+        sys.executable,
+        "-c",
+        "from trimq.broker.tools.cli import main; main()",
+        "verify",
+        "-c",
+        str(configuration),
+    ]
     told = subprocess.run([*verify, str(story.store)], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stdout + told.stderr
 

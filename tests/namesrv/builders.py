@@ -1,15 +1,15 @@
 from dataclasses import replace
 
-from namesrv.config import NamesrvConfig
-from namesrv.route_info import RouteInfoManager
-from protocol.body import (
+from trimq.namesrv.config import NamesrvConfig
+from trimq.namesrv.route_info import RouteInfoManager
+from trimq.protocol.body import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
-from protocol.headers.namesrv import RegisterBrokerRequestHeader
-from remoting.clock import ManualClock
+from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
+from trimq.remoting.clock import ManualClock
 
 CLUSTER = "DefaultCluster"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import trio
 
-from namesrv.config import load_namesrv
-from namesrv.controller import NamesrvController
-from protocol.command import Encoding, RemotingCommand
-from protocol.frame import FrameDecoder, encode
-from protocol.register_broker_body import encode_register_broker_body
-from remoting.clock import ManualClock
 from tests.namesrv.builders import registration_body, registration_header, topic
+from trimq.namesrv.config import load_namesrv
+from trimq.namesrv.controller import NamesrvController
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
+from trimq.protocol.register_broker_body import encode_register_broker_body
+from trimq.remoting.clock import ManualClock
 
 
 class Wire:

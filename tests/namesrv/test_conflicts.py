@@ -7,13 +7,13 @@ from pathlib import Path
 import trio
 from structlog.testing import capture_logs
 
-from namesrv.conflicts import BrokerIdConflictError
-from protocol.body import encode_json
-from protocol.codes import RequestCode
-from protocol.headers.namesrv import RegisterBrokerRequestHeader
-from remoting.connection import PROBE_SECONDS, Connection
 from tests.namesrv.builders import CLUSTER, Cluster, registration_body, registration_header, topic
 from tests.namesrv.server import running
+from trimq.namesrv.conflicts import BrokerIdConflictError
+from trimq.protocol.body import encode_json
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
+from trimq.remoting.connection import PROBE_SECONDS, Connection
 
 FIRST, SECOND = "127.0.0.1:1", "127.0.0.1:2"
 ONE, TWO = object(), object()

@@ -13,11 +13,11 @@ from typing import IO
 import pytest
 import trio
 
-from namesrv.config import load_namesrv
-from namesrv.controller import NamesrvController, StartError
-from protocol.command import RemotingCommand
-from protocol.frame import FrameDecoder, encode
 from tests.namesrv.server import running
+from trimq.namesrv.config import load_namesrv
+from trimq.namesrv.controller import NamesrvController, StartError
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def taken_port() -> Iterator[int]:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "namesrv", *args]
+    return [sys.executable, "-m", "trimq.namesrv", *args]
 
 
 def write_config(folder: Path, port: int, *more: str) -> str:

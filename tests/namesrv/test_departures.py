@@ -1,4 +1,4 @@
-from namesrv.departures import Departures
+from trimq.namesrv.departures import Departures
 
 
 def test_the_oldest_go_first_when_there_are_too_many_brokers() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.body import DataVersion, RegisterBrokerBody, encode_json
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Encoding, RemotingCommand
-from protocol.frame import encode
-from protocol.headers.namesrv import RegisterBrokerRequestHeader
-from protocol.register_broker_body import decode_register_broker_body, encode_register_broker_body
 from tests.namesrv.builders import CLUSTER, registration_body, registration_header, topic
 from tests.namesrv.server import Server, Wire, running, until
+from trimq.protocol.body import DataVersion, RegisterBrokerBody, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
+from trimq.protocol.register_broker_body import decode_register_broker_body, encode_register_broker_body
 
 BROKER = {"clusterName": CLUSTER, "brokerName": "broker-a", "brokerAddr": "127.0.0.1:10911", "brokerId": "0"}
 BODY = encode_register_broker_body(registration_body(topic("A"), topic("B")))
@@ -112,7 +112,7 @@ class TestRegistration:
             read.append(args)
             return decode_register_broker_body(*args, **options)
 
-        monkeypatch.setattr("namesrv.processor.decode_register_broker_body", counting)
+        monkeypatch.setattr("trimq.namesrv.processor.decode_register_broker_body", counting)
 
         async def register(body: bytes = BODY, wire: Wire = wire) -> None:
             assert (await wire.ask(RequestCode.REGISTER_BROKER, registration_header(), body)).code == 0

@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 
-from protocol.body import DataVersion, QueueData, TopicQueueMappingInfo, TopicRouteData
-from protocol.errors import RemotingError
 from tests.namesrv.builders import CLUSTER, Cluster, registration_body, registration_header, topic
+from trimq.protocol.body import DataVersion, QueueData, TopicQueueMappingInfo, TopicRouteData
+from trimq.protocol.errors import RemotingError
 
 A, B, C = topic("A"), topic("B"), topic("C")
 TBW102 = topic("TBW102", read=8, write=8, perm=7)

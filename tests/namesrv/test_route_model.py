@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from protocol.body import TopicRouteData
-from protocol.errors import RemotingError
 from tests.namesrv.builders import CLUSTER, Cluster, topic
+from trimq.protocol.body import TopicRouteData
+from trimq.protocol.errors import RemotingError
 
 TIMEOUT_S = 120.0
 NAMES = st.sampled_from(["broker-a", "broker-b"])

@@ -6,7 +6,7 @@ No PySpark here; tests/spark/test_job_others.py takes files out of whole stores.
 import numpy as np
 import pytest
 
-from pipeline.jobs.audit_files import (
+from trimq.pipeline.jobs.audit_files import (
     LogBounds,
     Verdict,
     checkpoint_faults,
@@ -16,10 +16,10 @@ from pipeline.jobs.audit_files import (
     usual_size,
     verdict,
 )
-from pipeline.store.files import DataFile
-from pipeline.store.queues import UNIT_TYPE
-from protocol.checkpoint_layout import CheckpointFields, CheckpointMark, encode
-from protocol.queue_unit import FILLER_SIZE
+from trimq.pipeline.store.files import DataFile
+from trimq.pipeline.store.queues import UNIT_TYPE
+from trimq.protocol.checkpoint_layout import CheckpointFields, CheckpointMark, encode
+from trimq.protocol.queue_unit import FILLER_SIZE
 
 LOG = [DataFile("/s/commitlog/0", 0, 1000), DataFile("/s/commitlog/1000", 1000, 1000)]
 

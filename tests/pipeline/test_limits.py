@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from client.message import MessageQueue
-from pipeline.topics.offsets import limited
+from trimq.client.message import MessageQueue
+from trimq.pipeline.topics.offsets import limited
 
 
 def test_a_limit_is_kept_and_shared() -> None:

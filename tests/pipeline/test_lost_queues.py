@@ -14,17 +14,17 @@ import pytest
 from anyio import to_thread
 from structlog.testing import capture_logs
 
-from broker.testing_threads import BrokerUnderTest, broker_in_thread
-from client.errors import UnreachableError
-from client.message import Message, MessageQueue
-from client.sync import Admin, Producer
-from pipeline.options import Options
-from pipeline.topics import places, session
-from pipeline.topics.offsets import INITIAL, OffsetFormatError, Seen, StreamOffset
-from pipeline.topics.places import Bounds, Patience
-from pipeline.topics.planning import DataLossError, Range
-from pipeline.topics.progress import Progress
-from pipeline.topics.settings import ReadSettings
+from trimq.broker.testing_threads import BrokerUnderTest, broker_in_thread
+from trimq.client.errors import UnreachableError
+from trimq.client.message import Message, MessageQueue
+from trimq.client.sync import Admin, Producer
+from trimq.pipeline.options import Options
+from trimq.pipeline.topics import places, session
+from trimq.pipeline.topics.offsets import INITIAL, OffsetFormatError, Seen, StreamOffset
+from trimq.pipeline.topics.places import Bounds, Patience
+from trimq.pipeline.topics.planning import DataLossError, Range
+from trimq.pipeline.topics.progress import Progress
+from trimq.pipeline.topics.settings import ReadSettings
 
 START: Final = StreamOffset.of(INITIAL)
 TOPIC: Final = "Orders"

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.consume_queue import ConsumeQueue, QueueShape
-from pipeline.jobs.queue_slots import QueueImage
-from protocol.queue_unit import UNIT_SIZE
-from protocol.record import OVERHEAD_V1
+from trimq.broker.store.consume_queue import ConsumeQueue, QueueShape
+from trimq.pipeline.jobs.queue_slots import QueueImage
+from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.record import OVERHEAD_V1
 
 steps = st.tuples(st.integers(-3, 12), st.integers(0, 3000))
 

@@ -7,14 +7,14 @@ import struct
 import anyio
 import pytest
 
-from client.core import Client
-from client.message import MessageQueue
-from client.pulling import PullStatus
-from pipeline.options import Options
-from pipeline.topics.planning import Range
-from pipeline.topics.pulling import RangeReader, Reply, _between
-from pipeline.topics.settings import ReadSettings
-from protocol.record import encode_record, pack_host
+from trimq.client.core import Client
+from trimq.client.message import MessageQueue
+from trimq.client.pulling import PullStatus
+from trimq.pipeline.options import Options
+from trimq.pipeline.topics.planning import Range
+from trimq.pipeline.topics.pulling import RangeReader, Reply, _between
+from trimq.pipeline.topics.settings import ReadSettings
+from trimq.protocol.record import encode_record, pack_host
 
 SETTINGS = ReadSettings.of(Options({"namesrv": "127.0.0.1:9", "topics": "T"}))
 QUEUE = MessageQueue(topic="T", broker_name="b", queue_id=0)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.alike_frames import MOST_DIGITS, FrameLayout, Kind, Place
-from protocol.alike_rows import Replies, Rows
-from protocol.record import encode_record
+from trimq.protocol.alike_frames import MOST_DIGITS, FrameLayout, Kind, Place
+from trimq.protocol.alike_rows import Replies, Rows
+from trimq.protocol.record import encode_record
 
 EXAMPLE = b"{n:123,m:7,w:abc,v:a-b,p:a b}tail"
 NUMBERS = [slice(3, 6), slice(9, 10)]

@@ -6,12 +6,12 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import record
-from protocol.batch import encode_batch, split_batch
-from protocol.batch_layout import BatchLayout, BatchLayouts
-from protocol.record import pack_host
-from protocol.record_batch import BatchHead, ListedMessages
-from protocol.record_batch_numpy import AlikeMessages
+from trimq.protocol import record
+from trimq.protocol.batch import encode_batch, split_batch
+from trimq.protocol.batch_layout import BatchLayout, BatchLayouts
+from trimq.protocol.record import pack_host
+from trimq.protocol.record_batch import BatchHead, ListedMessages
+from trimq.protocol.record_batch_numpy import AlikeMessages
 
 HOST = pack_host("127.0.0.1", 10911)
 COUNT = 20

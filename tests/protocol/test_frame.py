@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import headers
-from protocol.codes import VERSION, RequestCode
-from protocol.command import Encoding, RemotingCommand, _field_kinds
-from protocol.errors import FrameError, RemotingError
-from protocol.frame import MAX_FRAME, FrameDecoder, decode, decode_at, encode
-from protocol.headers.base import Header
-from protocol.headers.pull import PullMessageRequestHeader
-from protocol.headers.send import SendMessageRequestHeaderV2
+from trimq.protocol import headers
+from trimq.protocol.codes import VERSION, RequestCode
+from trimq.protocol.command import Encoding, RemotingCommand, _field_kinds
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import MAX_FRAME, FrameDecoder, decode, decode_at, encode
+from trimq.protocol.headers.base import Header
+from trimq.protocol.headers.pull import PullMessageRequestHeader
+from trimq.protocol.headers.send import SendMessageRequestHeaderV2
 
 TEXT = st.text(max_size=20)
 EXT = st.dictionaries(st.text(min_size=1, max_size=8), TEXT.filter(bool), max_size=6)

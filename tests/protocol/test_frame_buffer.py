@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.command import RemotingCommand
-from protocol.errors import FrameError
-from protocol.frame import FrameDecoder, encode
-from protocol.frame_buffer import FrameBuffer
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import FrameError
+from trimq.protocol.frame import FrameDecoder, encode
+from trimq.protocol.frame_buffer import FrameBuffer
 
 
 def feed(buffer: FrameBuffer, data: bytes) -> list[RemotingCommand]:

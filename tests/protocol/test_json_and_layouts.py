@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import (
+from trimq.protocol import (
     checkpoint_layout,
     codes,
     file_names,
@@ -16,7 +16,7 @@ from protocol import (
     queue_unit,
     topic_rules,
 )
-from protocol.body import (
+from trimq.protocol.body import (
     BrokerData,
     HeartbeatData,
     MessageQueue,
@@ -25,8 +25,8 @@ from protocol.body import (
     decode_json,
     encode_json,
 )
-from protocol.errors import RemotingError, help_text
-from protocol.lenient_json import dumps_object_keys, loads
+from trimq.protocol.errors import RemotingError, help_text
+from trimq.protocol.lenient_json import dumps_object_keys, loads
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import record
-from protocol.batch import BatchError, decode_batch, encode_batch, split_batch
-from protocol.batch_layout import BatchLayouts
-from protocol.record import pack_host
-from protocol.record_batch import BatchHead, BatchMessages, ListedMessages
-from protocol.record_batch_numpy import AlikeMessages
+from trimq.protocol import record
+from trimq.protocol.batch import BatchError, decode_batch, encode_batch, split_batch
+from trimq.protocol.batch_layout import BatchLayouts
+from trimq.protocol.record import pack_host
+from trimq.protocol.record_batch import BatchHead, BatchMessages, ListedMessages
+from trimq.protocol.record_batch_numpy import AlikeMessages
 
 HOST = pack_host("127.0.0.1", 10911)
 COUNT = 70

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import register_broker_body
-from protocol.body import (
+from trimq.protocol import register_broker_body
+from trimq.protocol.body import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfig,
     TopicConfigAndMappingSerializeWrapper,
     TopicQueueMappingInfo,
 )
-from protocol.errors import RemotingError
-from protocol.register_broker_body import decode_register_broker_body, encode_register_broker_body
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.register_broker_body import decode_register_broker_body, encode_register_broker_body
 
 _names = st.text("abcXYZ_%-09", min_size=1, max_size=20)
 _topics = st.builds(

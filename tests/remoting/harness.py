@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol.command import Encoding, RemotingCommand
-from protocol.frame import FrameDecoder, encode
-from remoting.clock import Clock
-from remoting.server import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, listen
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
+from trimq.remoting.clock import Clock
+from trimq.remoting.server import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, listen
 
 ECHO = 1
 _opaque = itertools.count(1)

@@ -2,7 +2,7 @@
 
 import random
 
-from remoting.back_off import BackOff
+from trimq.remoting.back_off import BackOff
 
 
 def test_the_first_attempt_is_free() -> None:

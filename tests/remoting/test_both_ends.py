@@ -2,10 +2,10 @@
 
 import trio
 
-from protocol.command import Encoding, RemotingCommand
-from remoting.client import ClientConnection, RemotingClient
-from remoting.server import Connection, Outcome
 from tests.remoting.harness import ECHO, echo_table, serving
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.remoting.client import ClientConnection, RemotingClient
+from trimq.remoting.server import Connection, Outcome
 
 
 async def test_many_callers_both_ways_in_every_encoding() -> None:

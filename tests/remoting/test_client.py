@@ -10,14 +10,14 @@ import pytest
 import structlog.testing
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
-from protocol.codes import ResponseCode
-from protocol.command import Encoding, RemotingCommand
-from protocol.errors import FrameError, RemotingError
-from protocol.frame import MAX_FRAME, FrameDecoder, encode
-from remoting.client import CallbackCall, ClientConnection, RemotingClient, split_address
-from remoting.clock import ManualClock
-from remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError
-from remoting.log_setup import StructuredLog
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import MAX_FRAME, FrameDecoder, encode
+from trimq.remoting.client import CallbackCall, ClientConnection, RemotingClient, split_address
+from trimq.remoting.clock import ManualClock
+from trimq.remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError
+from trimq.remoting.log_setup import StructuredLog
 
 Main = Callable[[], Awaitable[None]]
 

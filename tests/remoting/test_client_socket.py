@@ -8,12 +8,12 @@ import anyio
 import pytest
 import structlog.testing
 
-from protocol.command import RemotingCommand
-from protocol.frame import FrameDecoder, encode
-from remoting import client_socket
-from remoting.client import ClientConnection, RemotingClient
-from remoting.client_socket import connect_socket
-from remoting.log_setup import StructuredLog
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
+from trimq.remoting import client_socket
+from trimq.remoting.client import ClientConnection, RemotingClient
+from trimq.remoting.client_socket import connect_socket
+from trimq.remoting.log_setup import StructuredLog
 
 Main = Callable[[], Awaitable[None]]
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option, parse_changes
-from remoting.config_doc import render_conf
-from remoting.options import camel_case, options_of
-from remoting.properties import ConfigError
+from trimq.remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option, parse_changes
+from trimq.remoting.config_doc import render_conf
+from trimq.remoting.options import camel_case, options_of
+from trimq.remoting.properties import ConfigError
 
 
 class Colour(enum.StrEnum):

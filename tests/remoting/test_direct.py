@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from protocol.codes import ResponseCode
-from protocol.command import Encoding, RemotingCommand
-from protocol.frame import encode
-from remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later, direct_prefix
-from remoting.limits import ReactorLimits
-from remoting.server import Connection
 from tests.remoting.harness import echo, serving, until
 from tests.remoting.harness import request as any_request
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later, direct_prefix
+from trimq.remoting.limits import ReactorLimits
+from trimq.remoting.server import Connection
 
 ECHO = 100
 

@@ -1,7 +1,7 @@
 import pytest
 
-from remoting.durations import Durations
-from remoting.loop_probe import LoopProbe
+from trimq.remoting.durations import Durations
+from trimq.remoting.loop_probe import LoopProbe
 
 
 def test_each_duration_is_in_the_first_bucket_that_is_long_enough() -> None:

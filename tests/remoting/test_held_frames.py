@@ -11,14 +11,14 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.frame import encode
-from remoting.handlers import DEFERRED, HandlerTable, Later
-from remoting.held_frames import FEW, LEAST, LONGEST, MOST
-from remoting.limits import RECEIVE_BUFFER, ReactorLimits
-from remoting.server import Connection
 from tests.remoting.harness import Peer, Server, echo, serving
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.remoting.handlers import DEFERRED, HandlerTable, Later
+from trimq.remoting.held_frames import FEW, LEAST, LONGEST, MOST
+from trimq.remoting.limits import RECEIVE_BUFFER, ReactorLimits
+from trimq.remoting.server import Connection
 
 ECHO = 100
 OTHER = 101

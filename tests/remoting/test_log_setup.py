@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from broker.config import load_broker
-from namesrv.config import load_namesrv
-from remoting.config import LogConfig, LogFormat, LogLevel
-from remoting.log_setup import RotatingFile, configure, set_level
-from remoting.program import open_log
+from trimq.broker.config import load_broker
+from trimq.namesrv.config import load_namesrv
+from trimq.remoting.config import LogConfig, LogFormat, LogLevel
+from trimq.remoting.log_setup import RotatingFile, configure, set_level
+from trimq.remoting.program import open_log
 
 
 def test_console_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,14 +13,14 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.frame import encode
-from remoting.accept import Acceptor
-from remoting.clock import ManualClock
-from remoting.config import NettyServerConfig
-from remoting.server import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits, listen
 from tests.remoting.harness import ECHO, Peer, Server, echo_table, request, serving, until
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.remoting.accept import Acceptor
+from trimq.remoting.clock import ManualClock
+from trimq.remoting.config import NettyServerConfig
+from trimq.remoting.server import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits, listen
 
 KEEP = 2
 

@@ -8,9 +8,9 @@ import structlog
 import trio
 import trio.testing
 
-from protocol.command import RemotingCommand
-from remoting.server import DEFERRED, Connection, Outcome, Reactor, ReactorLimits, listen
 from tests.remoting.harness import echo_table, request, serving, until
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.server import DEFERRED, Connection, Outcome, Reactor, ReactorLimits, listen
 
 
 async def test_shutdown_finishes_what_is_in_flight_and_reads_no_more() -> None:

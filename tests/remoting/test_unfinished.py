@@ -9,13 +9,13 @@ import structlog
 import trio
 import trio.testing
 
-from protocol.frame import encode
-from remoting.clock import ManualClock
-from remoting.config import NettyServerConfig
-from remoting.memory_limit import memory_allowed, unfinished_allowed
-from remoting.server import Connection, ReactorLimits
 from tests.remoting.harness import Peer, Server, request, until
 from tests.remoting.harness import within_seconds as serving
+from trimq.protocol.frame import encode
+from trimq.remoting.clock import ManualClock
+from trimq.remoting.config import NettyServerConfig
+from trimq.remoting.memory_limit import memory_allowed, unfinished_allowed
+from trimq.remoting.server import Connection, ReactorLimits
 
 MIB = 1 << 20
 FRAME = encode(request(body=bytes(2 * MIB)))

@@ -8,10 +8,10 @@ from time import perf_counter
 
 import trio
 
-from remoting import web
-from remoting.health import Health, Reason
-from remoting.web_config import MetricsExporterType, WebConfig
 from tests.web_client import get
+from trimq.remoting import web
+from trimq.remoting.health import Health, Reason
+from trimq.remoting.web_config import MetricsExporterType, WebConfig
 
 ON = WebConfig(health_port=0)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client.sync import Admin, Producer
 from tests.interop.harness.servers import Cluster, running_cluster
+from trimq.client.sync import Admin, Producer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,8 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-not-found,import-
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pipeline.topics.stream import HAS_ADMISSION_CONTROL
 from tests.spark.session import spark_session
+from trimq.pipeline.topics.stream import HAS_ADMISSION_CONTROL
 
 
 def copy(spark: SparkSession, namesrv: str, source: str, target: str, checkpoint: Path) -> None:

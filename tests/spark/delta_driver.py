@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from pipeline.jobs.archive import ArchiveOptions, archive, read
 from tests.spark.session import spark_session
+from trimq.pipeline.jobs.archive import ArchiveOptions, archive, read
 
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

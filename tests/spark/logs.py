@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.file_names import offset_name
-from protocol.hashing import tags_code
-from protocol.message import decode_properties, encode_properties
-from protocol.queue_unit import UNIT
-from protocol.record import BLANK, BLANK_SIZE, MAGIC_BLANK, encode_record, host_flags, pack_host
+from trimq.protocol.file_names import offset_name
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.message import decode_properties, encode_properties
+from trimq.protocol.queue_unit import UNIT
+from trimq.protocol.record import BLANK, BLANK_SIZE, MAGIC_BLANK, encode_record, host_flags, pack_host
 
 START = 1_700_000_000_000
 

@@ -4,10 +4,10 @@ import random
 import shutil
 from pathlib import Path
 
-from broker.tools.offline_store import find_config
-from broker.tools.rebuild import rebuild as broker_rebuild
-from protocol.index_layout import ENTRY, HEADER_SIZE, entry_at
 from tests.spark.logs import START, Sent
+from trimq.broker.tools.offline_store import find_config
+from trimq.broker.tools.rebuild import rebuild as broker_rebuild
+from trimq.protocol.index_layout import ENTRY, HEADER_SIZE, entry_at
 
 QUEUE_FILE = 400
 SLOTS, ENTRIES = 64, 100

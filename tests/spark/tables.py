@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pipeline.options import Options
-from pipeline.schema import COLUMNS
-from pipeline.topics.delivery import Identity, WriteSettings, deliver
-from pipeline.topics.source import TopicDataSource
-from pipeline.topics.stream import stream_reader
 from tests.interop.harness.servers import Cluster
+from trimq.pipeline.options import Options
+from trimq.pipeline.schema import COLUMNS
+from trimq.pipeline.topics.delivery import Identity, WriteSettings, deliver
+from trimq.pipeline.topics.source import TopicDataSource
+from trimq.pipeline.topics.stream import stream_reader
 
 
 def options_of(cluster: Cluster, **options: object) -> dict[str, str]:

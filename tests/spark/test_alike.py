@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.store.alike import alike_texts
-from pipeline.store.columns import Rows
-from pipeline.store.gather import as_text, gather, matrix_as_text
-from pipeline.store.heads import read_heads
-from pipeline.store.scan import chain
-from protocol.record import encode_record, pack_host
+from trimq.pipeline.store.alike import alike_texts
+from trimq.pipeline.store.columns import Rows
+from trimq.pipeline.store.gather import as_text, gather, matrix_as_text
+from trimq.pipeline.store.heads import read_heads
+from trimq.pipeline.store.scan import chain
+from trimq.protocol.record import encode_record, pack_host
 
 pytestmark = pytest.mark.one_pyspark
 

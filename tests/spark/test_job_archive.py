@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.store.files import StoreFiles
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.stores import some
+from trimq.pipeline.store.files import StoreFiles
 
 # PySpark 4.0 leaves sockets to its clients open
 pytestmark = [
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def archived(spark: SparkSession, target: Path) -> list[bytes]:
-    from pipeline.jobs.archive import read  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.archive import read  # noqa: PLC0415 - PySpark may be missing
 
     return [bytes(row.body) for row in read(spark, str(target)).orderBy("commitLogOffset").collect()]
 
@@ -46,7 +46,7 @@ def bodies(writer: LogWriter) -> list[bytes]:
 
 
 def run(spark: SparkSession, root: Path, target: Path, **options: Any) -> Any:
-    from pipeline.jobs.archive import ArchiveOptions, archive  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.archive import ArchiveOptions, archive  # noqa: PLC0415 - PySpark may be missing
 
     return archive(spark, str(root), str(target), ArchiveOptions(**options))
 
@@ -68,7 +68,7 @@ def test_by_topic_and_day_a_little_more_each_time(spark: SparkSession, tmp_path:
 @pytest.mark.one_pyspark
 def test_records_of_an_earlier_life_of_the_log_are_not_archived(tmp_path: Path) -> None:
     """A broker cuts its log and does not erase: the next run ends where the log does, wherever the last one ended."""
-    from pipeline.jobs.archive import ArchiveOptions, Batch, _range  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.archive import ArchiveOptions, Batch, _range  # noqa: PLC0415 - PySpark may be missing
 
     earlier = LogWriter(tmp_path / "store", file_size=1 << 16)
     earlier.put_all([Sent(body=b"%06d" % n, time=START + n) for n in range(100)])
@@ -85,7 +85,7 @@ def test_records_of_an_earlier_life_of_the_log_are_not_archived(tmp_path: Path) 
 @pytest.mark.one_pyspark
 def test_a_log_that_is_shorter_than_its_archive_is_told(tmp_path: Path) -> None:
     """What it gets up to where the archive ends would be in no batch."""
-    from pipeline.jobs.archive import ArchiveError, ArchiveOptions, Batch, _range  # noqa: PLC0415 - as above
+    from trimq.pipeline.jobs.archive import ArchiveError, ArchiveOptions, Batch, _range  # noqa: PLC0415 - as above
 
     writer = LogWriter(tmp_path / "store", file_size=1 << 12)
     writer.put_all([Sent(body=b"%06d" % n, time=START + n) for n in range(70)])
@@ -154,7 +154,7 @@ def test_a_run_that_ends_at_any_step_is_done_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before each move, each write and each deletion of the second batch, and of the runs that clear up."""
-    from pipeline.jobs.run import Target  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.run import Target  # noqa: PLC0415 - PySpark may be missing
 
     writer = LogWriter(tmp_path / "store")
     target = tmp_path / "archive"
@@ -204,7 +204,7 @@ def test_a_real_kill(spark: SparkSession, tmp_path: Path) -> None:
     root, target = writer.write(), tmp_path / "archive"
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["JAVA_TOOL_OPTIONS"] = QUICK_JAVA
-    command = [sys.executable, "-m", "pipeline", "archive", str(root), str(target), "--file-size", "1000"]
+    command = [sys.executable, "-m", "trimq.pipeline", "archive", str(root), str(target), "--file-size", "1000"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
         while process.poll() is None and not list(target.glob("_trimq/staging/*/*/*")):
@@ -225,8 +225,8 @@ def test_other_formats_are_sparks_business(spark: SparkSession, tmp_path: Path, 
     """Killed before and after each step of the second batch, Spark's own write among them: all rows, each once."""
     from pyspark.sql import DataFrameWriter  # noqa: PLC0415 - PySpark may be missing
 
-    from pipeline.jobs.archive import ArchiveError, read  # noqa: PLC0415 - as above
-    from pipeline.jobs.run import Target  # noqa: PLC0415 - as above
+    from trimq.pipeline.jobs.archive import ArchiveError, read  # noqa: PLC0415 - as above
+    from trimq.pipeline.jobs.run import Target  # noqa: PLC0415 - as above
 
     writer = LogWriter(tmp_path / "store")
     root, target = writer.put_all(some(60)).write(), tmp_path / "archive"
@@ -273,7 +273,7 @@ def test_other_formats_are_sparks_business(spark: SparkSession, tmp_path: Path, 
 
 
 def test_a_log_that_was_deleted_too_early_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    from pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - PySpark may be missing
 
     writer = LogWriter(tmp_path / "store", file_size=2048)
     writer.put_all(some(10))

@@ -16,26 +16,26 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.store.consume_queue import QueueShape
-from broker.store.consume_queue_store import ConsumeQueueStore
-from broker.store.dispatcher import StoreDispatcher, index_keys
-from broker.store.dropped_topics import Dropped, DroppedTopics
-from broker.store.real_disk import RealDisk
-from broker.store.stats import StoreStats
-from pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
-from pipeline.jobs.index_files import read_index_file, write_index_files
-from pipeline.jobs.rebuild import write_queue_files, write_whole_queues
-from pipeline.jobs.run import Target, groups
-from pipeline.store.files import DataFile, StoreFiles
-from pipeline.store.options import StoreOptions
-from pipeline.store.plan import plan
-from pipeline.store.table import walk
-from pipeline.store.walk import Chunk
-from protocol.hashing import key_hash
-from protocol.message import decode_properties
-from protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from tests.spark.logs import START, LogWriter
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mixed, queue_files
+from trimq.broker.store.consume_queue import QueueShape
+from trimq.broker.store.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.dispatcher import StoreDispatcher, index_keys
+from trimq.broker.store.dropped_topics import Dropped, DroppedTopics
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.stats import StoreStats
+from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
+from trimq.pipeline.jobs.index_files import read_index_file, write_index_files
+from trimq.pipeline.jobs.rebuild import write_queue_files, write_whole_queues
+from trimq.pipeline.jobs.run import Target, groups
+from trimq.pipeline.store.files import DataFile, StoreFiles
+from trimq.pipeline.store.options import StoreOptions
+from trimq.pipeline.store.plan import plan
+from trimq.pipeline.store.table import walk
+from trimq.pipeline.store.walk import Chunk
+from trimq.protocol.hashing import key_hash
+from trimq.protocol.message import decode_properties
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 pytestmark = pytest.mark.one_pyspark
 

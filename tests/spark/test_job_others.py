@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from pipeline.__main__ import main
-from protocol.file_names import offset_name
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.stores import some
+from trimq.pipeline.__main__ import main
+from trimq.protocol.file_names import offset_name
 
 # PySpark 4.0 leaves sockets to its clients open
 pytestmark = [
@@ -23,27 +23,27 @@ pytestmark = [
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from client.sync import Admin
     from tests.interop.harness.servers import Cluster
+    from trimq.client.sync import Admin
 
 SLOTS, ENTRIES = 64, 100
 
 
 def built(spark: SparkSession, root: Path) -> Path:
-    from pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
 
     rebuild(spark, str(root), str(root), RebuildOptions(queue_file_size=400, slots=SLOTS, entries=ENTRIES))
     return root
 
 
 def audited(spark: SparkSession, root: Path) -> Any:
-    from pipeline.jobs.audit import audit  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.audit import audit  # noqa: PLC0415 - PySpark may be missing
 
     return audit(spark, str(root), slots=SLOTS, entries=ENTRIES)
 
 
 def test_audit_finds_each_fault_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
-    from pipeline.jobs.audit import write_page  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.audit import write_page  # noqa: PLC0415 - PySpark may be missing
 
     writer = LogWriter(tmp_path / "store", file_size=16_384).put_all(some(150))
     root = built(spark, writer.write())
@@ -127,7 +127,7 @@ def test_audit_takes_an_earlier_due_time_for_sound_and_a_later_one_not(spark: Sp
 
 
 def test_figures(spark: SparkSession, tmp_path: Path) -> None:
-    from pipeline.jobs.stats import stats, write_page  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.stats import stats, write_page  # noqa: PLC0415 - PySpark may be missing
 
     messages = [
         Sent(
@@ -160,7 +160,7 @@ def test_figures(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_the_newest_of_each_key(spark: SparkSession, tmp_path: Path) -> None:
-    from pipeline.jobs.compact import compact  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.compact import compact  # noqa: PLC0415 - PySpark may be missing
 
     writer = LogWriter(tmp_path / "store")
     for number in range(40):
@@ -181,7 +181,7 @@ def test_the_newest_of_each_key(spark: SparkSession, tmp_path: Path) -> None:
 def test_replay_keeps_the_order_of_each_key(
     spark: SparkSession, tmp_path: Path, cluster: Cluster, admin: Admin
 ) -> None:
-    from pipeline.jobs.replay import ReplayOptions, replay  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.replay import ReplayOptions, replay  # noqa: PLC0415 - PySpark may be missing
 
     admin.create_topic("Replayed", queues=4)
     writer = LogWriter(tmp_path / "store")
@@ -202,7 +202,7 @@ def test_replay_keeps_the_order_of_each_key(
 
 
 def test_replay_lets_no_more_through_than_allowed() -> None:
-    from pipeline.jobs.replay import Pace  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.replay import Pace  # noqa: PLC0415 - PySpark may be missing
 
     now = 100.0
 

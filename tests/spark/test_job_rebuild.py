@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.tools.offline_store import opened
-from broker.tools.verify import Verdict, Verification
 from tests.interop.harness.drivers import JavaClient, java_client
 from tests.interop.harness.servers import BROKER_DEFAULTS, Peer, broker_on_store
 from tests.interop.harness.waiting import wait_until
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SIZES, SLOTS, by_broker, entries, mixed, queue_files
+from trimq.broker.tools.offline_store import opened
+from trimq.broker.tools.verify import Verdict, Verification
 
 # PySpark 4.0 leaves sockets to its clients open
 pytestmark = [
@@ -27,11 +27,11 @@ pytestmark = [
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.jobs.rebuild import RebuildReport
+    from trimq.pipeline.jobs.rebuild import RebuildReport
 
 
 def by_spark(spark: SparkSession, root: Path, *, index_tags: bool = True, **options: Any) -> RebuildReport:
-    from pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
 
     sizes = RebuildOptions(queue_file_size=QUEUE_FILE, slots=SLOTS, entries=ENTRIES, index_tags=index_tags)
     return rebuild(spark, str(root), str(root), sizes, **options)
@@ -60,7 +60,7 @@ def test_queues_and_index_are_byte_for_byte_the_brokers(spark: SparkSession, tmp
 
 def test_an_index_without_tags_is_the_brokers_too_and_is_sound(spark: SparkSession, tmp_path: Path) -> None:
     """With --no-index-tags and indexTagEnable=false; no check that knows of tags takes it for damage."""
-    from pipeline.jobs.audit import audit  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.audit import audit  # noqa: PLC0415 - PySpark may be missing
 
     root = LogWriter(tmp_path / "store", file_size=16_384).put_all(mixed(200)).write()
     report = by_spark(spark, root, index_tags=False)
@@ -109,7 +109,7 @@ def test_deleted_topics_stay_deleted(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_what_is_there_is_not_overwritten(spark: SparkSession, tmp_path: Path) -> None:
-    from pipeline.jobs.rebuild import RebuildError  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.rebuild import RebuildError  # noqa: PLC0415 - PySpark may be missing
 
     root = LogWriter(tmp_path / "store").put_all(mixed(5)).write()
     (root / "checkpoint").write_bytes(b"")
@@ -127,7 +127,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
 @pytest.mark.parametrize("peer", ["trimq", "apache"])
 def test_brokers_open_the_result(spark: SparkSession, tmp_path: Path, java: JavaClient, peer: Peer) -> None:
     """A broker's log, with everything else taken away: messages and keys are found after a rebuild, and it goes on."""
-    from pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
 
     store = tmp_path / "store"
     texts = [f"message {number}" for number in range(60)]

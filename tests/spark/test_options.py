@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from pipeline.options import OptionError, Options
+from trimq.pipeline.options import OptionError, Options
 
 pytestmark = pytest.mark.one_pyspark
 

@@ -19,19 +19,19 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from client.errors import UsageError
-from pipeline.options import OptionError
-from pipeline.schema import ARROW_SCHEMA, COLUMNS
-from pipeline.store.files import StoreFiles, StorePathError
-from pipeline.store.options import parse
-from pipeline.store.plan import plan
-from pipeline.store.queues import QueueStretch
-from pipeline.store.table import batches, damages
-from pipeline.store.walk import Damage
-from protocol.file_names import offset_name
-from protocol.message import StoredMessage, decode_message
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.stores import some
+from trimq.client.errors import UsageError
+from trimq.pipeline.options import OptionError
+from trimq.pipeline.schema import ARROW_SCHEMA, COLUMNS
+from trimq.pipeline.store.files import StoreFiles, StorePathError
+from trimq.pipeline.store.options import parse
+from trimq.pipeline.store.plan import plan
+from trimq.pipeline.store.queues import QueueStretch
+from trimq.pipeline.store.table import batches, damages
+from trimq.pipeline.store.walk import Damage
+from trimq.protocol.file_names import offset_name
+from trimq.protocol.message import StoredMessage, decode_message
 
 pytestmark = pytest.mark.one_pyspark
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

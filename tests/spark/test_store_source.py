@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.schema import COLUMNS
-from protocol.file_names import offset_name
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.stores import some
+from trimq.pipeline.schema import COLUMNS
+from trimq.protocol.file_names import offset_name
 
 # PySpark 4.0 leaves sockets to its clients open
 pytestmark = [

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from client.sync import Admin
-from pipeline.options import Options
-from pipeline.topics.offsets import INITIAL, StreamOffset
-from pipeline.topics.planning import DataLossError
-from pipeline.topics.progress import Progress
-from pipeline.topics.settings import ReadSettings
 from tests.interop.harness.servers import broker_on_store
 from tests.spark.tables import bodies, read, write
+from trimq.client.sync import Admin
+from trimq.pipeline.options import Options
+from trimq.pipeline.topics.offsets import INITIAL, StreamOffset
+from trimq.pipeline.topics.planning import DataLossError
+from trimq.pipeline.topics.progress import Progress
+from trimq.pipeline.topics.settings import ReadSettings
 
 
 @pytest.mark.one_pyspark

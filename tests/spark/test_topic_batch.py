@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from client.message import MessageQueue
-from client.sync import Message, Producer
+from trimq.client.message import MessageQueue
+from trimq.client.sync import Message, Producer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

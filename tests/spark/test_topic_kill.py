@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from client.errors import RocketMQError
-from client.message import Message
-from client.sync import Admin, Producer
-from pipeline.topics.stream import HAS_ADMISSION_CONTROL
 from tests.interop.harness.processes import Process, ended_afterwards
 from tests.interop.harness.servers import Cluster, running_cluster
 from tests.interop.harness.waiting import wait_until
 from tests.spark.conftest import demand_spark
 from tests.spark.tables import bodies, read
+from trimq.client.errors import RocketMQError
+from trimq.client.message import Message
+from trimq.client.sync import Admin, Producer
+from trimq.pipeline.topics.stream import HAS_ADMISSION_CONTROL
 
 ROOT = Path(__file__).parents[2]
 BATCHES = 30

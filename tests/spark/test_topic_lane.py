@@ -11,17 +11,17 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
-from client.message import Message, MessageQueue
-from client.sync import Producer
-from pipeline.topics import lane, rows
-from pipeline.topics.lane import Lane
-from pipeline.topics.planning import Range
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.frame import FrameDecoder, encode
-from protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from tests.interop.harness.servers import Cluster
 from tests.spark.tables import bodies, read
+from trimq.client.message import Message, MessageQueue
+from trimq.client.sync import Producer
+from trimq.pipeline.topics import lane, rows
+from trimq.pipeline.topics.lane import Lane
+from trimq.pipeline.topics.planning import Range
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
+from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 
 pytestmark = pytest.mark.one_pyspark
 

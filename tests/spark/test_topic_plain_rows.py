@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.topics.plain_rows import is_plain, requests_of
-from pipeline.topics.sink_rows import RowError, rows_of
-from protocol.batch import decode_batch
-from protocol.message import decode_properties
-from protocol.message_id import UniqueIdGenerator
 from tests.interop.harness.servers import Cluster
 from tests.spark.tables import read, write
+from trimq.pipeline.topics.plain_rows import is_plain, requests_of
+from trimq.pipeline.topics.sink_rows import RowError, rows_of
+from trimq.protocol.batch import decode_batch
+from trimq.protocol.message import decode_properties
+from trimq.protocol.message_id import UniqueIdGenerator
 
 pytestmark = pytest.mark.one_pyspark
 

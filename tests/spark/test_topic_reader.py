@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from client.errors import RocketMQError
-from client.message import Message, MessageQueue
-from client.sync import Admin, Producer
-from pipeline.options import OptionError
-from pipeline.topics.planning import DataLossError
-from pipeline.topics.source import TopicDataSource
 from tests.interop.harness.servers import Cluster, running_cluster
 from tests.interop.harness.waiting import wait_until
 from tests.spark.tables import batch_reader, bodies, open_sockets, options_of, read, read_partitions
+from trimq.client.errors import RocketMQError
+from trimq.client.message import Message, MessageQueue
+from trimq.client.sync import Admin, Producer
+from trimq.pipeline.options import OptionError
+from trimq.pipeline.topics.planning import DataLossError
+from trimq.pipeline.topics.source import TopicDataSource
 
 ROUNDS = 5
 

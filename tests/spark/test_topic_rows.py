@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from client.message import MessageQueue
-from pipeline.options import Options
-from pipeline.store.heads import read_heads
-from pipeline.topics.planning import Range
-from pipeline.topics.rows import batch_of
-from pipeline.topics.settings import ReadSettings
-from protocol.record import RecordError, encode_record, pack_host
+from trimq.client.message import MessageQueue
+from trimq.pipeline.options import Options
+from trimq.pipeline.store.heads import read_heads
+from trimq.pipeline.topics.planning import Range
+from trimq.pipeline.topics.rows import batch_of
+from trimq.pipeline.topics.settings import ReadSettings
+from trimq.protocol.record import RecordError, encode_record, pack_host
 
 pytestmark = pytest.mark.one_pyspark
 

@@ -10,18 +10,18 @@ from contextlib import closing, contextmanager, suppress
 import pyarrow as pa
 import pytest
 
-from client.message import MessageQueue
-from pipeline.options import Options
-from pipeline.topics import delivery, send_lane
-from pipeline.topics.delivery import Chunk, Identity, WriteSettings, deliver
-from pipeline.topics.plain_rows import Request
-from pipeline.topics.send_lane import LaneEndedError, SendLane
-from protocol.codes import ResponseCode
-from protocol.command import RemotingCommand
-from protocol.frame import FrameDecoder, encode
-from protocol.headers.send import SendMessageResponseHeader
 from tests.interop.harness.servers import Cluster
 from tests.spark.tables import bodies, options_of, read, write
+from trimq.client.message import MessageQueue
+from trimq.pipeline.options import Options
+from trimq.pipeline.topics import delivery, send_lane
+from trimq.pipeline.topics.delivery import Chunk, Identity, WriteSettings, deliver
+from trimq.pipeline.topics.plain_rows import Request
+from trimq.pipeline.topics.send_lane import LaneEndedError, SendLane
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
+from trimq.protocol.headers.send import SendMessageResponseHeader
 
 pytestmark = pytest.mark.one_pyspark
 

@@ -18,12 +18,12 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from client.sync import Admin
-from pipeline.options import OptionError, Options
-from pipeline.topics.sink import batch_writer, stream_writer
-from pipeline.topics.sink_rows import RowError
 from tests.interop.harness.servers import Cluster
 from tests.spark.tables import bodies, options_of, read, write
+from trimq.client.sync import Admin
+from trimq.pipeline.options import OptionError, Options
+from trimq.pipeline.topics.sink import batch_writer, stream_writer
+from trimq.pipeline.topics.sink_rows import RowError
 
 
 def rows(count: int, **columns: Any) -> list[dict[str, Any]]:

@@ -16,13 +16,13 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from client.message import Message
-from client.sync import Producer
-from pipeline.topics.sink import as_batches
-from pipeline.topics.sink_rows import rows_of
 from tests.interop.harness.servers import Cluster
 from tests.spark.tables import read
 from tests.spark.test_topic_spark import available_now, table_stream
+from trimq.client.message import Message
+from trimq.client.sync import Producer
+from trimq.pipeline.topics.sink import as_batches
+from trimq.pipeline.topics.sink_rows import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

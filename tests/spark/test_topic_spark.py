@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from client.message import Message, MessageQueue
-from client.sync import Admin, Producer
-from pipeline.topics.stream import HAS_ADMISSION_CONTROL
 from pyspark_rocketmq import register
 from tests.interop.harness.servers import Cluster
 from tests.interop.harness.waiting import wait_until
 from tests.spark.tables import read
+from trimq.client.message import Message, MessageQueue
+from trimq.client.sync import Admin, Producer
+from trimq.pipeline.topics.stream import HAS_ADMISSION_CONTROL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

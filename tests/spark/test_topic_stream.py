@@ -15,21 +15,21 @@ from anyio import to_thread
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from structlog.testing import capture_logs
 
-from client.errors import TopicNotFoundError, UnreachableError
-from client.message import Message, MessageQueue
-from client.sync import Admin, Producer
-from pipeline.options import OptionError, Options
-from pipeline.schema import COLUMNS
-from pipeline.topics import places, progress, session
-from pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset
-from pipeline.topics.places import Bounds, Patience
-from pipeline.topics.planning import DataLossError, Range
-from pipeline.topics.progress import Progress
-from pipeline.topics.settings import ReadSettings
-from pipeline.topics.source import TopicDataSource
-from pipeline.topics.stream import HAS_ADMISSION_CONTROL, TopicStreamReader
 from tests.interop.harness.servers import Cluster, running_cluster
 from tests.spark.tables import open_sockets, options_of, read_partitions, stream
+from trimq.client.errors import TopicNotFoundError, UnreachableError
+from trimq.client.message import Message, MessageQueue
+from trimq.client.sync import Admin, Producer
+from trimq.pipeline.options import OptionError, Options
+from trimq.pipeline.schema import COLUMNS
+from trimq.pipeline.topics import places, progress, session
+from trimq.pipeline.topics.offsets import INITIAL, OffsetFormatError, StreamOffset
+from trimq.pipeline.topics.places import Bounds, Patience
+from trimq.pipeline.topics.planning import DataLossError, Range
+from trimq.pipeline.topics.progress import Progress
+from trimq.pipeline.topics.settings import ReadSettings
+from trimq.pipeline.topics.source import TopicDataSource
+from trimq.pipeline.topics.stream import HAS_ADMISSION_CONTROL, TopicStreamReader
 
 START = StreamOffset.of(INITIAL)
 ROUNDS = 5

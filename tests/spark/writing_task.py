@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pipeline.options import Options
-from pipeline.topics.delivery import Identity, WriteSettings, deliver
+from trimq.pipeline.options import Options
+from trimq.pipeline.topics.delivery import Identity, WriteSettings, deliver
 
 
 def main() -> None:

@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 import trio
 import trio.testing
 
-from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.commit_log import CommitLog
-from broker.store.disk import Disk
-from broker.store.durable_files import make_durable_directory
-from broker.store.log_sync import SyncPlace
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.memory import LogMemory
-from broker.store.running_flags import RunningFlags
-from broker.store.stats import StoreStats
-from broker.store.types import MessageBatch, MessageInner, MessageRows, PutMessageResult
-from broker.store.write_path import WritePath
-from protocol.batch import BatchColumns
-from protocol.message import StoredMessage, decode_message
-from protocol.record import MAGIC_BLANK, SIZE_MAGIC, pack_host
-from protocol.record_batch import ListedMessages
 from tests.store.simdisk import SimDisk
+from trimq.broker.config import FlushDiskType, MessageStoreConfig
+from trimq.broker.store.commit_log import CommitLog
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.durable_files import make_durable_directory
+from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.memory import LogMemory
+from trimq.broker.store.running_flags import RunningFlags
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.types import MessageBatch, MessageInner, MessageRows, PutMessageResult
+from trimq.broker.store.write_path import WritePath
+from trimq.protocol.batch import BatchColumns
+from trimq.protocol.message import StoredMessage, decode_message
+from trimq.protocol.record import MAGIC_BLANK, SIZE_MAGIC, pack_host
+from trimq.protocol.record_batch import ListedMessages
 
 LOG = "/store/commitlog"
 HOST = pack_host("10.0.0.1", 10911)

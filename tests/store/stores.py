@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 import trio
 import trio.testing
 
-from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.disk import Disk
-from broker.store.log_sync import SyncPlace
-from broker.store.message_store import MessageStore
-from broker.store.types import GetMessageStatus, PutMessageResult, PutMessageStatus
-from protocol.hashing import tags_code
-from protocol.message import StoredMessage, decode_messages
-from remoting.clock import ManualClock
 from tests.store.builders import Answers, message
 from tests.store.simdisk import Loss, PowerCut, SimDisk
+from trimq.broker.config import FlushDiskType, MessageStoreConfig
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.types import GetMessageStatus, PutMessageResult, PutMessageStatus
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.message import StoredMessage, decode_messages
+from trimq.remoting.clock import ManualClock
 
 TOPIC = "TopicTest"
 FAR = 1 << 62

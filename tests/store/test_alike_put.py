@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.message_store import MessageStore
-from broker.store.running_flags import Flag
-from broker.store.types import MessageInner, MessageRows, PutMessageResult
-from protocol.alike_rows import Rows
-from protocol.hashing import crc32_of_each
-from protocol.index_batch_numpy import AlikeKeys
-from protocol.record import encode_record, layout
-from remoting.clock import ManualClock
 from tests.store.builders import Answers, batch, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, opened, settings
 from tests.store.test_plain_put import _traces
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.running_flags import Flag
+from trimq.broker.store.types import MessageInner, MessageRows, PutMessageResult
+from trimq.protocol.alike_rows import Rows
+from trimq.protocol.hashing import crc32_of_each
+from trimq.protocol.index_batch_numpy import AlikeKeys
+from trimq.protocol.record import encode_record, layout
+from trimq.remoting.clock import ManualClock
 
 MOST = 64
 TAG = 97

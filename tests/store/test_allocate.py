@@ -10,15 +10,15 @@ import trio.lowlevel
 import trio.testing
 from structlog.testing import capture_logs
 
-from broker.store.disk import FileSystem
-from broker.store.mapped_file import MappedFile
-from broker.store.page_reuse import PageReuse
-from broker.store.real_disk import RealDisk
-from broker.store.running_flags import Flag
-from broker.store.transient_store_pool import PooledMappedFile
-from broker.store.types import PutMessageStatus
 from tests.store.builders import LOG, Rig, config, message, records
 from tests.store.simdisk import SimDisk
+from trimq.broker.store.disk import FileSystem
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.page_reuse import PageReuse
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.running_flags import Flag
+from trimq.broker.store.transient_store_pool import PooledMappedFile
+from trimq.broker.store.types import PutMessageStatus
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")

@@ -6,11 +6,11 @@ import pytest
 import trio
 import trio.testing
 
-from protocol import checkpoint_layout
-from protocol.checkpoint_layout import CheckpointFields, CheckpointMark
 from tests.store.simdisk import SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, check_all, fill, killed, opened, settings
+from trimq.protocol import checkpoint_layout
+from trimq.protocol.checkpoint_layout import CheckpointFields, CheckpointMark
 
 KEEP = 2**63 - 1
 

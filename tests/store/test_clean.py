@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.disk import DiskSpace
-from broker.store.mapped_file import MappedFile
-from broker.store.message_store import MessageStore
-from broker.store.running_flags import Flag
-from protocol.topic_rules import SCHEDULE_TOPIC
-from remoting.clock import ManualClock
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
+from trimq.broker.store.disk import DiskSpace
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.running_flags import Flag
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.remoting.clock import ManualClock
 
 HOUR = 3_600_000
 NOON = 1_700_000_000_000 // (24 * HOUR) * 24 * HOUR

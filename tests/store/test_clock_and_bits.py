@@ -7,12 +7,12 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from broker.store.message_store import MessageStore, StoreInUseError
-from broker.store.store_lock import StoreLock
-from broker.store.types import PutMessageResult
-from remoting.clock import ManualClock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.stores import TOPIC, check_all, fill, opened, put, settings
+from trimq.broker.store.message_store import MessageStore, StoreInUseError
+from trimq.broker.store.store_lock import StoreLock
+from trimq.broker.store.types import PutMessageResult
+from trimq.remoting.clock import ManualClock
 
 DAY = 86_400_000
 NOW = 1_700_000_000_000

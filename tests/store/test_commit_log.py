@@ -3,10 +3,10 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.store.types import PutMessageStatus
-from protocol import sysflag
-from protocol.record import RecordState, check_record, decode_head, encode_record
 from tests.store.builders import HOST, HOST_V6, Rig, batch, config, message, records
+from trimq.broker.store.types import PutMessageStatus
+from trimq.protocol import sysflag
+from trimq.protocol.record import RecordState, check_record, decode_head, encode_record
 
 
 async def test_a_record_is_stored_as_the_reference_form_says() -> None:

@@ -4,12 +4,12 @@ import pytest
 import trio
 import trio.testing
 
-from broker.store.types import PutMessageResult, PutMessageStatus
-from remoting.clock import ManualClock
 from tests.store.builders import batch
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, drain, fill, killed, opened, put, settings
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.remoting.clock import ManualClock
 
 PATH = "/store/topics.dropped"
 OTHER = "Other"

@@ -4,16 +4,16 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.filters.tag import TagFilter
-from broker.store.consume_queue import ConsumeQueue
-from broker.store.get_message import MessageGetter
-from broker.store.message_store import MessageStore
-from broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
-from protocol.hashing import tags_code
-from protocol.message import decode_messages
-from protocol.queue_unit import FILLER_SIZE, UNIT
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, drain, fill, opened, put, settings
+from trimq.broker.filters.tag import TagFilter
+from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.get_message import MessageGetter
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.message import decode_messages
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 
 S = GetMessageStatus
 BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000)

@@ -11,14 +11,14 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.store.index_file import Cold, IndexShape
-from broker.store.index_service import IndexService
-from broker.store.running_flags import RunningFlags
-from protocol.hashing import key_hash, string_hash
-from protocol.index_batch import Batch, PlainBatch, make_batch, seconds_since
-from protocol.index_batch_numpy import AlikeKeys, NumpyBatch
-from protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
 from tests.store.simdisk import SimDisk
+from trimq.broker.store.index_file import Cold, IndexShape
+from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.running_flags import RunningFlags
+from trimq.protocol.hashing import key_hash, string_hash
+from trimq.protocol.index_batch import Batch, PlainBatch, make_batch, seconds_since
+from trimq.protocol.index_batch_numpy import AlikeKeys, NumpyBatch
+from trimq.protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
 
 NOW = 1_700_000_000_000
 FAR = 1 << 62
@@ -90,7 +90,7 @@ def test_numpy_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) ->
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **more: Any) -> Any:
-        if name == "protocol.index_batch_numpy":
+        if name == "trimq.protocol.index_batch_numpy":
             raise ImportError
         return real(name, *args, **more)
 

@@ -3,12 +3,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.durable_files import make_durable_directory
-from broker.store.log_scan import Blank, Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
-from broker.store.mapped_file import MappedFile
-from protocol import record
-from protocol.record import encode_record, pack_host
 from tests.store.simdisk import SimDisk
+from trimq.broker.store.durable_files import make_durable_directory
+from trimq.broker.store.log_scan import Blank, Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.protocol import record
+from trimq.protocol.record import encode_record, pack_host
 
 SIZE = 4096
 NOW = 1_700_000_000_000

@@ -2,10 +2,10 @@ import errno
 
 import pytest
 
-from broker.store.durable_files import make_durable_directory
-from broker.store.mapped_file import MappedFile
-from broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 from tests.store.simdisk import Loss, SimDisk
+from trimq.broker.store.durable_files import make_durable_directory
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 
 LOG = "/store/commitlog"
 

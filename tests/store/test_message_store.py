@@ -7,18 +7,18 @@ import pytest
 import trio
 import trio.testing
 
-from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.disk import Disk
-from broker.store.log_sync import SyncPlace
-from broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
-from broker.store.real_disk import RealDisk
-from broker.store.running_flags import Flag
-from broker.store.types import GetMessageStatus, MessageInner, PutMessageResult, PutMessageStatus
-from protocol.message import decode_messages
-from protocol.topic_rules import SCHEDULE_TOPIC
-from remoting.clock import ManualClock
 from tests.store.builders import Answers, batch, message
 from tests.store.simdisk import Loss, SimDisk
+from trimq.broker.config import FlushDiskType, MessageStoreConfig
+from trimq.broker.store.disk import Disk
+from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.running_flags import Flag
+from trimq.broker.store.types import GetMessageStatus, MessageInner, PutMessageResult, PutMessageStatus
+from trimq.protocol.message import decode_messages
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.remoting.clock import ManualClock
 
 OK = PutMessageStatus.PUT_OK
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from broker.store import page_reuse
-from broker.store.mapped_file import MappedFile
-from broker.store.mapped_file_queue import MappedFileQueue
-from broker.store.memory import log_memory
-from broker.store.page_reuse import PageReuse
-from broker.store.warm_ranges import CHUNK
 from tests.store.builders import LOG
 from tests.store.simdisk import SimDisk
+from trimq.broker.store import page_reuse
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.memory import log_memory
+from trimq.broker.store.page_reuse import PageReuse
+from trimq.broker.store.warm_ranges import CHUNK
 
 STEP = 4 * CHUNK
 SIZE = 8 * STEP

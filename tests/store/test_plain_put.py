@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from broker.store.message_store import MessageStore
-from broker.store.running_flags import Flag
-from broker.store.topic_queue import TopicQueue
-from broker.store.types import MessageInner, PutMessageResult, PutMessageStatus
-from remoting.clock import ManualClock
 from tests.store.builders import Answers, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, opened, settings
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.running_flags import Flag
+from trimq.broker.store.topic_queue import TopicQueue
+from trimq.broker.store.types import MessageInner, PutMessageResult, PutMessageStatus
+from trimq.remoting.clock import ManualClock
 
 Plain = dict[str, Any]
 ROOMY = settings(mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)

@@ -1,9 +1,9 @@
 import trio
 import trio.testing
 
-from broker.store.mapped_file import MappedFile
-from broker.store.types import PutMessageStatus
 from tests.store.builders import Rig, batch, config, message, records
+from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.types import PutMessageStatus
 
 BUSY = PutMessageStatus.OS_PAGE_CACHE_BUSY
 NO_FILE = PutMessageStatus.CREATE_MAPPED_FILE_FAILED

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.store.message_store import MessageStore
-from broker.store.queue_sizes import QueueFileError, other_size
-from broker.store.real_disk import RealDisk
-from remoting.clock import ManualClock
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, check_all, fill, killed, opened, settings
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.queue_sizes import QueueFileError, other_size
+from trimq.broker.store.real_disk import RealDisk
+from trimq.remoting.clock import ManualClock
 
 COUNT = 35
 BASE = "/store/consumequeue"

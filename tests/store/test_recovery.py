@@ -6,12 +6,12 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from broker.store.message_store import MessageStore, StoreLoadError
-from broker.store.recovery import RecoveryReport
-from protocol import checkpoint_layout
-from protocol.queue_unit import UNIT
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
+from trimq.broker.store.message_store import MessageStore, StoreLoadError
+from trimq.broker.store.recovery import RecoveryReport
+from trimq.protocol import checkpoint_layout
+from trimq.protocol.queue_unit import UNIT
 
 ONE = {(TOPIC, 0): 40}
 

@@ -4,13 +4,13 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.store.dispatcher import index_keys, index_keys_of, property_of
-from broker.store.message_store import MessageStore
-from broker.store.types import GetMessageStatus
-from protocol.message import decode_properties
-from protocol.topic_rules import SCHEDULE_TOPIC
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, opened, put, settings
+from trimq.broker.store.dispatcher import index_keys, index_keys_of, property_of
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.types import GetMessageStatus
+from trimq.protocol.message import decode_properties
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 
 def _stop_dispatch(store: MessageStore) -> int:

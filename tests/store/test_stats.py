@@ -1,4 +1,4 @@
-from broker.store.stats import StoreStats
+from trimq.broker.store.stats import StoreStats
 
 NOW = 1_700_000_000_000
 

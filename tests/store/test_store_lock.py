@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.store.real_disk import RealDisk
-from broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
 
 OTHER_PROCESS = """
 import fcntl, sys

@@ -14,16 +14,16 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from broker.config import FlushDiskType, MessageStoreConfig
-from broker.store.message_store import MessageStore
-from broker.store.real_disk import RealDisk
-from broker.store.running_flags import Flag
-from broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, WriteBuffer, lock_memory
-from broker.store.types import PutMessageStatus
 from tests.store.builders import Answers, Rig, batch, config, message, records
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
+from trimq.broker.config import FlushDiskType, MessageStoreConfig
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.running_flags import Flag
+from trimq.broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, WriteBuffer, lock_memory
+from trimq.broker.store.types import PutMessageStatus
 
 NEVER = 1 << 30
 """Milliseconds: only when something asks for it."""

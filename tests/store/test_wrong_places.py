@@ -13,18 +13,18 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from broker.store.message_store import MessageStore
-from broker.store.record_look import is_message, place_of
-from broker.store.types import GetMessageStatus, MessageFilter
-from broker.testing import running_broker
-from protocol.message import StoredMessage, decode_message, decode_messages
-from protocol.queue_unit import UNIT, UNIT_SIZE
-from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from tests.broker.raw_client import Raw, json_frame
 from tests.broker.test_pull_direct import FIELDS
 from tests.broker.wire_client import WireClient
 from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, by_key, fill, opened, settings
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.record_look import is_message, place_of
+from trimq.broker.store.types import GetMessageStatus, MessageFilter
+from trimq.broker.testing import running_broker
+from trimq.protocol.message import StoredMessage, decode_message, decode_messages
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
 LOG = f"/store/commitlog/{0:020d}"
 QUEUE = f"/store/consumequeue/{TOPIC}/0/{0:020d}"

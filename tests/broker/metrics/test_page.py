@@ -11,11 +11,11 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.controller import BrokerController
-from broker.testing import running_broker
-from protocol.codes import RequestCode
 from tests.broker.wire_client import WireClient, consumer, pull_ext
 from tests.web_client import get
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.protocol.codes import RequestCode
 
 ON: dict[str, Any] = {"metricsExporterType": "PROM", "metricsPromExporterPort": 0}
 
@@ -195,7 +195,7 @@ def _fetcher(address: tuple[str, int]) -> subprocess.Popen[bytes]:
 
 def test_without_metrics_nothing_of_theirs_is_imported(tmp_path: Path) -> None:
     code = (
-        "import sys, trio\nfrom broker.testing import running_broker\n"
+        "import sys, trio\nfrom trimq.broker.testing import running_broker\n"
         "async def main():\n    async with running_broker():\n        pass\n"
         "trio.run(main)\nprint([m for m in sys.modules if m.partition('.')[0] in ('prometheus_client', 'hypercorn')])"
     )

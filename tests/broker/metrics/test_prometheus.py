@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import trio
 
-from broker.controller import BrokerController
-from broker.store.running_flags import Flag
-from broker.testing import running_broker
 from tests.broker.wire_client import WireClient, consumer
 from tests.web_client import get
+from trimq.broker.controller import BrokerController
+from trimq.broker.store.running_flags import Flag
+from trimq.broker.testing import running_broker
 
 pytestmark = pytest.mark.partners
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Hashable
 from typing import Any, cast
 
-from broker.config import SCHEMA
-from broker.services.client_channel import ClientChannel
-from protocol.command import RemotingCommand
-from remoting.config import Configuration
-from remoting.connection import Connection
+from trimq.broker.config import SCHEMA
+from trimq.broker.services.client_channel import ClientChannel
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.config import Configuration
+from trimq.remoting.connection import Connection
 
 
 class FakeConnection:

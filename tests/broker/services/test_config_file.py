@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import MessageStoreConfig, load_broker
-from broker.services.config_file import ConfigFile
-from broker.services.state_file import StateFileError
-from broker.store.real_disk import RealDisk
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
+from trimq.broker.config import MessageStoreConfig, load_broker
+from trimq.broker.services.config_file import ConfigFile
+from trimq.broker.services.state_file import StateFileError
+from trimq.broker.store.real_disk import RealDisk
 
 
 async def test_a_change_goes_into_the_file_the_broker_was_started_with(tmp_path: Path) -> None:

@@ -2,15 +2,21 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from broker.services.consumers import ConsumerManager, GroupChange
-from broker.services.group_notifier import LONGEST_PAUSE_SECONDS, MEMBERS_A_SECOND, PAUSE_SECONDS, GroupNotifier, tell
-from broker.services.producers import ProducerManager
-from protocol.body import SubscriptionData
-from protocol.codes import RequestCode
-from protocol.command import RemotingCommand
-from remoting.clock import ManualClock
-from remoting.config import Configuration
 from tests.broker.services.fakes import FakeConnection, channel, configuration
+from trimq.broker.services.consumers import ConsumerManager, GroupChange
+from trimq.broker.services.group_notifier import (
+    LONGEST_PAUSE_SECONDS,
+    MEMBERS_A_SECOND,
+    PAUSE_SECONDS,
+    GroupNotifier,
+    tell,
+)
+from trimq.broker.services.producers import ProducerManager
+from trimq.protocol.body import SubscriptionData
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.clock import ManualClock
+from trimq.remoting.config import Configuration
 
 
 def sub(topic: str, version: int = 1, text: str = "*") -> SubscriptionData:

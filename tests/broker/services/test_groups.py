@@ -4,14 +4,14 @@ import pytest
 import trio
 import trio.testing
 
-from broker.services.groups import FORBIDDEN_READ, SubscriptionGroupManager
-from broker.services.state_file import StateFileError, replace_file
-from protocol.body import SubscriptionGroupConfig
-from protocol.topic_rules import SYSTEM_GROUPS
-from remoting.clock import ManualClock
-from remoting.config import Configuration
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
+from trimq.broker.services.groups import FORBIDDEN_READ, SubscriptionGroupManager
+from trimq.broker.services.state_file import StateFileError, replace_file
+from trimq.protocol.body import SubscriptionGroupConfig
+from trimq.protocol.topic_rules import SYSTEM_GROUPS
+from trimq.remoting.clock import ManualClock
+from trimq.remoting.config import Configuration
 
 PATH = "/store/config/subscriptionGroup.json"
 

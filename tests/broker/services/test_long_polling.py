@@ -3,14 +3,14 @@ from typing import Any
 import trio
 import trio.testing
 
-from broker.services.long_polling import LONGEST_HOLD_MS, PullRequest, PullRequestHoldService
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.errors import RemotingError
-from protocol.headers.pull import PullMessageRequestHeader
-from remoting.clock import ManualClock
-from remoting.config import Configuration
 from tests.broker.services.fakes import FakeConnection, configuration
+from trimq.broker.services.long_polling import LONGEST_HOLD_MS, PullRequest, PullRequestHoldService
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.pull import PullMessageRequestHeader
+from trimq.remoting.clock import ManualClock
+from trimq.remoting.config import Configuration
 
 
 class Tags:

@@ -6,11 +6,11 @@ import trio.testing
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.services.offsets import ConsumerOffsetManager
-from broker.services.state_file import StateFileError, replace_file
-from remoting.clock import ManualClock
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.state_file import StateFileError, replace_file
+from trimq.remoting.clock import ManualClock
 
 PATH = "/store/config/consumerOffset.json"
 

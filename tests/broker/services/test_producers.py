@@ -1,9 +1,9 @@
 import trio
 import trio.testing
 
-from broker.services.producers import ProducerManager
-from remoting.clock import ManualClock
 from tests.broker.services.fakes import FakeConnection, channel, configuration
+from trimq.broker.services.producers import ProducerManager
+from trimq.remoting.clock import ManualClock
 
 
 def test_members_come_and_go() -> None:

@@ -1,6 +1,6 @@
-from broker.services.rebalance_lock import RebalanceLockManager
-from protocol.body import MessageQueue
-from remoting.clock import ManualClock
+from trimq.broker.services.rebalance_lock import RebalanceLockManager
+from trimq.protocol.body import MessageQueue
+from trimq.remoting.clock import ManualClock
 
 
 def queue(number: int, topic: str = "T") -> MessageQueue:

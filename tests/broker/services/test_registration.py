@@ -6,10 +6,12 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from broker.health import name_server_reasons
-from broker.services.registration import ALL_TOPICS, BrokerOuterAPI
-from broker.services.topics import TopicConfigManager
-from protocol.body import (
+from tests.broker.services.fakes import configuration
+from tests.store.simdisk import SimDisk
+from trimq.broker.health import name_server_reasons
+from trimq.broker.services.registration import ALL_TOPICS, BrokerOuterAPI
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.protocol.body import (
     BrokerMemberGroup,
     DataVersion,
     GetBrokerMemberGroupResponseBody,
@@ -19,20 +21,18 @@ from protocol.body import (
     decode_json,
     encode_json,
 )
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import RemotingCommand
-from protocol.hashing import crc32
-from protocol.headers.namesrv import (
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.hashing import crc32
+from trimq.protocol.headers.namesrv import (
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
     UnRegisterBrokerRequestHeader,
 )
-from protocol.register_broker_body import decode_register_broker_body
-from remoting.clock import ManualClock
-from remoting.errors import RemotingConnectError
-from tests.broker.services.fakes import configuration
-from tests.store.simdisk import SimDisk
+from trimq.protocol.register_broker_body import decode_register_broker_body
+from trimq.remoting.clock import ManualClock
+from trimq.remoting.errors import RemotingConnectError
 
 
 class NameServers:

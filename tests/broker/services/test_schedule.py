@@ -8,9 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from broker.services.schedule import ScheduleMessageService
-from broker.services.state_file import StateFileError, replace_file
-from broker.store.types import (
+from tests.broker.services.fakes import configuration
+from tests.store.simdisk import SimDisk
+from trimq.broker.services.schedule import ScheduleMessageService
+from trimq.broker.services.state_file import StateFileError, replace_file
+from trimq.broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
     MessageInner,
@@ -18,13 +20,11 @@ from broker.store.types import (
     PutMessageResult,
     PutMessageStatus,
 )
-from protocol import record
-from protocol.hashing import tags_code
-from protocol.message import encode_properties
-from protocol.topic_rules import SCHEDULE_TOPIC
-from remoting.clock import ManualClock
-from tests.broker.services.fakes import configuration
-from tests.store.simdisk import SimDisk
+from trimq.protocol import record
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.message import encode_properties
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.remoting.clock import ManualClock
 
 PATH = "/store/config/delayOffset.json"
 HOST = record.pack_host("10.0.0.1", 10911)

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 import trio
 
-from broker.services.state_file import (
+from tests.store.simdisk import Loss, PowerCut, SimDisk
+from trimq.broker.services.state_file import (
     EntryTable,
     StateFile,
     StateFileError,
@@ -14,9 +15,8 @@ from broker.services.state_file import (
     load_data_version,
     replace_file,
 )
-from protocol.body import TopicConfig
-from remoting.clock import ManualClock
-from tests.store.simdisk import Loss, PowerCut, SimDisk
+from trimq.protocol.body import TopicConfig
+from trimq.remoting.clock import ManualClock
 
 PATH = "/store/config/x.json"
 

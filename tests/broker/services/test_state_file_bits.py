@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from broker.services.state_file import StateFile, encode_pieces, replace_file
-from remoting.clock import ManualClock
 from tests.store.simdisk import SimDisk
+from trimq.broker.services.state_file import StateFile, encode_pieces, replace_file
+from trimq.remoting.clock import ManualClock
 
 PATH = "/store/config/topics.json"
 TABLE = "topicConfigTable"

@@ -4,8 +4,8 @@ import pytest
 import trio
 import trio.testing
 
-from broker.services.stats import GROUP_GET_NUMS, NAMES, TOPIC_PUT_NUMS, BrokerStats, seconds_to_midnight
-from remoting.clock import ManualClock
+from trimq.broker.services.stats import GROUP_GET_NUMS, NAMES, TOPIC_PUT_NUMS, BrokerStats, seconds_to_midnight
+from trimq.remoting.clock import ManualClock
 
 
 async def test_counts_show_at_once_and_in_all_windows() -> None:

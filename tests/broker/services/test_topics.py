@@ -5,14 +5,14 @@ import pytest
 import trio
 import trio.testing
 
-from broker.services.state_file import StateFileError, replace_file
-from broker.services.topic_attributes import alter, parse_changes
-from broker.services.topics import TopicConfigManager
-from protocol.body import TopicConfig
-from remoting.clock import ManualClock
-from remoting.config import Configuration
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import Loss, SimDisk
+from trimq.broker.services.state_file import StateFileError, replace_file
+from trimq.broker.services.topic_attributes import alter, parse_changes
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.protocol.body import TopicConfig
+from trimq.remoting.clock import ManualClock
+from trimq.remoting.config import Configuration
 
 PATH = "/store/config/topics.json"
 SYSTEM = {

@@ -14,13 +14,13 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 
-from broker.config import MessageStoreConfig
-from broker.store.real_disk import RealDisk
-from broker.store.store_lock import StoreLock
-from broker.tools.cli import main
-from protocol import sysflag
-from protocol.queue_unit import UNIT_SIZE
 from tests.store.stores import fill, opened, put, settings
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.store_lock import StoreLock
+from trimq.broker.tools.cli import main
+from trimq.protocol import sysflag
+from trimq.protocol.queue_unit import UNIT_SIZE
 
 FILE = 8192
 COUNT = 100
@@ -370,7 +370,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 def test_long_work_shows_how_far_it_is(store: Path, conf: str) -> None:
     screen, terminal = pty.openpty()
     words = ["verify", str(store), "-c", conf]
-    code = f"from broker.tools.cli import main; main({words!r})"
+    code = f"from trimq.broker.tools.cli import main; main({words!r})"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
