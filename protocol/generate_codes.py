@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+_COMMAND = "python -m trimq.protocol.generate_codes"
 CODES_PY = HERE / "codes.py"
 CODES_MD = HERE.parent / "docs" / "codes.md"
 
@@ -16,7 +17,7 @@ CODES_MD = HERE.parent / "docs" / "codes.md"
 def render_python(data: dict[str, Any]) -> str:
     """The text of protocol/codes.py."""
     lines = [
-        '"""Request, response and language codes. Made from codes.toml by ``python -m trimq.protocol.generate_codes``."""',
+        f'"""Request, response and language codes. Made from codes.toml by ``{_COMMAND}``."""',
         "",
         "from enum import IntEnum",
         "from typing import Final",
@@ -108,7 +109,7 @@ def main(arguments: list[str]) -> int:
         ]
         if stale:
             print(
-                f"not current: {', '.join(stale)}; run python -m trimq.protocol.generate_codes",
+                f"not current: {', '.join(stale)}; run {_COMMAND}",
                 file=sys.stderr,
             )
         return 1 if stale else 0

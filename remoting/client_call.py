@@ -24,10 +24,10 @@ class Call:
     __slots__ = ("deadline", "frame", "opaque", "reply", "written")
 
     def __init__(self) -> None:
-        self.opaque = 0
-        self.deadline = 0.0
-        self.frame = b""
-        self.written = False
+        self.opaque: int = 0
+        self.deadline: float = 0.0
+        self.frame: bytes = b""
+        self.written: bool = False
         self.reply: RemotingCommand | None = None
 
     def finish(self) -> None:

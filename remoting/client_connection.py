@@ -13,7 +13,7 @@ from trimq.protocol.command import REPLY_FLAG, Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import encode
 from trimq.protocol.frame_buffer import FrameBuffer
-from trimq.remoting.client_call import Call, running_loop
+from trimq.remoting.client_call import Call, WaitingCall, running_loop
 from trimq.remoting.client_log import ClientLog
 from trimq.remoting.clock import Clock
 from trimq.remoting.errors import RemotingSendError
@@ -60,10 +60,11 @@ class ClientConnection:
         self.address = address
         self.encoding = encoding
         self.data: dict[str, Any] = {}
-        self.closed = False
-        self.close_reason = ""
-        self.received = 0
-        self.began_at = self.active_at = clock.monotonic()
+        self.closed: bool = False
+        self.close_reason: str = ""
+        self.received: int = 0
+        self.began_at: float = clock.monotonic()
+        self.active_at: float = self.began_at
         self._on_close = on_close
         self._clock = clock
         self._log = log
@@ -73,8 +74,8 @@ class ClientConnection:
         self._queue: list[bytes] = []
         self._queued = 0
         loop = running_loop()
-        self.new_call = loop.call
-        self.now = loop.now
+        self.new_call: Callable[[], WaitingCall] = loop.call
+        self.now: Callable[[], float] = loop.now
         self._wanted = anyio.Event()
         self._room = anyio.Event()
         self._sending = False

@@ -1,6 +1,7 @@
 """TriMQ: Apache RocketMQ's broker, name server and client SDK in Python on trio.
 
-The names of the SDK are here too, imported when they are first used, so that ``import trimq.protocol`` does not load it::
+The names of the SDK are here too, imported when they are first used, so that ``import trimq.protocol`` loads none of
+it::
 
     from trimq import Consumer, Message, Producer
 

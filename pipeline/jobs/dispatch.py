@@ -1,7 +1,7 @@
 """What dispatch makes of each record of a log: its queue unit and the hashes of its index keys, many at a time.
 
-Layouts and rules: trimq.protocol.queue_unit, trimq.protocol.index_layout; RocketMQ's CommitLogDispatcherBuildConsumeQueue and
-CommitLogDispatcherBuildIndex.
+Layouts and rules: trimq.protocol.queue_unit, trimq.protocol.index_layout; RocketMQ's
+CommitLogDispatcherBuildConsumeQueue and CommitLogDispatcherBuildIndex.
 """
 
 import logging

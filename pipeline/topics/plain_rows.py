@@ -33,7 +33,7 @@ _AROUND: Final = BATCH_OVERHEAD + len(_KEY) + _ID + 1
 
 
 class Request(NamedTuple):
-    """Rows that are ready to travel: ``body`` is a batch as trimq.protocol.batch has it, ``first_id`` its first message's."""
+    """Rows that are ready to travel: ``body`` is a batch (trimq.protocol.batch), ``first_id`` its first message's."""
 
     topic: str
     body: memoryview

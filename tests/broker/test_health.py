@@ -215,7 +215,8 @@ def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> Non
 @pytest.mark.parametrize("server", ["broker", "namesrv"])
 def test_the_command_is_quick(server: str) -> None:
     """A container runs it every five seconds: what takes long to import stays out."""
-    code = f"import sys, {server}.cli, trimq.remoting.health_command; print({{'trio', 'structlog', 'rich'}} & set(sys.modules))"
+    imported = f"import sys, trimq.{server}.cli, trimq.remoting.health_command"
+    code = f"{imported}; print({{'trio', 'structlog', 'rich'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert run.stdout == "set()\n"
 

@@ -5,7 +5,7 @@ import doctest
 import pytest
 import structlog
 
-import trimq.client
+from trimq import client
 from trimq.broker import testing_threads
 from trimq.broker.pytest_fixtures import rocketmq_broker, rocketmq_cluster
 from trimq.broker.testing import running_broker

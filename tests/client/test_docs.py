@@ -7,7 +7,7 @@ import pkgutil
 
 import pytest
 
-import trimq.client
+from trimq import client
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(client.__path__, "trimq.client."))
 PUBLIC = {name: getattr(client, name) for name in client.__all__}
