@@ -9,6 +9,7 @@ In a checkout the folders are beside this one and linked into it; in a wheel the
 same, ``trimq.client`` and so on.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    from trimq import client  # noqa: PLC0415 - only a program that uses the SDK loads it
-
+    client = import_module("trimq.client")  # a from-import would ask here for the name "client"
     if name == "__all__":
         return client.__all__
     if name not in client.__all__:
@@ -28,6 +28,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from trimq import client  # noqa: PLC0415 - as above
-
-    return sorted({*globals(), *client.__all__})
+    return sorted({*globals(), *import_module("trimq.client").__all__})

@@ -28,7 +28,7 @@ _MIN_BYTES: Final = 100
 _FOUND: Final = GetMessageStatus.FOUND
 _ITERATE: Final = UNIT.iter_unpack
 
-_log = structlog.get_logger("broker.store")
+_log = structlog.get_logger(__name__)
 _REPORTED: Final = 1000
 """Messages that the log is told of; a consumer may ask for the same ones again and again."""
 

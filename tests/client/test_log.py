@@ -238,8 +238,9 @@ def test_an_exceptions_text_is_one_line() -> None:
 def test_a_program_that_configures_nothing_sees_warnings_only_and_on_standard_error() -> None:
     """And no module of the SDK needs structlog or rich: all of them are imported here."""
     code = """
-import importlib, logging, pkgutil, sys, client
-for module in pkgutil.walk_packages(client.__path__, "client."):
+import importlib, logging, pkgutil, sys
+from trimq import client
+for module in pkgutil.walk_packages(client.__path__, "trimq.client."):
     if module.name != "trimq.client.otel":
         importlib.import_module(module.name)
 from trimq.remoting.client_log import StandardLog
