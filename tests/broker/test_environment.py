@@ -94,7 +94,7 @@ def test_the_name_server_has_them_too() -> None:
 @pytest.mark.parametrize("program", ["broker", "namesrv"])
 def test_the_command_shows_where_a_value_came_from(program: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", program, "-p"],
+        [sys.executable, "-m", f"trimq.{program}", "-p"],
         capture_output=True,
         text=True,
         check=True,

@@ -176,9 +176,9 @@ async def test_no_name_server(tmp_path: Path) -> None:
             assert list(await reasons_until(broker, bool)) == ["no_name_server"]
 
 
-def health(*arguments: str, **environment: str) -> tuple[int, str]:
+def health(program: str, *arguments: str, **environment: str) -> tuple[int, str]:
     run = subprocess.run(
-        [sys.executable, "-m", *arguments],
+        [sys.executable, "-m", f"trimq.{program}", *arguments],
         capture_output=True,
         text=True,
         check=False,

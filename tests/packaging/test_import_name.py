@@ -191,8 +191,11 @@ def test_no_bare_name_is_left() -> None:
         "+import protocol as p",
         "'import client.sync'",
         "-m broker -c",
-    ]
-    + ['"-m", "namesrv"', 'setattr("client.core.x", 1)', "``pipeline.jobs``", "`python -m pipeline.jobs`"],
+        '"-m", "namesrv"',
+        'setattr("client.core.x", 1)',
+        "``pipeline.jobs``",
+        "`python -m pipeline.jobs`",
+    ],
 )
 def test_a_bare_name_is_found(text: str) -> None:
     assert bare_names(f"{text}\n")
