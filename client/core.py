@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final, Literal, Protocol
 
 import anyio
@@ -110,6 +111,8 @@ class Client(Lifecycle):
         self.options: ClientOptions = options or ClientOptions()
         if self.options.header not in _ENCODINGS:
             raise UsageError(f"header={self.options.header!r} is none of {', '.join(_ENCODINGS)}")
+        if self.options.header == "msgpack" and find_spec("msgpack") is None:
+            raise UsageError("header='msgpack' needs the package msgpack: pip install msgpack")
         address = _own_address()
         instance = self.options.instance_name or f"{os.getpid()}#{secrets.token_hex(5)}"
         unit = f"@{self.options.unit_name}" if self.options.unit_name else ""

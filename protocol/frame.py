@@ -6,9 +6,9 @@ RocketMQ's binary form, and msgpack for our own SDK. Source: RocketMQ's Remoting
 """
 
 import struct
+from functools import cache
 from typing import Any, Final, TypeAlias
 
-import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from trimq.protocol.codes import LanguageCode, RequestCode
@@ -224,7 +224,17 @@ def _encode_binary(command: RemotingCommand) -> bytes:
     return b"".join((fixed, _WORD.pack(len(remark)), remark, _WORD.pack(len(ext)), ext))
 
 
+@cache
+def _msgpack() -> Any:
+    try:
+        import msgpack  # type: ignore[import-untyped]  # noqa: PLC0415 - the SDK needs it only where a program asks for it
+    except ImportError:
+        raise FrameError("headers in msgpack need the package msgpack: pip install msgpack") from None
+    return msgpack
+
+
 def _decode_msgpack(header: bytes) -> RemotingCommand:
+    msgpack = _msgpack()
     try:
         fields = msgpack.unpackb(header)
         command = msgspec.convert(fields, RemotingCommandFields)
@@ -273,7 +283,7 @@ def _encode_msgpack(command: RemotingCommand) -> bytes:
     ext = command.ext if command.ext is not None else command.ext_fields()
     if ext:
         fields["ext"] = ext
-    packed: bytes = msgpack.packb(fields)
+    packed: bytes = _msgpack().packb(fields)
     return packed
 
 

@@ -7,7 +7,10 @@ The commands' modules are imported when one of their commands runs, so that the 
 from importlib import import_module
 from typing import Final
 
-import click
+try:
+    import click
+except ImportError:
+    raise ImportError("mqadmin needs more than the SDK: pip install 'trimq[broker]'") from None
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "addWritePerm": ("namesrv", "Routes tell clients again to send to a broker."),

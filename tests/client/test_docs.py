@@ -23,7 +23,11 @@ def test_examples_run(module: str) -> None:
 def _documented() -> list[tuple[str, object]]:
     found = []
     for name, value in PUBLIC.items():
-        if callable(value) and hasattr(value, "__doc__") and getattr(value, "__module__", "").startswith("trimq.client"):
+        if (
+            callable(value)
+            and hasattr(value, "__doc__")
+            and getattr(value, "__module__", "").startswith("trimq.client")
+        ):
             found.append((name, value))
             if inspect.isclass(value):
                 for attribute, member in vars(value).items():
