@@ -15,7 +15,7 @@ SPARK ?= oldest newest
 .DEFAULT_GOAL := help
 .PHONY: help run test crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
 	check-lint check-types check-public-types check-layers check-generated \
-	format generate bench lock changelog clean
+	format generate bench lock changelog release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,6 +145,9 @@ lock: $(VENV)/.venv-stamp ## resolve the lock files anew; UPGRADE=1 takes the ne
 
 changelog: $(VENV)/.dev-stamp ## put the fragments of changelog.d into CHANGELOG.md
 	@$(BIN)/towncrier build --yes --version "$$($(BIN)/python -c 'from importlib.metadata import version; print(version("trimq"))')"
+
+release: $(VENV)/.dev-stamp ## changelog, sdist, wheel, a check in a fresh environment, commit and tag: VERSION=1.2.3
+	@VERSION="$(VERSION)" .ci/release
 
 clean: ## remove the environment and the tools' caches (not ./data)
 	rm -rf $(VENV) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
