@@ -102,8 +102,8 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JD
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
 	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy trimq/pipeline pyspark_rocketmq.py pyspark_rocketmq_store.py tests/spark || exit; done
 
-test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages; root)
-	@$(call pytest,-m partners tests/docker tests/broker/metrics $(ARGS))
+test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages; root), and a release of a clone
+	@$(call pytest,-m partners tests/docker tests/broker/metrics tests/packaging $(ARGS))
 
 check: $(VENV)/.dev-stamp ## format, lint, types, layers, generated files; reports all of them, fails on any
 	@$(MAKE) --no-print-directory --keep-going check-format check-lint check-types check-public-types check-layers check-generated
