@@ -4,7 +4,6 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.packaging.checkout import ROOT, copied, files
+
 FOLDERS = sorted(path.name for path in (ROOT / "trimq").iterdir() if path.is_symlink())
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
@@ -35,17 +35,6 @@ def run(code: str, cwd: Path, path: Path) -> str:
         timeout=60,
     )
     return done.stdout + done.stderr
-
-
-def copied(target: Path) -> Path:
-    """A checkout, links and all."""
-    known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, known.split("\0")):
-        source = ROOT / name
-        if source.is_symlink() or source.is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target / name, follow_symlinks=False)
-    return target
 
 
 def build(kind: str, source: Path, target: Path) -> Path:
@@ -175,8 +164,7 @@ def bare_names(text: str) -> list[str]:
 
 
 def test_no_bare_name_is_left() -> None:
-    known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    paths = [ROOT / name for name in known.split("\0") if name and name not in {"pyproject.toml", "LICENSE"}]
+    paths = [ROOT / name for name in files() if name not in {"pyproject.toml", "LICENSE"}]
     texts = [path for path in paths if path.suffix in READ and path.is_file() and path != Path(__file__)]
     assert len(texts) > 700
     found = {str(path): names for path in texts if (names := bare_names(path.read_text(encoding="utf-8")))}

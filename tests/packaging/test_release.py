@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.packaging.checkout import copied
 
 
 def git(tree: Path, *words: str) -> str:
@@ -17,18 +17,13 @@ def git(tree: Path, *words: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The tree as it is here, committed, with the environment that runs this test."""
-    tree = tmp_path / "clone"
-    git(ROOT, "clone", "--quiet", str(ROOT), str(tree))
-    changed = git(ROOT, "ls-files", "--modified", "--others", "--exclude-standard").splitlines()
-    for name in changed:
-        if (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tree / name).write_bytes((ROOT / name).read_bytes())
+    """The tree as it is here, committed, with a link to the environment that runs this test."""
+    tree = copied(tmp_path / "clone")
+    git(tree, "init", "--quiet")
     (tree / ".git/info/exclude").write_text("/.venv\n", encoding="utf-8")
     (tree / ".venv").symlink_to(sys.prefix)
     git(tree, "add", "--all")
-    git(tree, "commit", "--quiet", "--allow-empty", "--message", "as it is")
+    git(tree, "commit", "--quiet", "--message", "as it is")
     return tree
 
 
