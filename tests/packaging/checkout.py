@@ -21,10 +21,8 @@ def files() -> list[str]:
 
 
 def _hidden(name: str) -> bool:
-    return any(
-        part.startswith((".venv", ".git/")) or part.endswith("_cache") or part in {".git", ".hypothesis"}
-        for part in Path(name).parts
-    )
+    parts = Path(name).parts
+    return any(part.startswith(".venv") or part.endswith("_cache") or part in {".git", ".hypothesis"} for part in parts)
 
 
 def copied(target: Path) -> Path:

@@ -59,10 +59,11 @@ def test_a_release_that_fails_leaves_nothing(clone: Path) -> None:
     project = (clone / "pyproject.toml").read_text(encoding="utf-8")
     (clone / "pyproject.toml").write_text(project.replace('license-files = ["LICENSE"]', "license-files = 5"))
     git(clone, "commit", "--quiet", "--all", "--message", "broken")
+    head = git(clone, "rev-parse", "HEAD")
     code, text = release(clone, "1.2.3")
     assert code
     assert text.endswith("release: FAILED, nothing is released\n")
-    assert (git(clone, "status", "--porcelain"), git(clone, "tag")) == ("", "")
+    assert (git(clone, "status", "--porcelain"), git(clone, "tag"), git(clone, "rev-parse", "HEAD")) == ("", "", head)
 
 
 @pytest.mark.partners
