@@ -11,6 +11,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOMS := protocol remoting namesrv client broker pipeline
 SOURCES := trimq pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
 SPARK ?= oldest newest
+# Tests mostly wait, for time and for other processes. More workers than cores, and what they wait for is late.
+WORKERS ?= 2
+# With NIGHTLY=1 also what is long and rare.
+NIGHTLY ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help run test crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
@@ -69,41 +73,51 @@ run: $(VENV)/.run-stamp ## start a broker with its name server on 127.0.0.1; the
 # -- working on it ------------------------------------------------------------------------------------------------
 
 # pytest's exit code 5 means that no test was run: say so, it is a failure like any other.
-pytest = $(compile) && $(BIN)/python -m pytest $(1) || { code=$$?; [ $$code -ne 5 ] || echo "$@: NO TEST WAS RUN" >&2; exit $$code; }
+no_test = { code=$$?; [ $$code -ne 5 ] || echo "$@: NO TEST WAS RUN" >&2; exit $$code; }
+common = $(if $(NIGHTLY),,and not nightly)
+# pytest,MARKERS,ARGUMENTS: one test after the other.
+pytest = $(compile) && $(BIN)/python -m pytest -m "$(1) $(common)" $(2) $(ARGS) || $(no_test)
+# pytest_beside,MARKERS,ARGUMENTS: several at a time, and then those that are to be alone.
+pytest_beside = $(compile); beside=0; alone=0; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(1) and not alone $(common)" $(2) $(ARGS) || beside=$$?; \
+	$(BIN)/python -m pytest -m "$(1) and alone $(common)" $(2) $(ARGS) || alone=$$?; \
+	case "$$beside $$alone" in "0 0" | "0 5" | "5 0") ;; "5 5") (exit 5) || $(no_test) ;; *) exit 1 ;; esac
 
 test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
-	@$(call pytest,-m "not partners and not slow" $(ARGS))
+	@$(call pytest_beside,not partners and not slow)
 
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
-	@$(call pytest,-m "slow and not partners" -o faulthandler_timeout=0 tests/crash $(ARGS))
+	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash)
 
 mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## break the code in 40 ways, and see that the tests find each; ARGS=recovery for some
 	@$(compile)
 	@$(BIN)/python -m tests.crash.mutations $(ARGS)
 
 # What is long and rare: before an issue is called resolved, and each night.
-nightly: mutations ## mutations, the crash enumeration with more seeds, 50 kills under load
+nightly: mutations ## mutations, crashes with more seeds, 50 kills under load, long partner tests, both PySpark
 	@$(BIN)/python -m tests.crash --seeds 1-3
 	@$(BIN)/python -m tests.crash.kill --kills 50
+	@$(BIN)/python -m pytest -m "partners and nightly" tests/interop tests/client tests/crash
+	@$(MAKE) --no-print-directory test-spark NIGHTLY=1
 
 test-partners: $(VENV)/.dev-stamp ## clients, Spark, operations: all of them, though one fails
 	@$(MAKE) --no-print-directory --keep-going test-clients check-spark test-spark test-operations
 
 test-clients: $(VENV)/.dev-stamp ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
-	@$(call pytest,-m partners tests/interop tests/client tests/crash $(ARGS))
+	@$(call pytest_beside,partners,tests/interop tests/client tests/crash)
 
 # What depends on no version of PySpark runs with the newest only; Delta Lake has no release for that.
 test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
 	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q trimq/__init__.py $(ROOMS) &&  \
 		.venv-spark-$$which/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)' && \
 		case $$which in newest) marks="not oldest_pyspark" ;; *) marks="not one_pyspark" ;; esac && \
-		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks" -o faulthandler_timeout=0 $(ARGS) || exit; done
+		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks $(common)" -o faulthandler_timeout=0 $(ARGS) || exit; done
 
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
 	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy trimq/pipeline pyspark_rocketmq.py pyspark_rocketmq_store.py tests/spark || exit; done
 
 test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages; root), and a release of a clone
-	@$(call pytest,-m partners tests/docker tests/broker/metrics tests/packaging $(ARGS))
+	@$(call pytest,partners,tests/docker tests/broker/metrics tests/packaging)
 
 check: $(VENV)/.dev-stamp ## format, lint, types, layers, generated files; reports all of them, fails on any
 	@$(MAKE) --no-print-directory --keep-going check-format check-lint check-types check-public-types check-layers check-generated

@@ -311,6 +311,7 @@ def test_what_is_usual_means_the_same_piece_by_piece(items: list[tuple[str, str]
     assert re.fullmatch("[0-9A-Za-z]*", properties.get("UNIQ_KEY", ""))
 
 
+@pytest.mark.alone
 def test_a_text_that_does_not_match_costs_no_more_than_its_length() -> None:
     text = "a\x01b\x02" * 8000 + "\x02"
     began = time.process_time()

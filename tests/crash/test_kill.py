@@ -7,6 +7,7 @@ import pytest
 from tests.crash.kill import run
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_a_kill_takes_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     report = await run(tmp_path, kills=3, seed=1)
@@ -17,6 +18,7 @@ async def test_a_kill_takes_nothing_that_was_acknowledged(tmp_path: Path) -> Non
     assert report.queries > 50
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_the_transient_store_pool_loses_only_what_was_not_committed(tmp_path: Path) -> None:
     """What a kill takes is the end of what was acknowledged, not older than the commit intervals, and unread."""

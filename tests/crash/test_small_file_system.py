@@ -100,6 +100,7 @@ def free(directory: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.timeout(180)
 async def test_full_and_healed(small: Path, tmp_path: Path, flush: str) -> None:

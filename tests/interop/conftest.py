@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """What was measured, and how many of mqadmin's commands the run has used."""
     for line in config.stash.get(REMARKS, []):
         terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist has no terminal: what it measured goes with its report."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["remarks"] = session.config.stash.get(REMARKS, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(REMARKS, []).extend(getattr(node, "workeroutput", {}).get("remarks", []))
 
 
 @pytest.hookimpl(tryfirst=True)

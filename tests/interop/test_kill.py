@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,6 @@ from tests.interop.harness.servers import Cluster, running_cluster
 from tests.interop.harness.waiting import wait_until
 
 KILLS = 5
-#: How long the load runs: 60 s where it counts, less for a quick look. Bounded, so that a typing error costs minutes.
-SECONDS = min(float(os.environ.get("TRIMQ_KILL_SECONDS", "60")), 600)
 
 
 @pytest.fixture(params=["ASYNC_FLUSH", "SYNC_FLUSH"])
@@ -28,9 +25,10 @@ def cluster_to_kill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS * 2 + 300, func_only=True)
+@pytest.mark.timeout(420, func_only=True)
+@pytest.mark.parametrize("seconds", [20, pytest.param(60, marks=pytest.mark.nightly)])
 def test_nothing_acknowledged_is_lost(
-    request: pytest.FixtureRequest, cluster_to_kill: Cluster, latest_java: JavaClient
+    request: pytest.FixtureRequest, cluster_to_kill: Cluster, latest_java: JavaClient, seconds: int
 ) -> None:
     cluster, name = cluster_to_kill, unique("flood")
     broker = cluster.broker
@@ -42,13 +40,13 @@ def test_nothing_acknowledged_is_lost(
     latest_java.call("flood.start", name=name, topic=topic, namesrv=cluster.namesrv, size=200, keys=True)
     begin = time.monotonic()
     for kill in range(1, KILLS + 1):
-        due = begin + kill * SECONDS / (KILLS + 1)
-        wait_until(lambda due=due: time.monotonic() >= due, "time for the next kill", SECONDS)  # type: ignore[misc]
+        due = begin + kill * seconds / (KILLS + 1)
+        wait_until(lambda due=due: time.monotonic() >= due, "time for the next kill", seconds)  # type: ignore[misc]
         before = progress("accepted")
         broker.kill()
         broker.start()
         wait_until(lambda before=before: progress("accepted") > before + 100, "sends that are accepted again")  # type: ignore[misc]
-    wait_until(lambda: time.monotonic() >= begin + SECONDS, "end of the load", SECONDS)
+    wait_until(lambda: time.monotonic() >= begin + seconds, "end of the load", seconds)
     stopped: dict[str, Any] = latest_java.call("flood.stop", name=name, wait=90_000)
     stored: dict[str, Any] = latest_java.call("flood.verify", name=name)
     latest_java.call("flood.close", name=name)

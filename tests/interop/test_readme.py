@@ -81,6 +81,7 @@ def test_a_broker_beside_its_name_server(tmp_path: Path) -> None:
         wait_until(lambda: probe.cluster(address), "the broker is registered")
 
 
+@pytest.mark.alone
 def test_make_run(tmp_path: Path) -> None:
     if not (ROOT / ".venv" / ".run-stamp").exists():
         pytest.skip("these tests were not started by make: its environment is not there")

@@ -1,4 +1,4 @@
-"""kill -9 of the driver, of Python workers and of the broker, at moments of chance, through 30 micro-batches.
+"""kill -9 of the driver, of Python workers and of the broker, at moments of chance, through many micro-batches.
 
 What has gone in comes out: every message, once.
 """
@@ -26,9 +26,8 @@ from trimq.client.sync import Admin, Producer
 from trimq.pipeline.topics.stream import HAS_ADMISSION_CONTROL
 
 ROOT = Path(__file__).parents[2]
-BATCHES = 30
 PER_BATCH = 20
-KILLS = 3 if HAS_ADMISSION_CONTROL else 1
+LONG_KILLS = 3 if HAS_ADMISSION_CONTROL else 1
 """Of each of the three; fewer with the oldest PySpark, since it is starting again that takes the time."""
 PATIENCE = 300.0
 """Seconds for anything to happen at all; a driver that starts again on a busy machine took 110 s to its first batch."""
@@ -148,12 +147,13 @@ class Scene:
 
 
 @pytest.mark.timeout(1500, func_only=True)
-def test_thirty_batches_survive_kills_of_everyone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batches", "kills"), [(10, 1), pytest.param(30, LONG_KILLS, marks=pytest.mark.nightly)])
+def test_batches_survive_kills_of_everyone(tmp_path: Path, batches: int, kills: int) -> None:
     demand_spark()
     chance = random.Random(os.environ.get("TRIMQ_KILL_SEED", "8"))
-    victims = ["worker", "broker", "driver"] * KILLS
+    victims = ["worker", "broker", "driver"] * kills
     chance.shuffle(victims)
-    rounds = sorted(chance.sample(range(1, BATCHES - 1), len(victims)))
+    rounds = sorted(chance.sample(range(1, batches - 1), len(victims)))
     plan = dict(zip(rounds, victims, strict=True))
     with running_cluster(tmp_path / "cluster") as cluster, Admin(cluster.namesrv) as admin:
         scene = Scene(cluster, admin, tmp_path / "home", chance)
@@ -163,7 +163,7 @@ def test_thirty_batches_survive_kills_of_everyone(tmp_path: Path) -> None:
             Producer("kill", namesrv=cluster.namesrv, retries=10) as producer,
         ):
             scene.driver.start()
-            for number in range(BATCHES):
+            for number in range(batches):
                 planned, written, committed = scene.planned(), scene.written(), scene.committed()
                 producer.send_batch([Message(scene.source, b"%06d" % (sent + n)) for n in range(PER_BATCH)])
                 sent += PER_BATCH
@@ -179,6 +179,6 @@ def test_thirty_batches_survive_kills_of_everyone(tmp_path: Path) -> None:
                     scene.kill(plan[number])
                 scene.wait_for_more(scene.committed, committed)
             wait_until(lambda: scene.written() >= sent, "the last rows", PATIENCE)
-            scene.wait_for_more(scene.committed, BATCHES - 1)
-        assert scene.killed == dict.fromkeys(("worker", "broker", "driver"), KILLS)
+            scene.wait_for_more(scene.committed, batches - 1)
+        assert scene.killed == dict.fromkeys(("worker", "broker", "driver"), kills)
         assert bodies(read(cluster, topics=scene.target)) == [b"%06d" % number for number in range(sent)]

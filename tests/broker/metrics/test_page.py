@@ -159,6 +159,7 @@ class CpuOfSteps(trio.abc.Instrument):
 SCRAPES = 3
 
 
+@pytest.mark.alone
 async def test_ten_thousand_topics_neither_stop_the_loop_nor_cost_much(broker: BrokerController) -> None:
     """CPU time, the least of several scrapes: neighbours on the machine only ever add to it."""
     for number in range(10_000):
