@@ -17,7 +17,7 @@ WORKERS ?= 2
 NIGHTLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
+.PHONY: help run test test-newest crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
 	check-lint check-types check-public-types check-layers check-generated \
 	format generate bench lock changelog release clean
 
@@ -60,6 +60,18 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements/dev.txt
 	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 	@touch $@
 
+# The newest Python that Debian offers, from its testing suite. What has no wheel for it yet is built: gcc.
+.venv-newest/.dev-stamp: $(VENV)/.build-stamp requirements/dev.txt requirements/build.txt pyproject.toml .ci/newest-python
+	@echo "installing the newest Python into .python-newest, the tools for tests into .venv-newest ..."
+	@.ci/newest-python .python-newest
+	@rm -rf .venv-newest && "$$(realpath .python-newest/python)" -m venv --without-pip .venv-newest
+	@$(PIP) install --no-deps --target "$$(echo .venv-newest/lib/python3.*/site-packages)" pip
+	@$(newest_pip) --require-hashes -r requirements/build.txt
+	@CPATH="$(CURDIR)/.python-newest/include" $(newest_pip) --require-hashes -r requirements/dev.txt
+	@$(newest_pip) --no-build-isolation --no-deps --editable .
+	@touch $@
+newest_pip = .venv-newest/bin/python -m pip --disable-pip-version-check --quiet install
+
 # Byte code is written even where PYTHONDONTWRITEBYTECODE is set: without it a start takes twice as long.
 compile = $(BIN)/python -m compileall -q trimq/__init__.py $(ROOMS)
 
@@ -85,6 +97,9 @@ pytest_beside = $(compile); beside=0; alone=0; \
 
 test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 	@$(call pytest_beside,not partners and not slow)
+
+test-newest: .venv-newest/.dev-stamp ## run the tests with the newest Python that Debian offers
+	@$(MAKE) --no-print-directory test VENV=.venv-newest ARGS="$(ARGS)"
 
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash)
@@ -164,4 +179,4 @@ release: $(VENV)/.dev-stamp ## changelog, sdist, wheel, a check in a fresh envir
 	@VERSION="$(VERSION)" .ci/release
 
 clean: ## remove the environment and the tools' caches (not ./data)
-	rm -rf $(VENV) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-newest .python-newest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
