@@ -60,8 +60,9 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements/dev.txt
 	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# The newest Python that Debian offers, from its testing suite. What has no wheel for it yet is built: gcc.
-.venv-newest/.dev-stamp: $(VENV)/.build-stamp requirements/dev.txt requirements/build.txt pyproject.toml .ci/newest-python
+# The newest Python that Debian offers, from its testing suite. What has no wheel for it yet is built: gcc. The stamp has a
+# name of its own: with that of the other environments, `make VENV=.venv-newest` would have two rules for it.
+.venv-newest/.newest-stamp: $(VENV)/.build-stamp requirements/dev.txt requirements/build.txt pyproject.toml .ci/newest-python
 	@echo "installing the newest Python into .python-newest, the tools for tests into .venv-newest ..."
 	@.ci/newest-python .python-newest
 	@rm -rf .venv-newest && "$$(realpath .python-newest/python)" -m venv --without-pip .venv-newest
@@ -98,8 +99,9 @@ pytest_beside = $(compile); beside=0; alone=0; \
 test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 	@$(call pytest_beside,not partners and not slow)
 
-test-newest: .venv-newest/.dev-stamp ## run the tests with the newest Python that Debian offers
-	@$(MAKE) --no-print-directory test VENV=.venv-newest ARGS="$(ARGS)"
+test-newest: BIN = .venv-newest/bin
+test-newest: .venv-newest/.newest-stamp ## run the tests with the newest Python that Debian offers
+	@$(call pytest_beside,not partners and not slow)
 
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash)
