@@ -10,6 +10,7 @@ import trio
 from structlog.testing import capture_logs
 
 from tests.broker.wire_client import WireClient
+from tests.docs.examples import examples
 from tests.namesrv.builders import registration_body, registration_header, topic
 from tests.namesrv.server import running
 from trimq.broker import addresses
@@ -82,6 +83,17 @@ def test_listeners_that_are_none(value: str) -> None:
 def test_named_ports_that_are_none(value: str) -> None:
     with pytest.raises(ConfigError, match="NAME=PORT"):
         load_namesrv(flags={"namedListenPorts": (value, "test")})
+
+
+def test_the_manuals_listeners() -> None:
+    [example] = [text for text in examples("docs/operate.md") if text.startswith("# name server")]
+    _, settings = example.splitlines()
+    name_server, broker = (setting.split("=", 1) for setting in settings.split())
+    named = load_namesrv(flags={name_server[0]: (name_server[1], "manual")})
+    embedded = load_broker(flags={"embeddedNamesrvNamedListenPorts": (name_server[1], "manual")})
+    told = load_broker(flags={broker[0]: (broker[1], "manual")})
+    assert named.value("namedListenPorts") == embedded.value("embeddedNamesrvNamedListenPorts") == "outside=9877"
+    assert told.value("advertisedListeners") == "outside=mq.example.com:20911"
 
 
 async def test_an_address_that_nobody_answers_at_is_told() -> None:

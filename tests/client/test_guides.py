@@ -2,7 +2,10 @@
 
 import ast
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import anyio
 import pytest
 
 from tests.client.servers import Servers
+from tests.docs.examples import examples
 from trimq.broker.testing_threads import broker_in_thread
 
 GUIDES = Path(__file__).parents[2] / "docs" / "sdk"
@@ -47,6 +51,20 @@ async def test_examples(servers: Servers, guide: str, request: pytest.FixtureReq
                 await value(broker)
             finally:
                 await anyio.to_thread.run_sync(fixture.__exit__, None, None, None)
+
+
+def test_the_suite_of_the_testing_guide(tmp_path: Path) -> None:
+    """Its files in a folder of their own, run by pytest as a user's are."""
+    texts = examples("docs/sdk/testing.md")
+    files = {"conftest.py": "pytest_plugins", "pytest.ini": "[pytest]", "test_shop.py": "from trimq import Message"}
+    for name, begin in files.items():
+        [text] = [text for text in texts if text.startswith(begin)]
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "1 passed" in done.stdout
 
 
 def test_every_guide_is_listed() -> None:

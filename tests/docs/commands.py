@@ -22,6 +22,7 @@ RUN_IN: dict[str, str] = {
     "operate move": "tests/docs/test_operate.py",
     "operate docker": "tests/docker/test_single.py",
     "readme": "tests/docker/test_single.py",
+    "readme first": "tests/interop/test_readme.py",
     "operate systemd": "tests/docker/test_systemd.py",
     "operate systemd_upgrade": "tests/docker/test_systemd.py",
     "operate upgrade": "tests/docker/test_cluster.py",

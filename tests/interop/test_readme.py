@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.docs.commands import ALL
+from tests.docs.examples import examples
 from tests.interop.harness import partners, probe
 from tests.interop.harness.ports import free_port
 from tests.interop.harness.processes import Process
@@ -27,6 +31,19 @@ PROGRAMS = {
 }
 
 
+def example(begin: str) -> str:
+    [found] = [text for text in examples("README.md") if text.startswith(begin)]
+    return found
+
+
+def need_default_ports() -> None:
+    """What README starts listens on RocketMQ's own ports; where somebody else has them, it cannot be tried."""
+    taken = [port for port in (9876, 10911) if probe.accepts(f"127.0.0.1:{port}")]
+    if taken:
+        message = f"README's servers listen on 9876 and 10911; here somebody else has {taken}"
+        pytest.fail(message) if partners.in_ci() else pytest.skip(message)
+
+
 @contextmanager
 def running(process: Process) -> Iterator[Process]:
     process.start()
@@ -37,7 +54,12 @@ def running(process: Process) -> Iterator[Process]:
 
 
 def test_the_first_producer_and_consumer(cluster: Cluster, tmp_path: Path) -> None:
-    class_path = partners.java_driver("5.5.0")
+    dependency = ET.fromstring(example("<dependency>"))
+    assert [part.text for part in dependency][:2] == ["org.apache.rocketmq", "rocketmq-client"]
+    version = str(dependency.findtext("version"))
+    class_path = partners.java_driver(version)
+    jars = Path(class_path.split(":")[1]).parent
+    assert (jars / f"rocketmq-client-{version}.jar").exists()
     for name, source in PROGRAMS.items():
         (tmp_path / f"{name}.java").write_text(source.replace("127.0.0.1:9876", cluster.namesrv), encoding="utf-8")
     files = [str(tmp_path / f"{name}.java") for name in PROGRAMS]
@@ -53,8 +75,9 @@ def test_the_first_python_program(cluster: Cluster, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     source = program.replace("127.0.0.1:9876", cluster.namesrv)
     (tmp_path / "first.py").write_text(source, encoding="utf-8")
-    command = [sys.executable, str(tmp_path / "first.py")]
-    done = subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True, text=True)
+    (tmp_path / ".venv").symlink_to(Path(sys.executable).parents[1])
+    command = ["sh", "-ec", ALL["readme first"]]
+    done = subprocess.run(command, cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True)
     assert "Hello" in done.stdout.splitlines()
 
 
@@ -82,13 +105,31 @@ def test_a_broker_beside_its_name_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(400, func_only=True)
+def test_the_same_by_hand(tmp_path: Path) -> None:
+    need_default_ports()
+    install, name_server, broker = (shlex.split(line, comments=True) for line in example("pip install").splitlines())
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=60)
+    environment = {
+        "PATH": f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(tmp_path / "home"),  # the store is in it
+        "TRIMQ_BIND_ADDRESS": "127.0.0.1",
+        "TRIMQ_BROKER_IP1": "127.0.0.1",
+    }
+    pip = ["env", *install, "--quiet", "--disable-pip-version-check"]
+    subprocess.run(pip, cwd=ROOT, env={**os.environ, **environment}, check=True, timeout=300)
+    with running(Process("namesrv", ["env", *name_server], tmp_path / "run", environment)):
+        wait_until(lambda: probe.accepts("127.0.0.1:9876"), "the name server listens")
+        with running(Process("broker", ["env", *broker], tmp_path / "run", environment)):
+            wait_until(lambda: probe.cluster("127.0.0.1:9876"), "the broker is registered")
+    assert (tmp_path / "home" / "store" / "commitlog").is_dir()
+
+
+@pytest.mark.alone
 def test_make_run(tmp_path: Path) -> None:
     if not (ROOT / ".venv" / ".run-stamp").exists():
         pytest.skip("these tests were not started by make: its environment is not there")
-    taken = [port for port in (9876, 10911) if probe.accepts(f"127.0.0.1:{port}")]
-    if taken:
-        message = f"make run listens on 9876 and 10911; here somebody else has {taken}"
-        pytest.fail(message) if partners.in_ci() else pytest.skip(message)
+    need_default_ports()
     # ARGS of the make that runs these tests are pytest's
     environment = {"MAKEFLAGS": "", "ARGS": "", "PATH": os.environ["PATH"]}
     made = Process(

@@ -1,0 +1,68 @@
+"""The examples of docs/pipeline-jobs.md, as they stand there: STORE, TARGET, TOPIC and HOST:9876 are given."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from tests.docs.examples import examples
+from tests.spark.logs import START, LogWriter
+from tests.spark.stores import some
+from trimq.pipeline.__main__ import main
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.interop.harness.servers import Cluster
+    from trimq.client.sync import Admin
+
+pytestmark = pytest.mark.one_pyspark
+
+
+def example(begin: str) -> str:
+    [found] = [text for text in examples("docs/pipeline-jobs.md") if text.startswith(begin)]
+    return found
+
+
+def test_the_table_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
+    root = LogWriter(tmp_path / "store").put_all(some(20)).write()
+    expression = example("spark.read").replace("/var/lib/rocketmq/store", str(root))
+    assert str(root) in expression
+    assert eval(expression, {"spark": spark}).count() == 20
+
+
+def test_the_commands_of_the_page(
+    spark: SparkSession, cluster: Cluster, admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    prices = some(4, topic="Prices", properties={"KEYS": "k", "UNIQ_KEY": "U"}, time=START + 1000)
+    messages = [*some(40, topic="Orders"), *prices]
+    root = str(LogWriter(tmp_path / "store").put_all(messages).write())
+    admin.create_topic("FromThePage", queues=2)
+    # rebuild: into the store itself, as the page allows, so that audit finds what it looks for.
+    given = {
+        "rebuild": {"TARGET": root},
+        "archive": {"TARGET": str(tmp_path / "archive")},
+        "compact": {"TARGET": str(tmp_path / "compact")},
+        "replay": {"HOST:9876": cluster.namesrv, "TOPIC": "FromThePage"},
+    }
+    told = {}
+    for line in example("python -m trimq.pipeline rebuild").splitlines():
+        python, m, module, job, *arguments = shlex.split(line)
+        assert (python, m, module) == ("python", "-m", "trimq.pipeline")
+        values = {"STORE": root, **given.get(job, {})}
+        done = CliRunner().invoke(main, [job, *(values.get(argument, argument) for argument in arguments)])
+        assert done.exit_code == 0, (line, done.output, done.exception)
+        told[job] = done.output
+    assert set(told) == set(main.commands)
+    assert told["rebuild"].startswith("44 records read")
+    assert told["replay"] == "40 messages sent\n"
+    assert told["compact"] == "1 keys\n"
+    assert "44 rows" in told["archive"]
+    assert (tmp_path / "audit.html").exists()
+    assert (tmp_path / "stats.html").exists()
