@@ -17,7 +17,7 @@ WORKERS ?= 2
 NIGHTLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-newest crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
+.PHONY: help run test test-newest coverage coverage-spark crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
 	check-lint check-types check-public-types check-layers check-generated \
 	format generate bench lock changelog release clean
 
@@ -92,8 +92,8 @@ common = $(if $(NIGHTLY),,and not nightly)
 pytest = $(compile) && $(BIN)/python -m pytest -m "$(1) $(common)" $(2) $(ARGS) || $(no_test)
 # pytest_beside,MARKERS,ARGUMENTS: several at a time, and then those that are to be alone.
 pytest_beside = $(compile); beside=0; alone=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(1) and not alone $(common)" $(2) $(ARGS) || beside=$$?; \
-	$(BIN)/python -m pytest -m "$(1) and alone $(common)" $(2) $(ARGS) || alone=$$?; \
+	$(BIN)/python $(measured) -m pytest -n $(WORKERS) --dist loadgroup -m "$(1) and not alone $(common)" $(2) $(ARGS) || beside=$$?; \
+	$(BIN)/python $(measured) -m pytest -m "$(1) and alone $(common)" $(2) $(ARGS) || alone=$$?; \
 	case "$$beside $$alone" in "0 0" | "0 5" | "5 0") ;; "5 5") (exit 5) || $(no_test) ;; *) exit 1 ;; esac
 
 test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
@@ -102,6 +102,21 @@ test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
 test-newest: BIN = .venv-newest/bin
 test-newest: .venv-newest/.newest-stamp ## run the tests with the newest Python that Debian offers
 	@$(call pytest_beside,not partners and not slow)
+
+# Of the tests that are measured: what is run of the code, by processes that they start too. It makes tests slower, the
+# newest Python's way of measuring by some percent only. What was measured is in .coverage/.
+coverage coverage-spark: measured = -m coverage run
+coverage: export COVERAGE_CORE = sysmon
+coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/unit/data
+coverage: BIN = .venv-newest/bin
+coverage: .venv-newest/.newest-stamp ## test-newest, and look whether the tests run enough of the code
+	@rm -rf .coverage/unit && mkdir -p .coverage/unit
+	@$(call pytest_beside,not partners and not slow)
+	@$(call enough,unit)
+
+# enough,LEG: the processes' figures put together, and compared with tests/coverage/floor.toml.
+enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o .coverage/$(1).json && \
+	$(BIN)/python -m tests.coverage.floor $(1) .coverage/$(1).json
 
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash)
@@ -129,6 +144,14 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JD
 		.venv-spark-$$which/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)' && \
 		case $$which in newest) marks="not oldest_pyspark" ;; *) marks="not one_pyspark" ;; esac && \
 		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks $(common)" -o faulthandler_timeout=0 $(ARGS) || exit; done
+
+coverage-spark: export COVERAGE_FILE = $(CURDIR)/.coverage/spark/data
+coverage-spark: BIN = .venv-spark-newest/bin
+coverage-spark: .venv-spark-newest/.stamp ## test-spark with the newest PySpark, and look whether the tests run enough of pipeline/
+	@rm -rf .coverage/spark && mkdir -p .coverage/spark
+	@$(compile)
+	@$(BIN)/python $(measured) -m pytest tests/spark tests/pipeline -m "not oldest_pyspark $(common)" -o faulthandler_timeout=0 $(ARGS)
+	@$(call enough,spark)
 
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
 	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy trimq/pipeline pyspark_rocketmq.py pyspark_rocketmq_store.py tests/spark || exit; done
@@ -181,4 +204,4 @@ release: $(VENV)/.dev-stamp ## changelog, sdist, wheel, a check in a fresh envir
 	@VERSION="$(VERSION)" .ci/release
 
 clean: ## remove the environment and the tools' caches (not ./data)
-	rm -rf $(VENV) .venv-newest .python-newest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-newest .python-newest .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

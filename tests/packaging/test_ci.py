@@ -1,0 +1,60 @@
+"""What .ci/run decides by itself."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def spark_changed(directory: Path, base: str = "") -> bool:
+    """.ci/run's function of this name, in another repository."""
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    [function] = re.findall(r"^spark_changed\(\) \{\n.*?^\}\n", text, re.MULTILINE | re.DOTALL)
+    done = subprocess.run(
+        ["bash", "-c", f"set -uo pipefail\n{function}\nspark_changed"],
+        cwd=directory,
+        env={**os.environ, "CI_BASE": base},
+        check=False,
+        capture_output=True,
+    )
+    return done.returncode == 0
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """First pipeline/, then README.md, then requirements of Spark: a commit each, and the branch work at the last."""
+
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments], cwd=tmp_path, check=True)
+
+    git("init", "-q", "-b", "work")
+    for path in ("pipeline/a.py", "README.md", "requirements/spark-oldest.txt", "broker/a.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(path)
+        git("add", "-A")
+        git("commit", "-q", "-m", path)
+    return tmp_path
+
+
+def test_a_change_for_spark_is_seen(repository: Path) -> None:
+    assert spark_changed(repository, "HEAD~2")
+    assert spark_changed(repository, "HEAD~3")
+    assert not spark_changed(repository, "HEAD^")
+    (repository / "pipeline" / "a.py").write_text("not committed yet")
+    assert spark_changed(repository, "HEAD^")
+
+
+def test_what_is_not_known_counts_as_changed(repository: Path) -> None:
+    assert spark_changed(repository)
+    assert spark_changed(repository, "HEAD")
+    assert spark_changed(repository, "nosuch")
+
+
+def test_the_base_is_where_the_branch_began(repository: Path) -> None:
+    for commit, changed in (("HEAD^", False), ("HEAD~2", True), ("HEAD", True)):
+        subprocess.run(["git", "update-ref", "refs/remotes/origin/main", commit], cwd=repository, check=True)
+        assert spark_changed(repository) is changed
