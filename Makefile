@@ -114,7 +114,8 @@ coverage: .venv-newest/.newest-stamp ## test-newest, and look whether the tests 
 	@$(call pytest_beside,not partners and not slow)
 	@$(call enough,unit)
 
-# enough,LEG: the processes' figures put together, and compared with tests/coverage/floor.toml.
+# enough,LEG: the processes' figures put together, and compared with tests/coverage/floor.toml. Processes that tests kill
+# leave files with nothing in them, of which combine warns.
 enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o .coverage/$(1).json && \
 	$(BIN)/python -m tests.coverage.floor $(1) .coverage/$(1).json
 
