@@ -2,7 +2,7 @@
 
 Run it with a broker and its name server on this machine (see docs/pipeline.md)::
 
-    pip install 'trimq[spark,plots]'
+    pip install '.[spark,plots]'
     python orders_and_payments.py 127.0.0.1:9876
 
 It makes its own data: a day of a shop's orders, of which most are paid after a while, some never. What it finds stands
