@@ -91,7 +91,7 @@ def test_a_streaming_count_in_five_commands(tmp_path: Path) -> None:
     }
     install, broker, send, program, count = (text.replace("9876", str(name_server)) for text in commands)
     with shell_in(tmp_path, environment) as shell:
-        # The extra names all that is needed: nothing would be installed but TriMQ, which is a link to the checkout here.
+        # The extra names all that is needed: nothing would be installed but TriMQ, a link to the checkout here.
         told = shell.run(install.replace(" install ", " install --dry-run "), ROOT)
         assert re.findall(r"^Would install (.*)$", told, re.MULTILINE) == [f"trimq-{version('trimq')}"]
         shell.run(broker)
