@@ -56,17 +56,25 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     if not sys_flag & sysflag.COMPRESSED:
         return body
     kind = sys_flag & sysflag.COMPRESSION_MASK
+    plain: bytes
     try:
         if kind == sysflag.COMPRESSION_LZ4:
             import lz4.frame  # noqa: PLC0415 - an extra, wanted by few
 
-            plain: bytes = lz4.frame.decompress(body)
+            plain = lz4.frame.decompress(body)
             return plain
         if kind == sysflag.COMPRESSION_ZSTD:
             import zstandard  # noqa: PLC0415 - an extra, wanted by few
 
             # Java's stream writer leaves the size out of the frame, so the one-shot call does not do.
-            return zstandard.ZstdDecompressor().decompressobj().decompress(body)
+            stream = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                plain = stream.decompress(body)
+            except zstandard.ZstdError as error:
+                raise RuntimeError(str(error)) from None
+            if not stream.eof:
+                raise RuntimeError("it ends too early")
+            return plain
         return zlib.decompress(body)
     except ImportError:
         raise _missing("lz4" if kind == sysflag.COMPRESSION_LZ4 else "zstd") from None

@@ -84,7 +84,7 @@ class _Opened(Generic[L]):
 
     def __getattr__(self, name: str) -> Any:
         """What this class does not wrap is the asynchronous object's: coroutine functions block here."""
-        if name.startswith("_"):
+        if name.startswith("_") and name not in ("_portal", "_target"):  # these are there while it is open
             raise AttributeError(name)
         if self._stack is None:
             raise ClosedError(f"this {type(self).__name__} is not open: use it inside its with block")

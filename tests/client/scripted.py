@@ -53,6 +53,7 @@ class ScriptedBroker:
         self.seen: list[tuple[SocketStream, RemotingCommand]] = []
         self.counts: Counter[int] = Counter()
         self.arrived = anyio.Event()
+        self._sending = anyio.Lock()
         self.answers: dict[int, Answer] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route}
 
     async def serve(self, stream: SocketStream) -> None:
@@ -67,9 +68,14 @@ class ScriptedBroker:
                     self.arrived = anyio.Event()
                     reply = self.answers.get(command.code, RemotingCommand.reply)(command)
                     if reply is not None and not command.is_oneway:
-                        await stream.send(encode(reply))
+                        await self.send(stream, reply)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await anyio.aclose_forcefully(stream)
+
+    async def send(self, stream: SocketStream, command: RemotingCommand) -> None:
+        """Answers and requests of its own may be sent at the same time."""
+        async with self._sending:
+            await stream.send(encode(command))
 
     def route(self, command: RemotingCommand) -> RemotingCommand:
         """Every topic is here."""
