@@ -56,30 +56,33 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     if not sys_flag & sysflag.COMPRESSED:
         return body
     kind = sys_flag & sysflag.COMPRESSION_MASK
-    plain: bytes
     try:
         if kind == sysflag.COMPRESSION_LZ4:
             import lz4.frame  # noqa: PLC0415 - an extra, wanted by few
 
-            plain = lz4.frame.decompress(body)
+            plain: bytes = lz4.frame.decompress(body)
             return plain
         if kind == sysflag.COMPRESSION_ZSTD:
-            import zstandard  # noqa: PLC0415 - an extra, wanted by few
-
-            # Java's stream writer leaves the size out of the frame, so the one-shot call does not do.
-            stream = zstandard.ZstdDecompressor().decompressobj()
-            try:
-                plain = stream.decompress(body)
-            except zstandard.ZstdError as error:
-                raise RuntimeError(str(error)) from None
-            if not stream.eof:
-                raise RuntimeError("it ends too early")
-            return plain
+            return _from_zstd(body)
         return zlib.decompress(body)
     except ImportError:
         raise _missing("lz4" if kind == sysflag.COMPRESSION_LZ4 else "zstd") from None
     except (zlib.error, RuntimeError) as error:
         raise ValueError(f"the compressed body cannot be read: {error}") from None
+
+
+def _from_zstd(body: bytes) -> bytes:
+    import zstandard  # noqa: PLC0415 - an extra, wanted by few
+
+    # Java's stream writer leaves the size out of the frame, so the one-shot call does not do.
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    try:
+        plain = stream.decompress(body)
+    except zstandard.ZstdError as error:
+        raise RuntimeError(str(error)) from None
+    if not stream.eof:
+        raise RuntimeError("it ends too early")
+    return plain
 
 
 def _missing(how: str) -> UsageError:
