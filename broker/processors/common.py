@@ -1,15 +1,14 @@
 """Small things that several processors need."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from msgspec import Raw
 
-from trimq.protocol.body import TopicConfig, encode_json
+from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
-from trimq.protocol.lenient_json import dumps_object_keys
 from trimq.protocol.queue_unit import MAX_OFFSET
 from trimq.protocol.record import pack_host
 from trimq.remoting.connection import Connection
@@ -37,16 +36,6 @@ def let_go(command: RemotingCommand) -> None:
     """
     command.body = b""
     command.ext_raw = _NO_EXT
-
-
-def queue_table(name: str, entries: Iterable[tuple[Any, Any]], **others: Any) -> bytes:
-    """A JSON body with a map under ``name`` whose keys are message queues, in the form that every client reads.
-
-    That is fastjson's ``{{"brokerName":"b",...}:value}``; Go's client takes no other.
-    """
-    parts = [b'"%b":%b' % (name.encode(), dumps_object_keys(entries))]
-    parts += [b'"%b":%b' % (key.encode(), encode_json(value)) for key, value in others.items()]
-    return b"{" + b",".join(parts) + b"}"
 
 
 def check_commit_offset(offset: int) -> None:

@@ -87,11 +87,6 @@ class OfflineStore:
         """Where the log begins."""
         return self.files[0].start if self.files else 0
 
-    @property
-    def log_bytes(self) -> int:
-        """Bytes of all log files, written or not."""
-        return sum(file.size for file in self.files)
-
     def open_log(self) -> list[str]:
         """Map the log files up to the first that cannot be one of them; what is wrong with the others."""
         directory = str(self.config.commit_log_path)

@@ -24,8 +24,11 @@ def rebuild(config: MessageStoreConfig, progress: Progress) -> RecoveryReport:
     with locked(root):
         if not any(parse_offset_name(path.name) is not None for path in config.commit_log_path.glob("[0-9]*")):
             raise NotUsableError(f"{config.commit_log_path} holds no log file: there is nothing to rebuild from")
-        for name in ("checkpoint", "consumequeue.snapshot"):
-            (root / name).unlink(missing_ok=True)
+        try:
+            for name in ("checkpoint", "consumequeue.snapshot"):
+                (root / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise NotUsableError(str(error)) from error
         shutil.rmtree(root / "index", ignore_errors=True)
     try:
         return trio.run(_run, config, progress)

@@ -30,7 +30,7 @@ from trimq.client.core import Client
 from trimq.client.mqadmin import main
 from trimq.client.mqadmin.shell import parse_time, show_time
 from trimq.client.routes import TopicRoute
-from trimq.protocol import sysflag
+from trimq.protocol import lenient_json, sysflag
 from trimq.protocol.body import BrokerData, QueueData, TopicRouteData
 from trimq.protocol.codes import RequestCode, ResponseCode
 
@@ -281,6 +281,8 @@ async def test_a_broadcasting_consumer_passes_over_what_fails(tmp_path: Path) ->
                 await (await anext(one)).nack()
                 assert (await anext(one)).queue_offset == 1
         assert broker.counts[RequestCode.CONSUMER_SEND_MSG_BACK] == 0
+        [offsets] = lenient_json.loads(file.read_bytes()).values()
+        assert offsets == {"T@a@0": 1}  # past the first message, and not past the second, which is not acknowledged
 
 
 # -- mqadmin -----------------------------------------------------------------------------------------------------------

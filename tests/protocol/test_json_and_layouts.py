@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -90,6 +91,19 @@ def test_bodies_are_read_with_nulls_and_numbers_as_text() -> None:
 def test_every_response_code_has_a_help_text_and_the_generated_files_are_current() -> None:
     assert all(help_text(code) for code in codes.ResponseCode)
     assert generate_codes.main(["--check"]) == 0
+
+
+def test_generated_files_are_written_and_found_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {name: getattr(generate_codes, name).read_text() for name in ("CODES_PY", "CODES_MD")}
+    for name in wanted:
+        monkeypatch.setattr(generate_codes, name, tmp_path / "new" / name)
+    assert generate_codes.main(["--check"]) == 1
+    assert "not current: CODES_PY, CODES_MD; run " in capsys.readouterr().err
+    assert generate_codes.main([]) == 0
+    assert generate_codes.main(["--check"]) == 0
+    assert {name: (tmp_path / "new" / name).read_text() for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("topic", ["", " ", "a b", "a/b", "x" * 128, "ä", "a\n"])

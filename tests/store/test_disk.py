@@ -334,3 +334,54 @@ def test_a_kernel_that_does_not_tell_is_asked_by_reading(
     assert disk.in_memory(fd, MappedPart(mapping, 100, size)) == 100
     mapping.close()
     disk.close(fd)
+
+
+def test_writes_and_reads_that_the_system_does_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, read = os.pwrite, os.pread
+    disk = RealDisk()
+    fd = disk.create(str(tmp_path / "file"), 100)
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: write(fd, bytes(data)[:3], offset))
+    monkeypatch.setattr(os, "pread", lambda fd, length, offset: read(fd, min(length, 3), offset))
+    disk.pwrite(fd, b"0123456789", 5)
+    assert disk.pread(fd, 12, 4) == b"\x000123456789\x00"
+    assert disk.pread(fd, 20, 95) == bytes(5)  # the end of the file
+    disk.close(fd)
+
+
+def test_a_file_system_that_cannot_read_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk()
+    fd = disk.create(str(tmp_path / "file"), 100)
+    for number, found in ((errno.EAGAIN, None), (errno.EOPNOTSUPP, None)):
+
+        def preadv(*_: object, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        assert disk.pread_cached(fd, 5, 0) is found
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.pread_cached(fd, 5, 0)
+    disk.close(fd)
+
+
+@pytest.mark.parametrize(("number", "found"), [(errno.EINVAL, 7), (errno.ENXIO, 100), (errno.EIO, None)])
+def test_where_the_next_data_is(
+    number: int, found: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk()
+    fd = disk.create(str(tmp_path / "file"), 100)
+
+    def lseek(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "lseek", lseek)
+    if found is None:
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.next_data(fd, 7)
+    else:
+        assert disk.next_data(fd, 7) == found
+    disk.close(fd)

@@ -19,6 +19,7 @@ from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.store_lock import StoreLock
 from trimq.broker.tools.cli import main
+from trimq.broker.tools.offline_store import ReadOnlyDisk
 from trimq.protocol import sysflag
 from trimq.protocol.queue_unit import UNIT_SIZE
 
@@ -487,3 +488,53 @@ def test_rebuild_of_a_damaged_log_says_so_and_serves_the_rest(store: Path, conf:
     code, report = verify(store, conf)
     assert code == 3
     assert (report["consume_queues"]["count"], report["index"]["count"]) == (0, 0)
+
+
+def test_a_store_that_is_looked_at_cannot_be_changed(store: Path) -> None:
+    """Guards the store that verify reads, whatever the code that is shared with the broker does to it."""
+    disk = ReadOnlyDisk()
+    path = str(log(store, 0))
+    fd = disk.open(path)
+    before = log(store, 0).read_bytes()
+    for change_it in (
+        lambda: disk.pwrite(fd, b"x", 0),
+        lambda: disk.create(str(store / "new"), 1),
+        lambda: disk.truncate(fd, 0),
+        lambda: disk.delete(path),
+    ):
+        with pytest.raises(PermissionError, match="opened for reading"):
+            change_it()
+    disk.close(fd)
+    assert log(store, 0).read_bytes() == before
+    assert not (store / "new").exists()
+
+
+def test_stores_that_cannot_be_looked_at(store: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.conf"
+    wrong.write_text("mappedFileSizeCommitLog=many\n")
+    done = run("verify", store, "-c", str(wrong))
+    assert done.exit_code == 2
+    assert "the configuration cannot be used" in done.stderr
+    assert "wrong.conf" in done.stderr
+    (store / "consumequeue" / "CURRENT").write_text("MANIFEST-000001")
+    done = run("verify", store)
+    assert done.exit_code == 2
+    assert "kept in RocksDB" in done.stderr
+
+
+def test_an_empty_newest_log_file_is_told(store: Path, conf: str) -> None:
+    newest = max((store / "commitlog").iterdir())
+    (newest.parent / f"{int(newest.name) + FILE:020d}").touch()
+    code, report = verify(store, conf)
+    assert code == 0
+    assert any("is empty: the next start deletes it" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "abort"])
+def test_a_rebuild_that_something_is_in_the_way_of_says_what(store: Path, conf: str, name: str) -> None:
+    path = store / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    done = run("rebuild", store, "-c", conf)
+    assert done.exit_code == 2, (done.exception, done.stderr)
+    assert str(path) in done.stderr
