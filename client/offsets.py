@@ -13,8 +13,6 @@ from trimq.client.message import MessageQueue
 from trimq.protocol.body import encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.headers.offset import (
-    GetEarliestMsgStoretimeRequestHeader,
-    GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     OffsetResponseHeader,
@@ -52,14 +50,6 @@ async def offset_by_time(client: Client, queue: MessageQueue, when: datetime | f
     header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=to_ms(when))
     reply = await client.request(await queue_master(client, queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
     return reply.header(OffsetResponseHeader).offset
-
-
-async def earliest_store_time(client: Client, queue: MessageQueue) -> float | None:
-    """When the queue's first message was stored, in seconds since the epoch; None for an empty queue."""
-    header = GetEarliestMsgStoretimeRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
-    reply = await client.request(await queue_master(client, queue), RequestCode.GET_EARLIEST_MSG_STORETIME, header)
-    stamp = reply.header(GetEarliestMsgStoretimeResponseHeader).timestamp
-    return stamp / 1000 if stamp >= 0 else None
 
 
 async def committed_offset(client: Client, group: str, queue: MessageQueue) -> int | None:

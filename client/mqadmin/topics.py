@@ -7,7 +7,6 @@ import click
 from trimq.client.admin import Admin
 from trimq.client.allocation import average
 from trimq.client.errors import RocketMQError
-from trimq.client.message import MessageQueue
 from trimq.client.mqadmin.shell import Commands, Output, one_of, show_time
 from trimq.client.routes import TopicRoute
 from trimq.protocol.body import TopicConfig, encode_json
@@ -222,8 +221,3 @@ async def _rate(admin: Admin, masters: list[str], name: str, key: str) -> tuple[
         rate += stats.stats_minute.tps
         day += stats.stats_day.sum
     return rate, day
-
-
-def queue_of(topic: str, broker: str, number: int) -> MessageQueue:
-    """A queue from the words of a command line."""
-    return MessageQueue(topic=topic, broker_name=broker, queue_id=number)

@@ -42,3 +42,26 @@ async def test_a_send_and_its_processing_are_one_trace(servers: Servers, name: s
     assert processed.parent is not None
     assert processed.parent.span_id == sent.context.span_id
     assert failed.status.status_code is StatusCode.ERROR
+
+
+async def test_a_batch_and_a_handler_that_fails(servers: Servers, name: str) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing = Tracing(provider.get_tracer("test"))
+    servers.create_topic(name, 1)
+    async with Producer(name, namesrv=servers.namesrv, interceptors=[tracing]) as producer:
+        for _ in range(3):
+            await producer.send(Message(name, b"x"))
+    async with Consumer(name, name, namesrv=servers.namesrv, start="first", interceptors=[tracing]) as consumer:
+        with anyio.fail_after(30):
+            async for batch in consumer.batches(3):
+                async with batch.process():
+                    raise ValueError("not today")
+                break
+    *sent, processed = exporter.get_finished_spans()
+    assert processed.attributes is not None
+    assert processed.attributes["messaging.batch.message_count"] == len(batch)
+    assert {link.context.trace_id for link in processed.links} <= {one.context.trace_id for one in sent if one.context}
+    assert len(processed.links) == len(batch) > 1
+    assert (processed.status.status_code, processed.status.description) == (StatusCode.ERROR, "not today")
