@@ -238,3 +238,16 @@ def test_messages_of_one_shape_are_held_to_their_lengths(count: int, body: int, 
 def test_ipv6_mapped_addresses_are_packed_as_ipv4() -> None:
     assert pack_host("::ffff:127.0.0.1", 10911) == V4
     assert host_flags(V6, V4) == sysflag.BORN_HOST_V6
+
+
+def test_several_unique_ids_at_once_are_those_that_one_at_a_time_would_be() -> None:
+    generator = UniqueIdGenerator(bytes([127, 0, 0, 1]), pid=0x1234)
+    prefix, numbers = generator.several(5)
+    ids = [prefix.decode() + f"{number & 0xFFFF:04X}" for number in numbers]
+    assert len(set(ids)) == 5
+    following = generator.next()
+    assert int(following[-4:], 16) == (numbers[-1] + 1) & 0xFFFF
+    generator._counter = 0xFFFE
+    _, numbers = generator.several(4)
+    assert [number & 0xFFFF for number in numbers] == [0xFFFF, 0, 1, 2]
+    assert generator.next()[-4:] == "0003"

@@ -2,14 +2,18 @@
 
 import itertools
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from time import perf_counter
 
+import pytest
 import trio
+from hypercorn.config import Config
+from structlog.testing import capture_logs
 
 from tests.web_client import get
-from trimq.remoting import web
+from trimq.remoting import accept, web
 from trimq.remoting.health import Health, Reason
 from trimq.remoting.web_config import MetricsExporterType, WebConfig
 
@@ -104,3 +108,31 @@ def test_one_port_serves_both_where_they_are_the_same() -> None:
     assert config.addresses == [("127.0.0.1", 1), ("127.0.0.1", 5557)]
     assert WebConfig().addresses == []
     assert WebConfig().health_address is None
+
+
+def test_where_one_address_is_taken_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[socket.socket] = []
+    listen = accept.listen
+
+    def listening(host: str, port: int) -> socket.socket:
+        if opened:
+            raise OSError(98, "Address already in use")
+        opened.append(listen(host, port))
+        return opened[-1]
+
+    monkeypatch.setattr(web, "listen", listening)
+    monkeypatch.setattr(WebConfig, "addresses", [("127.0.0.1", 0), ("127.0.0.1", 1)])
+    with pytest.raises(OSError, match="already in use"):
+        web.bind(ON)
+    assert opened[0].fileno() == -1
+
+
+async def test_faults_of_the_web_server_are_events_of_ours() -> None:
+    log = web._Log(Config())
+    with capture_logs() as logs:
+        await log.error("no %s for %d", "way", 1)
+        await log.critical("plain %s")
+    assert [(entry["event"], entry["reason"]) for entry in logs] == [
+        ("web_failed", "no way for 1"),
+        ("web_failed", "plain %s"),
+    ]
