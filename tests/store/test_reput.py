@@ -150,3 +150,25 @@ def test_one_property_is_what_decoding_all_of_them_gives(properties: list[tuple[
         for name in ("KEYS", "TAGS", "UNIQ_KEY"):
             assert property_of(whole, name) == decoded.get(name, "")
         assert index_keys_of(whole) == index_keys(decoded)
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_records_larger_than_what_is_read_at_once_are_dispatched(cold: bool) -> None:
+    disk = SimDisk()
+    config = settings(mapped_file_size_commit_log=1 << 20, max_message_size=1 << 19)
+    async with opened(disk, config) as store:
+        await fill(store, 3)
+        position = _stop_dispatch(store)
+        bodies = [b"a" * 100_000, b"small", b"b" * 70_000, b"c" * 65_536]
+        for body in bodies:
+            await put(store, body)
+        if cold:
+            disk.cold = True
+            for file in store.files.files:
+                file.hot_from = file.size
+        _resume(store, position)
+        await store._reput.catch_up()
+        disk.cold = False
+        units = await store.queue_units(TOPIC, 0, 3, 10)
+        assert len(units) == 4
+        assert [size > len(body) for (_, size, _), body in zip(units, bodies, strict=True)] == [True] * 4
