@@ -60,18 +60,30 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements/dev.txt
 	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# The newest Python that Debian offers, from its testing suite. What has no wheel for it yet is built: gcc. The stamp has a
-# name of its own: with that of the other environments, `make VENV=.venv-newest` would have two rules for it.
+# Pythons that Debian offers in its testing suite. What has no wheel for one of them yet is built: gcc. The stamp has a name
+# of its own: with that of the other environments, `make VENV=.venv-newest` would have two rules for it.
 .venv-newest/.newest-stamp: $(VENV)/.build-stamp requirements/dev.txt requirements/build.txt pyproject.toml .ci/newest-python
 	@echo "installing the newest Python into .python-newest, the tools for tests into .venv-newest ..."
 	@.ci/newest-python .python-newest
-	@rm -rf .venv-newest && "$$(realpath .python-newest/python)" -m venv --without-pip .venv-newest
-	@$(PIP) install --no-deps --target "$$(echo .venv-newest/lib/python3.*/site-packages)" pip
-	@$(newest_pip) --require-hashes -r requirements/build.txt
-	@CPATH="$(CURDIR)/.python-newest/include" $(newest_pip) --require-hashes -r requirements/dev.txt
-	@$(newest_pip) --no-build-isolation --no-deps --editable .
+	@$(call other_python,.python-newest,.venv-newest,requirements/dev.txt)
 	@touch $@
-newest_pip = .venv-newest/bin/python -m pip --disable-pip-version-check --quiet install
+
+# The newest one for which PySpark and what it needs have wheels.
+SPARK_PYTHON := 3.14
+.venv-spark-coverage/.stamp: $(VENV)/.build-stamp requirements/spark-newest.txt requirements/build.txt pyproject.toml .ci/newest-python Makefile
+	@echo "installing Python $(SPARK_PYTHON) into .python-spark, PySpark into .venv-spark-coverage ..."
+	@.ci/newest-python .python-spark $(SPARK_PYTHON)
+	@$(call other_python,.python-spark,.venv-spark-coverage,requirements/spark-newest.txt)
+	@touch $@
+
+# other_python,PYTHON,VENV,LOCK: these Pythons come without ensurepip, so that pip is brought from elsewhere, and then by itself.
+other_python = rm -rf $(2) && "$$(realpath $(1)/python)" -m venv --without-pip $(2) && \
+	$(PIP) install --no-deps --target "$$(echo $(2)/lib/python3.*/site-packages)" pip && \
+	$(2)/bin/python -m pip --disable-pip-version-check --quiet install --ignore-installed --no-deps pip && \
+	$(2)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/build.txt && \
+	CPATH="$(CURDIR)/$(1)/include" $(2)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation \
+		--require-hashes -r $(3) && \
+	$(2)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 
 # Byte code is written even where PYTHONDONTWRITEBYTECODE is set: without it a start takes twice as long.
 compile = $(BIN)/python -m compileall -q trimq/__init__.py $(ROOMS)
@@ -103,8 +115,9 @@ test-newest: BIN = .venv-newest/bin
 test-newest: .venv-newest/.newest-stamp ## run the tests with the newest Python that Debian offers
 	@$(call pytest_beside,not partners and not slow)
 
-# Of the tests that are measured: what is run of the code, by processes that they start too. It makes tests slower, the
-# newest Python's way of measuring by some percent only. What was measured is in .coverage/.
+# Of the tests that are measured: what is run of the code, by processes that they start too. Python's own way of measuring,
+# from 3.12 on, makes them slower by some percent only; the old one loses what follows a coroutine that is cancelled.
+# What was measured is in .coverage/.
 coverage coverage-spark: measured = -m coverage run
 coverage: export COVERAGE_CORE = sysmon
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/unit/data
@@ -147,8 +160,9 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JD
 		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks $(common)" -o faulthandler_timeout=0 $(ARGS) || exit; done
 
 coverage-spark: export COVERAGE_FILE = $(CURDIR)/.coverage/spark/data
-coverage-spark: BIN = .venv-spark-newest/bin
-coverage-spark: .venv-spark-newest/.stamp ## test-spark with the newest PySpark, and look whether the tests run enough of pipeline/
+coverage-spark: export COVERAGE_CORE = sysmon
+coverage-spark: BIN = .venv-spark-coverage/bin
+coverage-spark: .venv-spark-coverage/.stamp ## test-spark with the newest PySpark and a newer Python, and look whether the tests run enough of pipeline/
 	@rm -rf .coverage/spark && mkdir -p .coverage/spark
 	@$(compile)
 	@$(BIN)/python $(measured) -m pytest tests/spark tests/pipeline -m "not oldest_pyspark $(common)" -o faulthandler_timeout=0 $(ARGS)
@@ -205,4 +219,4 @@ release: $(VENV)/.dev-stamp ## changelog, sdist, wheel, a check in a fresh envir
 	@VERSION="$(VERSION)" .ci/release
 
 clean: ## remove the environment and the tools' caches (not ./data)
-	rm -rf $(VENV) .venv-newest .python-newest .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-newest .venv-spark-* .python-newest .python-spark .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

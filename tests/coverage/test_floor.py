@@ -45,7 +45,7 @@ def test_what_is_good() -> None:
             ["unit: lines 98.5 %, branches 88.5 %", "broker/a.py: lines 99.0 %"],
         ),
         ("broker/b.py", measured((7, 10)), ["broker/b.py: lines 70.0 %"]),
-        ("client/old.py", measured((4, 10), (4, 10)), ["client/old.py: lines 40.0 %"]),
+        ("client/old.py", measured((2, 10), (4, 10)), ["client/old.py: lines 20.0 %"]),
     ],
 )
 def test_what_is_too_low(path: str, share: Measured, said: list[str]) -> None:
