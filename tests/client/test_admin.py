@@ -137,6 +137,8 @@ async def test_topics_of_brokers_and_clusters(servers: Servers, name: str) -> No
         assert await admin.topic_clusters(name) == ["DefaultCluster"]
         assert (await admin.topic_configs(servers.broker.address))[name].read_queue_nums == 2
         assert (await admin.topic_config(servers.broker.address, name)).write_queue_nums == 2
+        await admin.create_topic(f"{name}_read_only", queues=1, perm=4)
+        assert (await admin.topic_config(servers.broker.address, f"{name}_read_only")).perm == 4
         assert "TBW102" in await admin.system_topics(servers.broker.address)
         assert not await admin.has_topic(f"{name}_nobody")
         with pytest.raises(UsageError):
