@@ -135,7 +135,7 @@ enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage 
 crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash)
 
-mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## break the code in 40 ways, and see that the tests find each; ARGS=recovery for some
+mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## break the code in many ways, and see that the tests find each; ARGS=recovery for some
 	@$(compile)
 	@$(BIN)/python -m tests.crash.mutations $(ARGS)
 

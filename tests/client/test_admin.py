@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from tests.client.scripted import Answer, scripted_broker
+from tests.client.scripted import scripted_broker
 from tests.client.servers import Servers
+from tests.client.test_scripted import refused
 from trimq.client import (
     Admin,
     Consumer,
@@ -170,10 +171,6 @@ async def test_what_a_broker_says(servers: Servers, name: str) -> None:
 
 
 # -- what a real broker does not say when a test wants it --------------------------------------------------------------
-
-
-def refused(code: int) -> Answer:
-    return lambda command: command.reply(code, "not now")
 
 
 async def test_other_errors_than_not_found_are_raised() -> None:

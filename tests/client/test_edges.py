@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tests.client.scripted import pull_header, records, scripted_broker
 from tests.client.servers import Servers
+from tests.client.test_mqadmin import said
 from trimq.client import (
     Batch,
     ClientOptions,
@@ -286,12 +287,6 @@ async def test_a_broadcasting_consumer_passes_over_what_fails(tmp_path: Path) ->
 
 
 # -- mqadmin -----------------------------------------------------------------------------------------------------------
-
-
-def said(servers: Servers, *words: str) -> str:
-    result = CliRunner().invoke(main, [*words, "-n", servers.namesrv])
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_times_of_the_command_line() -> None:

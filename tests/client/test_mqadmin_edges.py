@@ -1,7 +1,7 @@
 """mqadmin where there is nothing to show, where the words do not fit together, and in JSON."""
 
 import json
-from typing import Any
+from datetime import datetime
 
 import anyio
 import pytest
@@ -9,23 +9,10 @@ from click.testing import CliRunner, Result
 
 from tests.client.scripted import scripted_broker
 from tests.client.servers import Servers
+from tests.client.test_mqadmin import answered, run, said
 from trimq.client import Consumer, Message, MessageQueue, Producer, PullConsumer, UsageError
 from trimq.client.mqadmin import COMMANDS, main
 from trimq.protocol.codes import RequestCode, ResponseCode
-
-
-def run(servers: Servers, *words: str) -> Result:
-    return CliRunner().invoke(main, [*words, "-n", servers.namesrv])
-
-
-def said(servers: Servers, *words: str) -> str:
-    result = run(servers, *words)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def answered(servers: Servers, *words: str) -> Any:
-    return json.loads(said(servers, *words, "--json"))
 
 
 @pytest.fixture
@@ -195,8 +182,6 @@ async def test_a_receipt_names_the_queue_that_the_broker_chose() -> None:
 
 @pytest.mark.anyio
 async def test_reading_begins_at_the_end_or_at_a_time_with_a_zone(servers: Servers, filled: str) -> None:
-    from datetime import datetime  # noqa: PLC0415 - beside its only use
-
     async with PullConsumer(filled, namesrv=servers.namesrv, start="last") as consumer:
         [queue] = await consumer.queues(filled)
         await consumer.assign([queue])
