@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.requests import BODY, send
-from trimq.broker.processors.message_text import pairs
 from trimq.protocol import record
 from trimq.protocol.batch import decode_batch, encode_batch
 from trimq.protocol.frame import decode
 from trimq.protocol.hashing import crc32, string_hash
 from trimq.protocol.headers.send import SendMessageRequestHeaderV2
 from trimq.protocol.index_batch import make_batch
+from trimq.protocol.property_text import pairs
 from trimq.protocol.queue_unit import UNIT
 
 REPEATS = 5

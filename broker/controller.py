@@ -55,6 +55,7 @@ from trimq.remoting.client import RemotingClient
 from trimq.remoting.clock import Clock, SystemClock
 from trimq.remoting.command_line import stop_on_signal
 from trimq.remoting.config import ConfigError, Configuration, NettyServerConfig
+from trimq.remoting.gate import Gate
 from trimq.remoting.health import Health
 from trimq.remoting.log_setup import StructuredLog
 from trimq.remoting.server import HandlerTable, Reactor, ReactorLimits
@@ -85,7 +86,8 @@ class BrokerController:
 
     After the start ``address`` is what clients are told to connect to, ``endpoint`` where this machine can,
     ``listening`` and ``name_servers`` say where it listens and registers, ``web_endpoints`` where ``health`` and
-    metrics are to be read, ``parts`` are its parts. ``stopped`` is set at the end.
+    metrics are to be read, ``parts`` are its parts. What has to see requests is registered with ``gate``. ``stopped`` is
+    set at the end.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class BrokerController:
         self.listening: list[str] = []
         self.name_servers: list[str] = []
         self.health = Health()
+        self.gate = Gate()
         self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()
         self.namesrv: NamesrvController | None = None
@@ -332,7 +335,7 @@ class BrokerController:
 
     def _serve_with(self, parts: BrokerParts, sockets: list[socket.socket]) -> None:
         """Tie store, services, processors and reactor together."""
-        table = HandlerTable()
+        table = HandlerTable(self.gate)
         pulls = PullMessageProcessor(parts)
         for processor in (
             SendMessageProcessor(parts),

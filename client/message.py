@@ -16,8 +16,10 @@ from trimq.client.compression import decompress
 from trimq.client.errors import UsageError
 from trimq.protocol import record
 from trimq.protocol.body import MessageQueue
-from trimq.protocol.message import PropertyName, decode_properties, encode_properties, key_words
 from trimq.protocol.message_id import encode_offset_id
+from trimq.protocol.message_keys import key_words
+from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_text import decode_properties, encode_properties
 from trimq.protocol.topic_rules import RETRY_PREFIX, topic_problem
 
 __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendReceipt", "SendStatus"]

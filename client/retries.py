@@ -14,7 +14,7 @@ from trimq.client.queue_reader import QueueReader
 from trimq.client.sending import Prepared, receipts, send_command
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
-from trimq.protocol.message import encode_properties
+from trimq.protocol.property_text import encode_properties
 from trimq.protocol.topic_rules import retry_topic
 
 DEFAULT_MAX_RETRIES: Final = 16

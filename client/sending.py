@@ -13,8 +13,8 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageResponseHeader
-from trimq.protocol.message import NAME_END, VALUE_END
 from trimq.protocol.message_id import UniqueIdGenerator
+from trimq.protocol.property_text import NAME_END, VALUE_END
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from trimq.protocol.message import NAME_END, VALUE_END
+from trimq.protocol.property_text import NAME_END, VALUE_END
 
 Matrix = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 

@@ -14,7 +14,7 @@ from trimq.protocol.alike_rows import Numbers
 from trimq.protocol.alike_texts import Matrix, TextLayout, layout_of
 from trimq.protocol.batch import AROUND, BODY_AT, BODY_LENGTH_AT, FLAG_AT, first_lengths
 from trimq.protocol.hashing import crc32_of_each
-from trimq.protocol.message import VALUE_END
+from trimq.protocol.property_text import VALUE_END
 from trimq.protocol.record_batch import BatchHead
 
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]

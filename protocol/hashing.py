@@ -35,10 +35,14 @@ def string_hash(text: str) -> int:
     return value - 0x100000000 if value & 0x80000000 else value
 
 
-@lru_cache(maxsize=8192)
+_kept_hash = lru_cache(maxsize=8192)(string_hash)
+_LONGEST_TAG_KEPT: Final = 128
+"""Hashes of longer tags are not kept: nobody has many messages with such a tag, but they could fill the memory."""
+
+
 def tags_code(tags: str) -> int:
     """The consume queue's code of a tag: its hash; 0 for no tag."""
-    return string_hash(tags) if tags else 0
+    return _kept_hash(tags) if len(tags) <= _LONGEST_TAG_KEPT else string_hash(tags)
 
 
 _LONGEST_KEPT: Final = 255

@@ -10,7 +10,7 @@ from trimq.protocol.alike_texts import Matrix, texts_of
 from trimq.protocol.hashing import hash_in_front, key_hash
 from trimq.protocol.index_batch import INT_MAX, KeyRun, Message, Pending, Row, key_hash_of
 from trimq.protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
-from trimq.protocol.message import TAG_KEY
+from trimq.protocol.message_keys import TAG_KEY
 
 _LONGEST: Final = 1024
 """Longer keys are hashed one by one where they are too many letters together."""

@@ -1,85 +1,14 @@
-"""Messages as producers and consumers see them, and their properties.
+"""Messages as producers and consumers see them."""
 
-Properties travel and are stored as one text: ``name 0x01 value 0x02``, repeated; the last 0x02 may be missing, of equal
-names the last wins (RocketMQ's MessageDecoder, MessageConst).
-"""
-
-from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct, field
 
 from trimq.protocol import record, sysflag
 from trimq.protocol.message_id import encode_offset_id
-
-NAME_END: Final = "\x01"
-VALUE_END: Final = "\x02"
-
-
-class PropertyName(StrEnum):
-    """Names of properties that mean something to the broker or to clients (RocketMQ's MessageConst)."""
-
-    KEYS = "KEYS"
-    TAGS = "TAGS"
-    UNIQ_KEY = "UNIQ_KEY"
-    WAIT = "WAIT"
-    DELAY = "DELAY"
-    TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
-    TIMER_DELAY_MS = "TIMER_DELAY_MS"
-    TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
-    REAL_TOPIC = "REAL_TOPIC"
-    REAL_QID = "REAL_QID"
-    RETRY_TOPIC = "RETRY_TOPIC"
-    ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
-    RECONSUME_TIME = "RECONSUME_TIME"
-    MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
-    DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
-    DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
-    TRAN_MSG = "TRAN_MSG"
-    PGROUP = "PGROUP"
-    TRANSACTION_ID = "__transactionId__"
-    MSG_REGION = "MSG_REGION"
-    TRACE_ON = "TRACE_ON"
-    CLUSTER = "CLUSTER"
-    SHARDING_KEY = "__SHARDINGKEY"
-    CORRELATION_ID = "CORRELATION_ID"
-    REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
-    TTL = "TTL"
-    MSG_TYPE = "MSG_TYPE"
-    ARRIVE_TIME = "ARRIVE_TIME"
-    PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
-    POP_CK = "POP_CK"
-    INNER_NUM = "INNER_NUM"
-    INNER_BASE = "INNER_BASE"
-    INSTANCE_ID = "INSTANCE_ID"
-    MIN_OFFSET = "MIN_OFFSET"
-    MAX_OFFSET = "MAX_OFFSET"
-    CRC32 = "__CRC32#"
-    CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-
-
-def encode_properties(properties: dict[str, str]) -> str:
-    """The text form. Raises ValueError where a name or value holds one of the two separators, or a name is empty."""
-    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
-    count = len(properties)
-    if text.count(NAME_END) == count and text.count(VALUE_END) == count and "" not in properties:
-        return text
-    for name, value in properties.items():
-        if not name:
-            raise ValueError("a property has an empty name")
-        if NAME_END in name or VALUE_END in name or NAME_END in value or VALUE_END in value:
-            raise ValueError(f"the property {name[:64]!r} holds a separator (0x01 or 0x02) in its name or value")
-    raise AssertionError("one of the properties holds a separator")
-
-
-def decode_properties(text: str) -> dict[str, str]:
-    """Names to values. Pieces without a name or a value are passed over, as RocketMQ's reader does."""
-    properties = {}
-    for piece in text.split(VALUE_END):
-        name, separator, value = piece.partition(NAME_END)
-        if separator and name and value:
-            properties[name] = value
-    return properties
+from trimq.protocol.message_keys import key_words
+from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_text import decode_properties
 
 
 class Message(Struct, kw_only=True):
@@ -135,16 +64,6 @@ class StoredMessage(Struct, kw_only=True, gc=False):
     def is_compressed(self) -> bool:
         """True where ``body`` is as the producer compressed it."""
         return bool(self.sys_flag & sysflag.COMPRESSED)
-
-
-def key_words(keys: str) -> list[str]:
-    """The keys in the property KEYS: what stands between spaces. Other white space is part of a key, as in RocketMQ."""
-    words = keys.split(" ")
-    return [word for word in words if word] if "" in words else words
-
-
-TAG_KEY: Final = "T#"
-"""What stands in front of a tag where the index has it as a key; an index type of its own in RocketMQ."""
 
 
 def decode_message(view: Any, at: int = 0) -> StoredMessage:

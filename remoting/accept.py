@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from trimq.remoting.config import NettyServerConfig
-from trimq.remoting.handlers import HandlerTable
+from trimq.remoting.handler_table import HandlerTable
 from trimq.remoting.log_budget import LogBudget
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import trio
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode, encode_head
 from trimq.remoting.errors import RemotingSendError, RemotingTimeoutError
-from trimq.remoting.handlers import HandlerTable, Outcome, Reply, own_bytes
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import Outcome, Reply, own_bytes
 from trimq.remoting.out_buffer import Buffer, OutBuffer
 from trimq.remoting.put_off import PutOff
 
@@ -52,16 +53,14 @@ class Connection:
         "_put_off",
         "_reactor",
         "active_at",
-        "alike",
+        "admission",
         "aside",
         "big",
         "closed",
         "data",
-        "direct",
         "dirty",
         "encoding",
         "frame",
-        "handlers",
         "held",
         "held_back",
         "inflight",
@@ -76,6 +75,7 @@ class Connection:
         "rest",
         "slices",
         "sock",
+        "table",
         "tasks",
     )
 
@@ -85,15 +85,14 @@ class Connection:
         self.encoding: Encoding = Encoding.JSON
         self.closed = False
         self.data: dict[str, Any] = {}
+        self.admission: object = None  # the gate's
         self.on_close: list[Callable[[Connection], None]] = []
         self.inflight = 0
         self.held = 0
         self.slices = reactor.slices
         # The rest is the reactor's.
         self.sock = sock
-        self.handlers = table.handlers
-        self.direct = table.direct
-        self.alike = table.alike
+        self.table = table
         self.held_back = False  # has frames that wait for others of their round
         self.out = OutBuffer()
         self.rest = b""  # bytes received and not yet served

@@ -1,6 +1,5 @@
 """What a server does with a request: handlers by request code, and the outcomes they may have."""
 
-import inspect
 from collections.abc import Awaitable, Callable, Container, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
@@ -40,17 +39,17 @@ RemotingError becomes an error reply; any other exception becomes SYSTEM_ERROR a
 """
 
 
-DirectHandler: TypeAlias = Callable[
+FastHandler: TypeAlias = Callable[
     ["Connection", memoryview, memoryview], bytes | Literal[Later.DEFERRED, Later.HELD] | None
 ]
 """Serves a request from its JSON header as it arrived and its body, both views of the receive buffer.
 
-None: this request is not one for the short way, and nothing has happened; it is decoded and its code's Handler called.
+None: this request is not an ordinary one, and nothing has happened; it is decoded and its code's Handler called.
 It is called only where the limits of requests in flight are kept, and it may raise whatever a Handler may.
 """
 
 
-class AlikeServer(Protocol):
+class GroupedServer(Protocol):
     """Serves many requests at once where their frames differ in a few places only, which it has learnt from one."""
 
     @property
@@ -59,7 +58,7 @@ class AlikeServer(Protocol):
         ...
 
     def learn(self, frame: bytes, most: int) -> bool:
-        """Look at a whole frame whose request a direct handler has served; whether there was something to learn.
+        """Look at a whole frame whose request a fast handler has served; whether there was something to learn.
 
         No more than ``most`` of its length will be served at once.
         """
@@ -70,59 +69,11 @@ class AlikeServer(Protocol):
     ) -> list[bytes] | Literal[Later.DEFERRED] | None:
         """Serve frames of ``length`` that lie side by side: of each connection so many, in the order of ``owners``.
 
+        The first frame of each owner is of a code that it is registered for; the others may be anything.
         The replies to each owner joined, or DEFERRED: they come by ``Connection.complete``. None: they are not as
         expected, nothing has happened, and they are served one by one. ``frames`` is valid until this returns.
         """
         ...
-
-
-DIRECT_PREFIX: Final = 12
-"""Bytes of a JSON header by which a direct handler is found."""
-
-
-def direct_prefix(code: int) -> bytes:
-    """How the JSON header of a request begins where its code stands in front, as all known clients write it.
-
-    Raises ValueError for a code of other than two or three digits: its prefix would not tell it from others.
-    """
-    if not 10 <= code <= 999:
-        raise ValueError(f"no direct handler can be found for the code {code}")
-    return (b'{"code":%d,"' % code)[:DIRECT_PREFIX]
-
-
-class HandlerTable:
-    """Handlers by request code: what one listening port can do. Codes that are not in it are answered with 3.
-
-    ``direct`` has those that save themselves the decoding, by the first DIRECT_PREFIX bytes of the header. ``alike``
-    serves many of them together.
-    """
-
-    def __init__(self) -> None:
-        self.handlers: dict[int, Handler] = {}
-        self.direct: dict[bytes, DirectHandler] = {}
-        self.alike: AlikeServer | None = None
-
-    def register(self, code: int, handler: Handler, *, copy_body: bool = False) -> None:
-        """``handler`` serves ``code`` from now on, on open connections too.
-
-        ``copy_body`` gives it a command of its own bytes, that stays valid after it has returned.
-        """
-        if copy_body or inspect.iscoroutinefunction(handler):
-            self.handlers[int(code)] = _with_copy(handler)
-        else:
-            self.handlers[int(code)] = handler
-
-    def register_direct(self, code: int, handler: DirectHandler) -> None:
-        """``handler`` gets the requests of ``code`` first; what it passes over goes to the one of ``register``."""
-        self.direct[direct_prefix(int(code))] = handler
-
-    def without(self, *codes: int) -> "HandlerTable":
-        """A table of the same handlers but for ``codes`` (the VIP port serves no pulls)."""
-        table = HandlerTable()
-        table.handlers = {code: handler for code, handler in self.handlers.items() if code not in codes}
-        gone = {direct_prefix(int(code)) for code in codes if 10 <= code <= 999}
-        table.direct = {prefix: handler for prefix, handler in self.direct.items() if prefix not in gone}
-        return table
 
 
 def own_bytes(command: RemotingCommand) -> None:
@@ -138,7 +89,9 @@ def not_supported(command: RemotingCommand) -> RemotingCommand:
     return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
 
-def _with_copy(handler: Handler) -> Handler:
+def with_copy(handler: Handler) -> Handler:
+    """A handler that gets a command of its own bytes."""
+
     def copying(connection: "Connection", command: RemotingCommand) -> Outcome:
         own_bytes(command)
         return handler(connection, command)

@@ -1,7 +1,7 @@
 """HeldFrames: requests of one round that may be laid out alike, kept where they were received until all are there.
 
 To serve a request by itself costs more than what it has of its own. So where many come in one round, and their
-server knows frames of their length (an AlikeServer), they stay in the receive buffer side by side, and are served
+server knows frames of their length (an GroupedServer), they stay in the receive buffer side by side, and are served
 together at the end of the round, or before anything else is.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import DEFERRED, AlikeServer
+from trimq.remoting.handlers import DEFERRED, GroupedServer
 from trimq.remoting.limits import RECEIVE_BUFFER
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class HeldFrames:
         self.begin = 0
         self.end = 0
         self._length = 0
-        self._server: AlikeServer | None = None
+        self._server: GroupedServer | None = None
         self._owners: list[tuple[Connection, int]] = []
         self.many = False
         self.learns_now = False
@@ -71,18 +71,18 @@ class HeldFrames:
             self.many = self._small_rounds < _SMALL_ROUNDS
         self.learns_now = self.many and stats.rounds >= self._learn_at
 
-    def take(self, conn: Connection, server: AlikeServer, length: int, begin: int, end: int) -> None:
+    def take(self, conn: Connection, server: GroupedServer, length: int, begin: int, end: int) -> None:
         """Hold or serve what ``conn`` has just sent. The first frame, if it is whole, has this length."""
         if length not in server.lengths:
             self._one_by_one(conn, begin, end)
-            if self._intake.all_direct and length <= min(LONGEST, end - begin) and not conn.closed:
+            if self._intake.all_fast and length <= min(LONGEST, end - begin) and not conn.closed:
                 self._learn(server, begin, length)
         elif (end - begin) % length or end - begin > MOST * length or self._stats.rounds < self._not_before:
             self._one_by_one(conn, begin, end)
         else:
             self._hold(conn, server, length, begin, end)
 
-    def _hold(self, conn: Connection, server: AlikeServer, length: int, begin: int, end: int) -> None:
+    def _hold(self, conn: Connection, server: GroupedServer, length: int, begin: int, end: int) -> None:
         if self.end and (length != self._length or server is not self._server or end - self.begin > MOST * length):
             self.serve()
             if conn.closed:
@@ -132,7 +132,7 @@ class HeldFrames:
                 intake.serve_received(conn, begin, stop)
             begin = stop
 
-    def _learn(self, server: AlikeServer, begin: int, length: int) -> None:
+    def _learn(self, server: GroupedServer, begin: int, length: int) -> None:
         """A frame of a length that is not known has been served one by one, and more of them may come."""
         rounds = self._stats.rounds
         if rounds >= self._learn_at:
@@ -150,6 +150,6 @@ class HeldFrames:
         for conn, frames in owners:
             stop = begin + frames * length
             yield b"".join(
-                [intake.direct_failure(conn, intake.view[at : at + length], error) for at in range(begin, stop, length)]
+                [intake.fast_failure(conn, intake.view[at : at + length], error) for at in range(begin, stop, length)]
             )
             begin = stop

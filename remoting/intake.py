@@ -11,8 +11,9 @@ from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import check_length, decode, decode_at, encode
 from trimq.remoting.big_frame import SPARE_SIZE, SPARES, BigFrame
 from trimq.remoting.connection import Connection
+from trimq.remoting.handler_table import FRONT
 from trimq.remoting.handler_tasks import HandlerTasks
-from trimq.remoting.handlers import DEFERRED, DIRECT_PREFIX, HELD, Outcome, Reply, not_supported
+from trimq.remoting.handlers import DEFERRED, HELD, Outcome, Reply
 from trimq.remoting.held_frames import FEW, HELD_BYTES, HeldFrames
 from trimq.remoting.limits import RECEIVE_BUFFER
 
@@ -23,10 +24,10 @@ BIG_FRAME: Final = 32 * 1024
 """An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
 
 _WORDS: Final = 8
-_front_at = struct.Struct(f">II{DIRECT_PREFIX}s").unpack_from
+_front_at = struct.Struct(f">II{FRONT}s").unpack_from
 _JSON: Final = Encoding.JSON
 _LOOK_EVERY: Final = 15
-"""Direct requests between two looks at the time, as a mask: all that one buffer can hold take a few turns at most."""
+"""Fast requests between two looks at the time, as a mask: all that one buffer can hold take a few turns at most."""
 _length_at = struct.Struct(">I").unpack_from
 
 _FOREIGN: Final = {
@@ -49,14 +50,14 @@ class Intake:
         self._high_water = limits.high_water
         self._max_inflight = limits.max_inflight
         self._max_inflight_here = limits.max_inflight_per_connection
-        self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + DIRECT_PREFIX)  # a look at a front never ends behind it
+        self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + FRONT)  # a look at a front never ends behind it
         self.view = memoryview(self._buffer)[:RECEIVE_BUFFER]
         self.held = HeldFrames(self)
         self.tasks = HandlerTasks(self)
         self._unfinished = reactor.unfinished
         self._continues = False  # the frame that is looked at first had begun in an earlier turn
-        self.all_direct = False
-        """Whether direct handlers have served all that was served last."""
+        self.all_fast = False
+        """Whether fast handlers have served all that was served last."""
         self._spares: list[bytearray] = []
         self.turn_end = 0.0
         """When the turn that is going on has to stop, in perf_counter's time."""
@@ -98,7 +99,7 @@ class Intake:
             conn.active_at = self.reactor.now
         total, word, front = _front_at(self._buffer, begin)
         length = total + 4
-        server = conn.alike
+        server = conn.table.grouped.get(front)
         if server is not None and (
             length * FEW <= end - begin or (held.many and (length in server.lengths or held.learns_now))
         ):
@@ -114,12 +115,12 @@ class Intake:
     def _serve_one(self, conn: Connection, head_at: int, body_at: int, end: int, front: bytes) -> bool:
         """What ``_frames`` does, for a connection that has sent one request.
 
-        False where it is not one for a direct handler: nothing has happened then.
+        False where it is not one for a fast handler: nothing has happened then.
         """
-        short = conn.direct.get(front)
+        fast = conn.table.fast.get(front)
         stats = self._stats
         if (
-            short is None
+            fast is None
             or body_at > end
             or conn.inflight >= self._max_inflight_here
             or stats.inflight >= self._max_inflight
@@ -128,9 +129,9 @@ class Intake:
             return False
         view = self.view
         try:
-            answer = short(conn, view[head_at:body_at], view[body_at:end])
+            answer = fast(conn, view[head_at:body_at], view[body_at:end])
         except Exception as error:  # noqa: BLE001 - as for any other handler
-            answer = self.direct_failure(conn, view[head_at - _WORDS : end], error)
+            answer = self.fast_failure(conn, view[head_at - _WORDS : end], error)
         if answer is None:
             return False
         stats.frames += 1
@@ -199,7 +200,7 @@ class Intake:
         self, conn: Connection, buffer: bytearray, view: memoryview, at: int, end: int
     ) -> int:
         """Serve whole frames until there is none, the turn is over, or the connection is; where the next one begins."""
-        handlers, direct = conn.handlers, conn.direct
+        table = conn.table
         out = conn.out
         max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
         stats = self._stats
@@ -210,14 +211,14 @@ class Intake:
             stop = at + 4 + total
             if stop > end or total > max_total:
                 break
-            short = direct.get(front)
-            if short is not None and conn.inflight < max_here and stats.inflight < max_inflight:
+            fast = table.fast.get(front)
+            if fast is not None and conn.inflight < max_here and stats.inflight < max_inflight:
                 body_at = at + _WORDS + word
                 if body_at <= stop:
                     try:
-                        answer = short(conn, view[at + _WORDS : body_at], view[body_at:stop])
+                        answer = fast(conn, view[at + _WORDS : body_at], view[body_at:stop])
                     except Exception as error:  # noqa: BLE001 - as for any other handler
-                        answer = self.direct_failure(conn, view[at:stop], error)
+                        answer = self.fast_failure(conn, view[at:stop], error)
                         late = -len(buffer)  # nothing to learn from
                     if answer is not None:
                         at = stop
@@ -246,12 +247,10 @@ class Intake:
             if command.flag & 1:
                 conn.reply_arrived(command)
                 continue
-            handler = handlers.get(command.code)
+            handler = table.handlers.get(command.code, table.unknown)
             try:
                 if (conn.inflight >= max_here or stats.inflight >= max_inflight) and not command.flag & ONEWAY_FLAG:
                     outcome: Outcome = self._busy(conn, command)
-                elif handler is None:
-                    outcome = not_supported(command)
                 else:
                     outcome = handler(conn, command)
             except Exception as error:  # noqa: BLE001 - whatever a handler raises ends one request, not the broker
@@ -271,7 +270,7 @@ class Intake:
             if perf_counter() >= self.turn_end:
                 break
         stats.frames += count
-        self.all_direct = len(replies) + late == count
+        self.all_fast = len(replies) + late == count
         if replies and not conn.closed:
             joined = replies[0] if len(replies) == 1 else b"".join(replies)
             out.chunks.append(joined)
@@ -345,8 +344,8 @@ class Intake:
         elif reply is not None:
             conn.write(reply)
 
-    def direct_failure(self, conn: Connection, frame: memoryview, error: Exception) -> bytes:
-        """The reply to a request whose direct handler has raised; nothing where it cannot even be decoded."""
+    def fast_failure(self, conn: Connection, frame: memoryview, error: Exception) -> bytes:
+        """The reply to a request whose fast handler has raised; nothing where it cannot even be decoded."""
         try:
             return encode(self.failure(conn, decode(frame[4:]), error))
         except FrameError:

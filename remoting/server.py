@@ -21,7 +21,8 @@ from trimq.remoting.accept import Acceptor, listen
 from trimq.remoting.clock import Clock, SystemClock
 from trimq.remoting.connection import Connection
 from trimq.remoting.connection_scan import scan_connections
-from trimq.remoting.handlers import DEFERRED, HELD, Handler, HandlerTable, Outcome, Reply
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import DEFERRED, HELD, Handler, Outcome, Reply
 from trimq.remoting.intake import Intake
 from trimq.remoting.limits import ReactorLimits, ReactorStats
 from trimq.remoting.log_budget import LogBudget

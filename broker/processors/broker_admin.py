@@ -21,7 +21,8 @@ from trimq.protocol.headers.admin import (
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 from trimq.remoting.config import parse_changes
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import Outcome
 from trimq.remoting.large_reply import LargeReply
 from trimq.remoting.properties import ConfigError
 

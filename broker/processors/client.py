@@ -30,7 +30,8 @@ from trimq.protocol.headers.client import (
 from trimq.protocol.json_pieces import BATCH, list_pieces, object_pieces
 from trimq.protocol.topic_rules import retry_topic
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import Outcome
 from trimq.remoting.large_reply import in_slices
 
 if TYPE_CHECKING:

@@ -36,7 +36,8 @@ from trimq.protocol.message_id import decode_offset_id
 from trimq.protocol.topic_rules import group_problem
 from trimq.remoting.connection import Connection
 from trimq.remoting.errors import RemotingTimeoutError, RemotingTransportError
-from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import Outcome
 from trimq.remoting.large_reply import LargeReply
 
 if TYPE_CHECKING:

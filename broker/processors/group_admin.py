@@ -23,7 +23,8 @@ from trimq.protocol.headers.admin import (
 from trimq.protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
 from trimq.protocol.topic_rules import group_problem
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import Outcome
 from trimq.remoting.large_reply import in_slices
 
 if TYPE_CHECKING:

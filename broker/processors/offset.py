@@ -19,7 +19,8 @@ from trimq.protocol.headers.offset import (
     UpdateConsumerOffsetRequestHeader,
 )
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import Outcome
 from trimq.remoting.large_reply import in_slices
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.pull import PullMessageRequestHeader
 from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import HELD, HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import HELD, Outcome
 from trimq.remoting.out_buffer import SMALL
 
 if TYPE_CHECKING:
@@ -71,12 +72,23 @@ class PullMessageProcessor:
         self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
         self._direct = DirectPulls(parts, self._filter)
         self.prepare = self._direct.prepare
+        self._handlers: HandlerTable | None = None
+        parts.configuration.listeners.append(lambda _keys: self._register())
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family (the main port only: the VIP port serves no pulls)."""
-        table.register(RequestCode.PULL_MESSAGE, self.pull)
-        table.register(RequestCode.LITE_PULL_MESSAGE, self.pull)
-        self._direct.register(table)
+        self._handlers = table
+        self._register()
+
+    def _register(self) -> None:
+        table = self._handlers
+        if table is None:
+            return
+        config = self._section(BrokerConfig)
+        fast = self._direct.handlers if config.broker_permission & PERM_READ else {}
+        lite = fast if config.lite_pull_message_enable else {}
+        table.register(RequestCode.PULL_MESSAGE, self.pull, fast=fast.get(RequestCode.PULL_MESSAGE))
+        table.register(RequestCode.LITE_PULL_MESSAGE, self.pull, fast=lite.get(RequestCode.LITE_PULL_MESSAGE))
 
     def again(self, request: PullRequest) -> None:
         """Serve a held pull: something arrived, or its time is over. It is not held a second time."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct, field
 
-from trimq.broker.config import BrokerConfig
 from trimq.broker.filters.tag import ALL, TAG, TagFilter
 from trimq.broker.processors.pull_reply import found_template
 from trimq.broker.services.stats import StatsItem
@@ -24,7 +23,7 @@ from trimq.protocol.headers.pull import PullMessageRequestHeader
 from trimq.protocol.queue_unit import MAX_OFFSET
 from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import DirectHandler, HandlerTable
+from trimq.remoting.handlers import FastHandler
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts
@@ -65,7 +64,7 @@ _Place = tuple[ConsumeQueue, int, int, int]
 
 
 class DirectPulls:
-    """Serves pulls that find something in memory; ``register`` puts it in front of the handlers that know all.
+    """Serves pulls that find something in memory.
 
     A consumer that works through a backlog asks for the next messages when it has these. Where the loop has nothing to
     do until then, ``prepare`` gets them together.
@@ -74,7 +73,6 @@ class DirectPulls:
     def __init__(self, parts: "BrokerParts", filter_of: Callable[[PullMessageRequestHeader], TagFilter | None]) -> None:
         """``filter_of`` gives the filter of a pull, or raises RemotingError."""
         self._filter_of = filter_of
-        self._configuration = parts.configuration
         self._groups = parts.groups.table
         self._topics = parts.topics.table
         self._offsets = parts.offsets
@@ -87,23 +85,13 @@ class DirectPulls:
         self._prepared: tuple[_Place, bytes, int, int] | None = None
         """What ``prepare`` has made: for which pull, the records, their number and the offset that follows."""
         self._readers: dict[tuple[str, str], _Reader] = {}
-        self._usable = self._lite = False
-        self._configure()
-        parts.configuration.listeners.append(lambda _keys: self._configure())
+        self.handlers: dict[int, FastHandler] = {
+            code: self._handler(code) for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+        }
+        """Both kinds of pulls."""
 
-    def _configure(self) -> None:
-        config = self._configuration.section(BrokerConfig)
-        self._usable = bool(config.broker_permission & PERM_READ)
-        self._lite = self._usable and config.lite_pull_message_enable
-
-    def register(self, table: HandlerTable) -> None:
-        """Take pulls of both kinds."""
-        table.register_direct(RequestCode.PULL_MESSAGE, self._handler(RequestCode.PULL_MESSAGE))
-        table.register_direct(RequestCode.LITE_PULL_MESSAGE, self._handler(RequestCode.LITE_PULL_MESSAGE))
-
-    def _handler(self, code: int) -> DirectHandler:  # noqa: PLR0915 - as below
+    def _handler(self, code: int) -> FastHandler:  # noqa: PLR0915 - as below
         decode: Callable[[memoryview], Any] = msgspec.json.Decoder(_Frame, strict=False).decode
-        lite = code == RequestCode.LITE_PULL_MESSAGE
         readers, groups, topics = self._readers, self._groups, self._topics
         offsets, filter_of, hot = self._offsets, self._filter_of, self._hot
         commit_pull, count_found, ahead = offsets.commit_pull, self._count_found, self._ahead
@@ -127,7 +115,6 @@ class DirectPulls:
                 frame.flag
                 or frame.code != code
                 or (offsets.reset_offset_table and reader.key in offsets.reset_offset_table)
-                or not (self._lite if lite else self._usable)
             ):
                 return None
             queue = reader.queues.get(queue_id)

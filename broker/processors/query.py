@@ -14,9 +14,10 @@ from trimq.protocol.command import LANGUAGE, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import MAX_FRAME, encode_head
 from trimq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
-from trimq.protocol.message import TAG_KEY
+from trimq.protocol.message_keys import TAG_KEY
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import DirectHandler, HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import FastHandler, Outcome
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts
@@ -54,11 +55,10 @@ class QueryMessageProcessor:
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""
-        table.register(RequestCode.QUERY_MESSAGE, self.query)
+        table.register(RequestCode.QUERY_MESSAGE, self.query, fast=self._direct())
         table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
-        table.register_direct(RequestCode.QUERY_MESSAGE, self._direct())
 
-    def _direct(self) -> DirectHandler:
+    def _direct(self) -> FastHandler:
         """The short way: from the header's bytes to the reply's, where few records are found in memory."""
         decode: Callable[[memoryview], _Frame] = msgspec.json.Decoder(_Frame, strict=False).decode
         query = self._store.query_hot

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import born_host, let_go
-from trimq.broker.processors.message_text import (
-    UNUSUAL_NAMES,
-    index_keys,
-    join_properties,
-    pairs,
-    tag_hash,
-    waits_for_store,
-)
+from trimq.broker.processors.message_properties import tag_hash, waits_for_store
 from trimq.broker.processors.send_batch import SentBatch, batch_reply, message_ids, parts_of
 from trimq.broker.processors.send_checks import (
     SendChecks,
@@ -37,13 +30,19 @@ from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
 from trimq.protocol.command import LANGUAGE, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_names import SLOW_NAMES
+from trimq.protocol.property_text import closed, decode_properties, join_properties
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import DEFERRED, AlikeServer, HandlerTable, Outcome
+from trimq.remoting.gate import Sees
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import DEFERRED, Outcome
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts
+    from trimq.broker.processors.send_alike import AlikeSends
     from trimq.broker.processors.send_batch_alike import AlikeBatches
 
 _UNUSUAL_FLAGS: Final = (
@@ -60,7 +59,7 @@ def _nobody(_result: PutMessageResult) -> None:
     """Takes the result of a one-way send."""
 
 
-def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> AlikeServer | None:
+def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> "AlikeSends | None":
     try:
         from trimq.broker.processors.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
     except ImportError:
@@ -100,6 +99,7 @@ class SendMessageProcessor:
         self._store_host = parts.store_host
         self._host_hex = parts.store_host.hex().upper()
         self._next_unique = parts.unique_ids.next
+        self._handlers: HandlerTable | None = None
         self._configure()
         parts.configuration.listeners.append(lambda _keys: self._configure())
 
@@ -119,15 +119,30 @@ class SendMessageProcessor:
             f'"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         ).encode()
 
+        self._register()
+
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""
-        table.register(RequestCode.SEND_MESSAGE, self.send_v1)
-        table.register(RequestCode.SEND_MESSAGE_V2, self.send_v2)
-        table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
-        self._direct.register(table)
-        table.alike = self._alike
-        if self._direct_batches is not None:
-            self._direct_batches.register(table)
+        self._handlers = table
+        table.gate.listeners.append(self._register)
+        self._register()
+
+    def _register(self) -> None:
+        """Make the routes, as the configuration and the features let them be now."""
+        table = self._handlers
+        if table is None:
+            return
+        direct, alike, batches = self._direct, self._alike, self._direct_batches
+        direct.configure(table.gate.properties)
+        if alike is not None:
+            alike.forget()  # what it knows was learnt from frames that could go this way before
+        for code, handler in ((RequestCode.SEND_MESSAGE, self.send_v1), (RequestCode.SEND_MESSAGE_V2, self.send_v2)):
+            if direct.usable:
+                table.register(code, handler, fast=direct.handlers[code], grouped=alike, offers=Sees.PROPERTIES)
+            else:
+                table.register(code, handler)
+        fast = batches.serve if batches is not None and direct.usable else None
+        table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2, fast=fast, offers=Sees.PROPERTIES)
 
     def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """SEND_MESSAGE (10): whole field names."""
@@ -162,16 +177,15 @@ class SendMessageProcessor:
         text = header.properties or ""
         if len(text) > MAX_PROPERTIES:
             raise properties_too_long(len(text))
-        properties = dict(pairs(text))
+        properties = decode_properties(text)
         sys_flag = header.sys_flag
-        if sys_flag & _UNUSUAL_FLAGS or not UNUSUAL_NAMES.isdisjoint(properties):
+        if sys_flag & _UNUSUAL_FLAGS or not SLOW_NAMES.isdisjoint(properties):
             return self._put_unusual(connection, command, header, properties, header.topic, queue_id)
-        if text and text[-1] != "\x02":
-            text += "\x02"
+        text = closed(text)
         unique = properties.get("UNIQ_KEY")
         if unique is None:
             unique = properties["UNIQ_KEY"] = self._next_unique()  # the index finds it by this one too
-            text = text + "UNIQ_KEY\x01" + unique + "\x02"
+            text += join_properties({"UNIQ_KEY": unique})
         message = MessageInner(
             header.topic,
             queue_id,
@@ -288,7 +302,7 @@ class SendMessageProcessor:
         text = header.properties or ""
         if len(text) > MAX_PROPERTIES:
             raise properties_too_long(len(text))
-        properties = dict(pairs(text))
+        properties = decode_properties(text)
         properties["DELAY"] = "-1"
         return self._put_unusual(connection, command, header, properties, dead.topic_name, 0)
 
@@ -360,7 +374,7 @@ class SendMessageProcessor:
         text = header.properties or ""
         if len(text) > MAX_PROPERTIES:
             raise properties_too_long(len(text))
-        shared = dict(pairs(text))
+        shared = decode_properties(text)
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
         parts = self._batches.parts_of(command.body, tags_too=self._tags) if self._batches is not None else None
         try:

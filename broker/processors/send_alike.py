@@ -21,7 +21,8 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.index_batch_numpy import AlikeKeys
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import DEFERRED, DIRECT_PREFIX, Later, direct_prefix
+from trimq.remoting.handler_table import FRONT, json_front
+from trimq.remoting.handlers import DEFERRED, Later
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts
@@ -54,7 +55,7 @@ class _Asked(NamedTuple):
 
 
 class AlikeSends:
-    """An AlikeServer of ordinary sends. ``lengths``: what is known of the frames of each length."""
+    """An GroupedServer of ordinary sends. ``lengths``: what is known of the frames of each length."""
 
     def __init__(self, parts: "BrokerParts", direct: DirectSends) -> None:
         """``direct`` serves them one by one."""
@@ -65,12 +66,15 @@ class AlikeSends:
         self._waits = parts.store.syncs_each_put
         self._tags = parts.store.indexes_tags
         self._broker_put = parts.stats.broker_put
-        direct.on_configured.append(self.lengths.clear)
-        self._decoders = {direct_prefix(code): decode for code, decode in direct.decoders.items()}
+        self._decoders = {json_front(code): decode for code, decode in direct.decoders.items()}
+
+    def forget(self) -> None:
+        """Know nothing any more: what could go this way may not be what can."""
+        self.lengths.clear()
 
     def learn(self, frame: bytes, most: int) -> bool:
-        """See AlikeServer."""
-        decode = self._decoders.get(frame[_HEAD_AT : _HEAD_AT + DIRECT_PREFIX])
+        """See GroupedServer."""
+        decode = self._decoders.get(frame[_HEAD_AT : _HEAD_AT + FRONT])
         if decode is None:
             return False
         try:
@@ -83,7 +87,7 @@ class AlikeSends:
         return True
 
     def serve(self, frames: memoryview, length: int, owners: Owners) -> list[bytes] | Literal[Later.DEFERRED] | None:
-        """See AlikeServer."""
+        """See GroupedServer."""
         layout = self.lengths[length]
         direct = self._direct
         rows = np.frombuffer(frames, dtype=np.uint8).reshape(-1, length)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import let_go
-from trimq.broker.processors.message_text import index_keys, join_properties, tag_hash
+from trimq.broker.processors.message_properties import tag_hash
 from trimq.broker.processors.send_checks import UNIT_RETRY, V3_4_9, SendChecks
 from trimq.broker.processors.send_codes import refusal_code
 from trimq.broker.store.types import MessageInner, PutMessageResult
@@ -19,10 +19,13 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from trimq.protocol.message import StoredMessage, decode_message
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_text import join_properties
 from trimq.protocol.record import RecordError, pack_host
 from trimq.protocol.topic_rules import dlq_topic, retry_topic
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import DEFERRED, HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import DEFERRED, Outcome
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts

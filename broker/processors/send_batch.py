@@ -3,33 +3,20 @@
 What can be done to all messages of a batch at once is not done to each of them.
 """
 
-import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from trimq.broker.processors.message_text import index_keys, pairs, tag_hash, tag_hash_of
-from trimq.broker.processors.send_checks import NOT_IN_A_BATCH
+from trimq.broker.processors.message_properties import tag_hash
 from trimq.protocol.batch import split_batch
 from trimq.protocol.codes import VERSION
 from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.hashing import tags_code
 from trimq.protocol.index_batch import KeyColumns
-from trimq.protocol.message import TAG_KEY, key_words
+from trimq.protocol.message_keys import TAG_KEY, index_keys, key_words
+from trimq.protocol.property_names import NOT_IN_A_BATCH
+from trimq.protocol.property_text import columns_of, decode_properties
 from trimq.protocol.record_batch import BatchMessages, ListedMessages
-
-_END: Final = "\x03"
-"""Stands in front of each text where those of all messages are looked through together; no usual text has it in it."""
-_NAMES: Final = "|".join(sorted({"UNIQ_KEY", "TAGS", "KEYS"} | NOT_IN_A_BATCH))
-_VALUE: Final = "\x01([^\x02]+)\x02"
-_usual: Final = re.compile(
-    f"{_END}(?:UNIQ_KEY{_VALUE}|TAGS{_VALUE}|KEYS{_VALUE}|(?!(?:{_NAMES})\x01)[^\x01-\x03]+\x01[^\x02]+\x02)*+"
-    f"(?![^{_END}])"
-).findall
-"""UNIQ_KEY, TAGS and KEYS of each text that is well-formed and has nothing that a batch may not have.
-
-Each match begins at a mark and goes to the next one: with as many matches as marks nothing has been passed over.
-Of equal names the last counts.
-"""
 
 _pack_words: Final = struct.Struct(">II").pack
 _pack_offset: Final = struct.Struct(">Q").pack
@@ -65,9 +52,8 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None], *, tags_too: bo
     """
     columns = split_batch(body)
     messages, raw = ListedMessages(columns), columns.properties
-    texts = _marked(raw)
-    found = _usual(texts)
-    if found and len(found) == len(raw) == texts.count(_END):
+    found = columns_of(raw)
+    if found is not None:
         unique, tags, words = zip(*found, strict=True)
         keys = _keys(unique, words)
         if tags_too and any(tags):
@@ -76,7 +62,7 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None], *, tags_too: bo
     tags_codes: list[int] = []
     keys = []
     for text in raw:
-        properties = dict(pairs(text.decode("utf-8", "replace")))
+        properties = decode_properties(text.decode("utf-8", "replace"))
         if not NOT_IN_A_BATCH.isdisjoint(properties):
             check(properties)
         tags_codes.append(tag_hash(properties))
@@ -84,22 +70,11 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None], *, tags_too: bo
     return BatchParts(messages, tags_codes, keys)
 
 
-def _marked(raw: Sequence[bytes]) -> str:
-    """All texts, a mark in front of each, a separator at the end of each: some clients leave the last one out.
-
-    With it no value goes on behind the next mark; a search would come to the end for each of the marks otherwise.
-    """
-    texts = b"\x03".join([b"", *raw])
-    if texts.count(b"\x02\x03") < len(raw) - 1 or not texts.endswith(b"\x02"):
-        texts = b"\x03".join([b"", *[text if not text or text.endswith(b"\x02") else text + b"\x02" for text in raw]])
-    return texts.decode("utf-8", "replace")
-
-
 def _tags_codes(tags: Sequence[str]) -> list[int]:
     first = tags[0]
     if tags.count(first) == len(tags):
-        return [tag_hash_of(first)] * len(tags)
-    return list(map(tag_hash_of, tags))
+        return [tags_code(first)] * len(tags)
+    return list(map(tags_code, tags))
 
 
 def _keys(unique: Sequence[str], words: Sequence[str]) -> list[tuple[str, ...]]:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from trimq.broker.processors.common import born_host
-from trimq.broker.processors.message_text import tag_hash_of, usual
 from trimq.broker.processors.send_batch import BatchParts, SentBatch
-from trimq.broker.processors.send_checks import NOT_IN_A_BATCH
 from trimq.broker.processors.send_direct import MEANINGLESS, DirectSends
 from trimq.broker.store.types import MessageRows, PutMessageResult
 from trimq.protocol.alike_texts import Matrix, texts_of
@@ -21,12 +19,15 @@ from trimq.protocol.batch_layout import BatchLayout, BatchLayouts
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
+from trimq.protocol.hashing import tags_code
 from trimq.protocol.index_batch_numpy import AlikeKeys
+from trimq.protocol.property_names import NOT_IN_A_BATCH
+from trimq.protocol.property_text import are_fast, closed
 from trimq.protocol.record import MAX_PROPERTIES, pack_shared
 from trimq.protocol.record_batch_numpy import AlikeMessages, BatchRows
 from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import DEFERRED, HandlerTable, Later
+from trimq.remoting.handlers import DEFERRED, Later
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts
@@ -76,13 +77,13 @@ class AlikeBatches:
         count = len(rows)
         tag = layout.same(rows, "TAGS")
         if tag is not None:
-            tags_codes = [tag_hash_of(tag)] * count
+            tags_codes = [tags_code(tag)] * count
             if tags_too:
                 keys = AlikeKeys([], tag, count) if keys is None else keys.with_tag(tag)
         elif (tags := layout.column(rows, "TAGS")) is not None:
             if tags_too and tags.shape[1] > _LONGEST_KEY:
                 return None
-            tags_codes = list(map(tag_hash_of, texts_of(tags)))
+            tags_codes = list(map(tags_code, texts_of(tags)))
             if tags_too:
                 keys = AlikeKeys([], count=count).with_tags(tags) if keys is None else keys.with_tags(tags)
         else:
@@ -105,13 +106,10 @@ class DirectBatches:
         self._store_host = parts.store_host
         self._decode: Callable[[memoryview], Any] = direct.decoders[RequestCode.SEND_MESSAGE_V2]
 
-    def register(self, table: HandlerTable) -> None:
-        """Take the code of batches."""
-        table.register_direct(RequestCode.SEND_BATCH_MESSAGE, self._serve)
-
-    def _serve(
+    def serve(
         self, connection: Connection, head: memoryview, body: memoryview
     ) -> bytes | Literal[Later.DEFERRED] | None:
+        """See FastHandler."""
         try:
             frame = self._decode(head)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -130,7 +128,7 @@ class DirectBatches:
         unique = None
         text = header.properties
         if text:
-            match = usual(text if text.endswith("\x02") else text + "\x02")
+            match = self._direct.ordinary(closed(text))
             if match is None or len(text) > MAX_PROPERTIES:
                 return None
             unique = match[2]
@@ -142,6 +140,8 @@ class DirectBatches:
         tag = layout.same(rows, "TAGS")
         host = connection.data.get("host") or born_host(connection)
         if keys is None or (tag is None and "TAGS" in layout.values) or len(host) != _HOST:
+            return None
+        if not are_fast(layout.values, self._direct.reserved):
             return None
         if tag and self._tags:
             keys = keys.with_tag(tag)
@@ -158,7 +158,7 @@ class DirectBatches:
             placed,
             layout.body_length,
             layout.text_length,
-            tag_hash_of(tag) if tag else 0,
+            tags_code(tag) if tag else 0,
             keys,
         )
         command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, frame.opaque)

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
-from trimq.broker.processors.message_text import TIMER_NAMES, delay_level, park
+from trimq.broker.processors.message_properties import delay_level, park
 from trimq.protocol import sysflag
 from trimq.protocol.body import PERM_READ, PERM_WRITE, TopicConfig
 from trimq.protocol.codes import ResponseCode
@@ -24,8 +24,7 @@ SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 V3_4_9: Final = 121
 """The first version whose clients say themselves how often a message may be retried."""
-NOT_IN_A_BATCH: Final = frozenset({"DELAY", "TRAN_MSG", "INNER_NUM", *TIMER_NAMES})
-"""Names of properties that ``SendChecks.batch_item`` has to look at."""
+TIMER_NAMES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 UNIT_TOPIC: Final = 1
 UNIT_RETRY: Final = 2
 

@@ -14,7 +14,6 @@ from msgspec import Struct, field
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import born_host
-from trimq.broker.processors.message_text import join_properties, tag_hash_of, usual
 from trimq.broker.services.stats import StatsItem
 from trimq.broker.store.topic_queue import TopicIllegalError, TopicQueue
 from trimq.broker.store.types import PutMessageResult
@@ -22,12 +21,14 @@ from trimq.protocol import sysflag
 from trimq.protocol.body import PERM_WRITE, TopicConfig
 from trimq.protocol.codes import VERSION, RequestCode
 from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.hashing import tags_code
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from trimq.protocol.message import TAG_KEY, key_words
+from trimq.protocol.message_keys import TAG_KEY, key_words
+from trimq.protocol.property_text import Matcher, join_properties, ordinary
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later
+from trimq.remoting.handlers import DEFERRED, FastHandler, Later
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts
@@ -72,7 +73,7 @@ class SendTopic:
 
 
 class DirectSends:
-    """Serves ordinary sends; ``register`` puts it in front of the handlers that know all of them."""
+    """Serves ordinary sends."""
 
     def __init__(self, parts: "BrokerParts", answer: Callable[..., bytes | RemotingCommand]) -> None:
         self.answer = answer
@@ -92,13 +93,22 @@ class DirectSends:
             RequestCode.SEND_MESSAGE: msgspec.json.Decoder(_FrameV1, strict=False).decode,
         }
         """For the header of each form, see _Frame."""
-        self.on_configured: list[Callable[[], None]] = []
-        """Called when what all sends have in common has changed."""
-        self._configure()
-        parts.configuration.listeners.append(lambda _keys: self._configure())
+        self.usable = False
+        """Whether the configuration lets any send go this way."""
+        self.ordinary: Matcher = ordinary(frozenset())
+        """Matches the properties of messages that may go this way."""
+        self.handlers: dict[int, FastHandler] = {code: self._handler(code, of) for code, of in self.decoders.items()}
+        """Both forms of a send."""
+        self.configure(frozenset())
         parts.topics.delete_listeners.append(self._forget)
 
-    def _configure(self) -> None:
+    def configure(self, reserved: frozenset[str]) -> None:
+        """Work out what all sends have in common, as the configuration says now.
+
+        ``reserved``: messages with one of these properties go the full way.
+        """
+        self.reserved = reserved
+        self.ordinary = ordinary(reserved)
         config = self._configuration.section(BrokerConfig)
         region, trace = config.region_id, "true" if config.trace_on else "false"
         added = {"MSG_REGION": region, "TRACE_ON": trace, "CLUSTER": config.broker_cluster_name}
@@ -108,7 +118,7 @@ class DirectSends:
             f'"msgId":"{self._store_host.hex().upper()}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%b"}},'
             f'"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         ).encode()
-        self._usable = bool(
+        self.usable = bool(
             len(self._store_host) == 8
             and not config.start_accept_send_request_time_stamp
             and config.broker_permission & PERM_WRITE  # send.py knows which topics it means
@@ -117,21 +127,13 @@ class DirectSends:
             and region.isprintable()
             and not set('"\\%') & set(region)
         )
-        for listener in self.on_configured:
-            listener()
 
-    def register(self, table: HandlerTable) -> None:
-        """Take both forms of a send."""
-        for code, decode in self.decoders.items():
-            table.register_direct(code, self._handler(code, decode))
-
-    def _handler(self, code: int, decode: Callable[[memoryview], Any]) -> DirectHandler:
+    def _handler(self, code: int, decode: Callable[[memoryview], Any]) -> FastHandler:
         topics = self._topics
         table = self._table
         put = self._put
         waits = self._waits
         broker_put = self._broker_put
-        tag_hash = tag_hash_of
         tags = self._tags
 
         def serve(connection: Connection, head: memoryview, body: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
@@ -153,11 +155,10 @@ class DirectSends:
                 or frame.flag
                 or header.batch
                 or frame.code != code
-                or not self._usable
                 or header.sys_flag & ~MEANINGLESS
             ):
                 return None
-            match = usual(text)
+            match = self.ordinary(text)
             if match is None:
                 return None
             keys, unique, tag = match.groups()
@@ -182,7 +183,7 @@ class DirectSends:
                 header.flag,
                 header.sys_flag,
                 header.reconsume_times or 0,
-                tag_hash(tag) if tag else 0,
+                tags_code(tag) if tag else 0,
                 words if tag is None or not tags else (*words, TAG_KEY + tag),
                 partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None,
             )
@@ -229,7 +230,7 @@ class DirectSends:
         topic = self._topics.get(name)
         if topic is None or topic.config is not self._table.get(name):
             topic = self._find(name)
-        return topic if self._usable else None
+        return topic
 
     def queue(self, topic: SendTopic, queue_id: int) -> TopicQueue | None:
         """A queue of a topic that can be written to, kept in ``topic.queues``; None where there is none."""

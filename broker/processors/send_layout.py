@@ -1,6 +1,6 @@
 """What sends of one kind have in common, learnt from one of them. Needs numpy.
 
-A frame that the short way (send_direct.py) has served shows where its header has what differs from message to message:
+A frame that the fast way (send_direct.py) has served shows where its header has what differs from message to message:
 queue, time of birth, request number, ids and keys. Frames that differ in nothing else need not be parsed.
 """
 
@@ -10,12 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import DecodeError
 
-from trimq.broker.processors.message_text import tag_hash_of
 from trimq.protocol.alike_frames import FrameLayout, Kind, Place
 from trimq.protocol.alike_rows import Numbers, PlacedRows, Replies, Rows
 from trimq.protocol.alike_texts import Matrix
-from trimq.protocol.hashing import crc32_of_each
-from trimq.protocol.message import NAME_END, VALUE_END
+from trimq.protocol.hashing import crc32_of_each, tags_code
+from trimq.protocol.property_text import spans
 from trimq.protocol.record import encode_record, layout
 
 _HEAD_AT: Final = 8
@@ -70,9 +69,9 @@ class SendLayout:
             raise NotAlikeError("no unique key")
         _prove(head, decode, numbers, texts)
         self.topic: str = header.topic
-        tags = [value for name, value, _ in _pairs(text) if name == "TAGS"]
+        tags = [value for name, value, _ in spans(text) if name == "TAGS"]
         self.tag = tags[0] if tags else ""
-        self.tags_code = tag_hash_of(self.tag) if tags else 0
+        self.tags_code = tags_code(self.tag) if tags else 0
         self.frames = FrameLayout(
             frame,
             head_end,
@@ -148,15 +147,6 @@ def _shifted(columns: slice, by: int) -> slice:
     return slice(columns.start + by, columns.stop + by)
 
 
-def _pairs(text: str) -> Iterator[tuple[str, str, int]]:
-    """Name, value, and where the value begins, of each property."""
-    at = 0
-    for piece in text.split(VALUE_END)[:-1]:
-        name, _, value = piece.partition(NAME_END)
-        yield name, value, at + len(name) + 1
-        at += len(piece) + 1
-
-
 def _texts(head: bytes, decoded: str) -> Iterator[_Text]:
     """The values that may differ, of properties that the short way has found well-formed."""
     place = _only(_TEXT, head)
@@ -168,7 +158,7 @@ def _texts(head: bytes, decoded: str) -> Iterator[_Text]:
     """Where each character of the text is in ``raw``."""
     for char in text:
         starts.append(starts[-1] + (len(r"\u0001") if char < " " else 1))
-    names = [name for name, _, _ in _pairs(text)]
+    names = [name for name, _, _ in spans(text)]
     if len(set(names)) != len(names):
         raise NotAlikeError("a property is there twice")
 
@@ -176,7 +166,7 @@ def _texts(head: bytes, decoded: str) -> Iterator[_Text]:
         columns = slice(place.start + starts[begin], place.start + starts[begin] + end - begin)
         return _Text(Place(columns, kind), slice(begin, end), name)
 
-    for name, value, begin in _pairs(text):
+    for name, value, begin in spans(text):
         if name == "KEYS":
             for word in _WORD.finditer(value):
                 yield found(name, begin + word.start(), begin + word.end(), Kind.VISIBLE)

@@ -20,7 +20,8 @@ from trimq.protocol.headers.admin import CreateTopicRequestHeader, TopicRequestH
 from trimq.protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
 from trimq.protocol.topic_rules import topic_problem
 from trimq.remoting.connection import Connection
-from trimq.remoting.handlers import HandlerTable, Outcome
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import Outcome
 from trimq.remoting.large_reply import LargeReply, in_slices
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from msgspec import Struct
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
 from trimq.broker.store.disk import Disk
-from trimq.broker.store.dispatcher import index_keys
 from trimq.broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
@@ -34,7 +33,9 @@ from trimq.broker.store.types import (
 )
 from trimq.protocol import hashing, record, topic_rules
 from trimq.protocol.body import DataVersion
-from trimq.protocol.message import PropertyName, decode_properties
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_text import decode_properties
 from trimq.remoting.clock import Clock
 from trimq.remoting.config import Configuration
 

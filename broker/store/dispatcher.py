@@ -17,7 +17,7 @@ from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import MessageBatch, MessageRows, PutMessageResult
 from trimq.protocol import sysflag
 from trimq.protocol.hashing import tags_code
-from trimq.protocol.message import NAME_END, TAG_KEY, VALUE_END, PropertyName, decode_properties, key_words
+from trimq.protocol.property_names import PropertyName
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
@@ -209,46 +209,3 @@ class StoreDispatcher:
                 if int(delay) > 0:
                     return store_timestamp + _UNKNOWN_LEVEL_MS
         return tags_code(properties.get(PropertyName.TAGS, ""))
-
-
-def property_of(text: str, name: str) -> str:
-    """One property of the encoded text, empty where it is not there: for who needs two of them and no more."""
-    mark = f"{VALUE_END}{name}{NAME_END}"
-    at = text.rfind(mark)
-    if at >= 0:
-        begin = at + len(mark)
-    elif text.startswith(mark[1:]):
-        begin = len(mark) - 1
-    else:
-        return ""
-    end = text.find(VALUE_END, begin)
-    value = text[begin:end] if end >= 0 else text[begin:]
-    # an empty value does not count, an earlier one of that name does then
-    return value or decode_properties(text).get(name, "")
-
-
-def index_keys(properties: dict[str, str], *, tags: bool = False) -> tuple[str, ...]:
-    """The words that the index shall find a message by: its unique key, the words of KEYS, with ``tags`` its tag."""
-    get = properties.get
-    return _key_words(
-        get(PropertyName.UNIQ_KEY, ""), get(PropertyName.KEYS, ""), get(PropertyName.TAGS, "") if tags else ""
-    )
-
-
-def index_keys_of(text: str) -> tuple[str, ...]:
-    """The same, without the tag, out of the encoded properties."""
-    return _key_words(property_of(text, "UNIQ_KEY"), property_of(text, "KEYS"), "")
-
-
-def _key_words(unique: str, words: str, tag: str) -> tuple[str, ...]:
-    found = (unique,) if unique else ()
-    if words:
-        found = (*found, *key_words(words))
-    return (*found, TAG_KEY + tag) if tag else found
-
-
-def has_key(properties: dict[str, str], key: str) -> bool:
-    """True where a message can be found by ``key``; ``T#tag`` is how a tag stands in the index."""
-    if properties.get(PropertyName.UNIQ_KEY) == key or key in properties.get(PropertyName.KEYS, "").split(" "):
-        return True
-    return key.startswith(TAG_KEY) and properties.get(PropertyName.TAGS) == key[len(TAG_KEY) :]

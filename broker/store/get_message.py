@@ -20,7 +20,7 @@ from trimq.broker.store.mapped_file import Hold, MappedFile
 from trimq.broker.store.record_look import Place, begins_record, is_message, place_of
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
-from trimq.protocol.message import decode_properties
+from trimq.protocol.property_text import decode_properties
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from trimq.protocol.record import RecordError, decode_head
 

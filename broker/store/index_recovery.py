@@ -6,13 +6,13 @@ Nothing is thrown away: where entries are missing or wrong, the index is cut the
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from trimq.broker.store.dispatcher import index_keys_of, property_of
 from trimq.broker.store.index_file import IndexEntry, IndexFile
 from trimq.broker.store.index_service import IndexService
 from trimq.broker.store.log_scan import LogRecord
 from trimq.protocol import sysflag
 from trimq.protocol.checkpoint_layout import CheckpointMark
-from trimq.protocol.message import TAG_KEY
+from trimq.protocol.message_keys import TAG_KEY, index_keys_of
+from trimq.protocol.property_text import property_of
 
 _BATCH: Final = 512
 _INDEXED: Final = (sysflag.TRANSACTION_NOT, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_COMMIT)

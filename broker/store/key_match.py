@@ -10,7 +10,8 @@ from typing import Any, Final
 from trimq.broker.store.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.warm_ranges import CHUNK
 from trimq.protocol.hashing import crc32_of_each
-from trimq.protocol.message import TAG_KEY
+from trimq.protocol.message_keys import TAG_KEY
+from trimq.protocol.property_text import KEYS_NAME, has_key_for_sure, key_text
 from trimq.protocol.record import MAGIC_V1, MAGIC_V2, OVERHEAD_V1
 from trimq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from trimq.protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH
@@ -20,10 +21,6 @@ HEAD_SIZE: Final = 88
 _head_at = struct.Struct(">II20xQI16xQ20xI").unpack_from
 """Size, magic, place in the log, sysFlag, store time and body length."""
 _crc_at = struct.Struct(">8xI").unpack_from
-_UNIQUE: Final = b"UNIQ_KEY\x01"
-_KEYS: Final = b"KEYS\x01"
-_END: Final = b"\x02"
-_END_BYTE: Final = 2
 _V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 _LAST_HEAD: Final = CHUNK - OVERHEAD_V1
 """Where the head of a record has to begin in a chunk to lie in it as a whole."""
@@ -71,8 +68,8 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
     begin = len(front) + 2
     fronts: dict[int, bytes] = {}
     first, last = times
-    word = key.encode()
-    keys, unique = _KEYS + word + _END, _UNIQUE + word + _END
+    text = key_text(key)
+    keys = text.keys
     warm = log.warm
     covers, chunks, tick = warm.covers, warm.chunks_of(file), warm.tick()
     own_from = log.own_from
@@ -121,11 +118,9 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
                 return None
             beginning = fronts[length] = front + (length - begin).to_bytes(2, "big") + keys
         if record.startswith(beginning, behind):  # many clients write KEYS first
-            if record.count(_KEYS, behind + begin) != 1:
+            if record.count(KEYS_NAME, behind + begin) != 1:
                 return None
-        elif not record.startswith(beginning[:begin], behind) or not _has_key(
-            record, behind + begin, unique, keys, word
-        ):
+        elif not record.startswith(beginning[:begin], behind) or not has_key_for_sure(record, behind + begin, text):
             return None
         if body_length and phy < own_from:
             bodies.append(view[at + HEAD_SIZE : at + behind])
@@ -137,22 +132,3 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
         return None
     found.reverse()
     return found, most - left
-
-
-def _has_key(text: bytes, begin: int, unique: bytes, keys: bytes, word: bytes) -> bool:
-    """True where the properties from ``begin`` on have the key for sure; of two with one name, the last counts."""
-    name = _KEYS
-    found = text.find(keys, begin)
-    if found < 0:
-        name = _UNIQUE
-        found = text.find(unique, begin)
-    if found < 0:
-        name = _KEYS
-        found = text.find(_KEYS, begin)
-        if found < 0:
-            return False
-        value_at = found + len(_KEYS)
-        end = text.find(_END, value_at)
-        if word not in text[value_at : end if end >= 0 else len(text)].split(b" "):
-            return False
-    return (found == begin or text[found - 1] == _END_BYTE) and text.count(name, begin) == 1

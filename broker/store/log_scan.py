@@ -13,7 +13,7 @@ from trimq.broker.store.disk import Disk
 from trimq.broker.store.mapped_file import MappedFile
 from trimq.protocol import record, sysflag
 from trimq.protocol.hashing import crc32
-from trimq.protocol.message import decode_properties
+from trimq.protocol.property_text import decode_properties
 
 _HEAD_V4: Final = struct.Struct(">IIIi4xqqi8x8xq8x4x8xi")
 _HEAD_V4_SIZE: Final = _HEAD_V4.size

@@ -13,7 +13,6 @@ from typing import Any, Final
 from trimq.broker.store.commit_log import CommitLog
 from trimq.broker.store.consume_queue import ConsumeQueue
 from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.dispatcher import has_key
 from trimq.broker.store.index_file import Cold
 from trimq.broker.store.index_service import IndexService
 from trimq.broker.store.key_match import matches
@@ -22,7 +21,8 @@ from trimq.broker.store.record_look import is_message, place_of
 from trimq.broker.store.types import QueryMessageResult
 from trimq.protocol import record
 from trimq.protocol.hashing import crc32
-from trimq.protocol.message import decode_properties
+from trimq.protocol.message_keys import has_key
+from trimq.protocol.property_text import decode_properties
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from trimq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 

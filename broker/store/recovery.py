@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from trimq.broker.store.checkpoint import StoreCheckpoint
 from trimq.broker.store.consume_queue_flush import FlushConsumeQueueService
 from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.dispatcher import StoreDispatcher, property_of
+from trimq.broker.store.dispatcher import StoreDispatcher
 from trimq.broker.store.index_recovery import IndexRecovery
 from trimq.broker.store.index_service import IndexService
 from trimq.broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
@@ -27,7 +27,7 @@ from trimq.broker.store.queue_sizes import file_lengths, queue_directories
 from trimq.protocol import sysflag
 from trimq.protocol.checkpoint_layout import CheckpointMark
 from trimq.protocol.hashing import tags_code
-from trimq.protocol.message import decode_properties
+from trimq.protocol.property_text import decode_properties, property_of
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _log = structlog.get_logger(__name__)

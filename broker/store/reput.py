@@ -12,11 +12,12 @@ import structlog
 import trio
 
 from trimq.broker.store.commit_log import CommitLog
-from trimq.broker.store.dispatcher import StoreDispatcher, index_keys
+from trimq.broker.store.dispatcher import StoreDispatcher
 from trimq.broker.store.log_scan import Blank, LogRecord, NoRecordError, RecordReader
 from trimq.broker.store.stats import StoreStats
 from trimq.protocol import record
-from trimq.protocol.message import decode_properties
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_text import decode_properties
 
 _log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from trimq.broker.store.checkpoint import known_log
 from trimq.broker.store.consume_queue import QueueShape
 from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.dispatcher import StoreDispatcher, index_keys
+from trimq.broker.store.dispatcher import StoreDispatcher
 from trimq.broker.store.index_file import IndexEntry, IndexFile
 from trimq.broker.store.index_recovery import is_known_index
 from trimq.broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, properties_of
@@ -27,7 +27,7 @@ from trimq.protocol import checkpoint_layout, lenient_json, sysflag
 from trimq.protocol.checkpoint_layout import CheckpointMark
 from trimq.protocol.hashing import key_hash
 from trimq.protocol.index_layout import HEADER_SIZE, SLOT_SIZE
-from trimq.protocol.message import TAG_KEY
+from trimq.protocol.message_keys import TAG_KEY, index_keys
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE, is_unit_of
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 

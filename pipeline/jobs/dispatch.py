@@ -26,7 +26,7 @@ from trimq.pipeline.store.walk import Chunk, Damage, Stretch
 from trimq.protocol import sysflag
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.index_batch import make_batch
-from trimq.protocol.message import TAG_KEY
+from trimq.protocol.message_keys import TAG_KEY
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"

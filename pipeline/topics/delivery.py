@@ -39,7 +39,7 @@ from trimq.pipeline.topics.send_lane import LaneEndedError, SendLane
 from trimq.pipeline.topics.settings import group_of, namesrv_of
 from trimq.pipeline.topics.sink_rows import Row, rows_of
 from trimq.protocol.hashing import string_hash
-from trimq.protocol.message import decode_properties
+from trimq.protocol.property_text import decode_properties
 from trimq.protocol.topic_rules import topic_problem
 
 WRITE_OPTIONS: Final = ("namesrv", "topic", "group", "idempotent", "writeId", "batchBytes", "pollTimeoutMs")

@@ -23,7 +23,7 @@ from trimq.broker.store.types import (
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.message_id import decode_offset_id
-from trimq.remoting.handlers import HandlerTable
+from trimq.remoting.handler_table import HandlerTable
 from trimq.remoting.server import listen
 
 

@@ -6,6 +6,7 @@ import struct
 import tempfile
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.message import StoredMessage
+from trimq.remoting.handler_table import json_front
 from trimq.remoting.held_frames import FEW, LEAST
 
 TOPIC = "Orders"
@@ -68,7 +70,7 @@ class Side:
         self.client = client
         self._served = served
         (connection,) = broker.reactor.connections.values()
-        self._alike = id(connection.alike)
+        self._alike = id(connection.table.grouped.get(json_front(RequestCode.SEND_MESSAGE_V2)))
 
     @property
     def together(self) -> int:
@@ -113,7 +115,8 @@ async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> A
             ext |= {"perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false"}
             assert (await side.client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
         for connection in other.reactor.connections.values():
-            connection.alike = None
+            for code, route in list(connection.table.routes.items()):
+                connection.table.route(code, replace(route, grouped=None))
         yield both
 
 

@@ -1,16 +1,17 @@
 """What is taken out of the messages of a batch, whichever way it is looked at."""
 
 import json
-import re
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trimq.broker.processors.message_text import index_keys, pairs, tag_hash
+from trimq.broker.processors.message_properties import tag_hash
 from trimq.broker.processors.send_batch import batch_reply, message_ids, parts_of
 from trimq.broker.processors.send_batch_alike import AlikeBatches
 from trimq.protocol.batch import decode_batch, encode_batch
 from trimq.protocol.frame import decode
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_text import decode_properties
 
 NAMES = st.sampled_from(["UNIQ_KEY", "TAGS", "KEYS", "WAIT", "color", "DELAY", "", "ä"])
 VALUES = st.sampled_from(["a", "a b", " ", "", "true", "x" * 200, "ä", "a\x01b", "a\x03b"])
@@ -27,11 +28,11 @@ def test_parts_are_what_the_properties_say(messages: list[tuple[str, str, int]])
     of_each = list(zip(parts.messages.items(), parts.tags_codes, parts.keys, strict=True))
     assert len(of_each) == len(messages)
     for ((flag, data, raw), tags_code, keys), (text, more, size) in zip(of_each, messages, strict=True):
-        properties = dict(pairs(text + more))
+        properties = decode_properties(text + more)
         assert bytes(data) == b"b" * size
         assert raw == (text + more).encode()
         assert (flag, tags_code, keys) == (7, tag_hash(properties), index_keys(properties, tags=True))
-    delayed = [dict(pairs(text + more)) for text, more, _ in messages]
+    delayed = [decode_properties(text + more) for text, more, _ in messages]
     assert checked == [properties for properties in delayed if "DELAY" in properties]
 
 
@@ -43,7 +44,7 @@ def test_parts_of_messages_of_one_shape(values: list[str], name: str) -> None:
     parts = parts_of(
         encode_batch([(at, b"b", text.encode()) for at, text in enumerate(texts)]), lambda _: None, tags_too=True
     )
-    properties = [dict(pairs(text)) for text in texts]
+    properties = [decode_properties(text) for text in texts]
     assert [item.flag for item in parts.messages.items()] == list(range(len(values)))
     assert parts.tags_codes == list(map(tag_hash, properties))
     assert parts.keys == [index_keys(one, tags=True) for one in properties]
@@ -75,7 +76,7 @@ def test_parts_of_many_messages_that_are_laid_out_alike(
     checked: list[dict[str, str]] = []
     encoded = encode_batch([(at, b"b%03d" % at, text.encode()) for at, text in enumerate(texts)])
     alike = AlikeBatches()
-    found = [dict(pairs(text)) for text in texts]
+    found = [decode_properties(text) for text in texts]
     general = parts_of(memoryview(encoded), checked.append, tags_too=tags)
     for parts in (general, *(alike.parts_of(memoryview(encoded), tags_too=tags) for _ in range(2))):
         if parts is None:
@@ -87,14 +88,9 @@ def test_parts_of_many_messages_that_are_laid_out_alike(
     assert checked == [properties for properties in found if "DELAY" in properties]
 
 
-@given(st.text("ab\x01\x02\x03", max_size=14))
-def test_pairs_are_names_in_front_of_values(text: str) -> None:
-    assert pairs(text) == re.findall("([^\x01\x02]+)\x01([^\x02]+)", text)
-
-
 def test_a_text_without_pairs_is_not_searched_from_each_of_its_letters() -> None:
     """That would be a thousand million steps."""
-    assert pairs("a" * 32_767) == []
+    assert decode_properties("a" * 32_767) == {}
     assert parts_of(encode_batch([(0, b"b", b"a" * 32_767)] * 20), lambda _: None, tags_too=False).keys == [()] * 20
 
 

@@ -1,20 +1,15 @@
 """The short way of a send: the same records and replies as the long one, and nothing done where it passes over."""
 
 import json
-import re
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.broker.wire_client import WireClient, consumer, hashes_of, properties_text
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.message_text import UNUSUAL_NAMES, pairs, usual
 from trimq.broker.processors.send_direct import DirectSends
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.testing import running_broker
@@ -290,30 +285,3 @@ async def test_it_is_counted_as_any_other(client: WireClient, broker: BrokerCont
     assert broker.parts.stats.put_total == before + 1
     stored = broker.parts.store.commit_log.queue("Orders", 1).last_size
     assert broker.parts.stats.items("TOPIC_PUT_SIZE")["Orders"].value == size + stored
-
-
-name = st.one_of(
-    st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "WAIT", *sorted(UNUSUAL_NAMES)]), st.text("AKx_\x01", max_size=4)
-)
-value = st.one_of(st.sampled_from(["true", "false", "k1 k2", UNIQUE]), st.text("a\x01 \xe4", max_size=4))
-
-
-@given(st.lists(st.tuples(name, value), max_size=5), st.sampled_from(["", "\x02", "x"]))
-def test_what_is_usual_means_the_same_piece_by_piece(items: list[tuple[str, str]], end: str) -> None:
-    text = "".join(f"{key}\x01{text}\x02" for key, text in items) + end
-    match = usual(text)
-    if match is None:
-        return
-    properties = dict(pairs(text))
-    assert match.groups() == (properties.get("KEYS"), properties.get("UNIQ_KEY"), properties.get("TAGS"))
-    assert UNUSUAL_NAMES.isdisjoint(properties)
-    assert properties.get("WAIT", "true") == "true"
-    assert re.fullmatch("[0-9A-Za-z]*", properties.get("UNIQ_KEY", ""))
-
-
-@pytest.mark.alone
-def test_a_text_that_does_not_match_costs_no_more_than_its_length() -> None:
-    text = "a\x01b\x02" * 8000 + "\x02"
-    began = time.process_time()
-    assert usual(text) is None
-    assert time.process_time() - began < 0.1

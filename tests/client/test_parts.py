@@ -38,8 +38,8 @@ from trimq.protocol.body import BrokerData, QueueData, TopicRouteData
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import MAX_FRAME, encode
-from trimq.protocol.message import decode_properties
 from trimq.protocol.message_id import UniqueIdGenerator
+from trimq.protocol.property_text import decode_properties
 from trimq.protocol.record import RecordError, encode_record, pack_host
 
 LIMITS = Limits(1000, None, 1000, 0)

@@ -21,7 +21,7 @@ from trimq.client.ready_line import ReadyLine
 from trimq.client.subscription import Subscription
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
-from trimq.protocol.message import encode_properties
+from trimq.protocol.property_text import encode_properties
 from trimq.protocol.record import RecordError, encode_record, pack_host
 
 QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)

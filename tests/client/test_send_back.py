@@ -17,7 +17,7 @@ from trimq.protocol import lenient_json
 from trimq.protocol.body import encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
-from trimq.protocol.message import decode_properties
+from trimq.protocol.property_text import decode_properties
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

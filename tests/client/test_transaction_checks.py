@@ -13,7 +13,7 @@ from trimq.client import Message, ReceivedMessage, TransactionProducer, Transact
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.protocol.message import encode_properties
+from trimq.protocol.property_text import encode_properties
 from trimq.protocol.record import encode_record, pack_host
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]

@@ -10,13 +10,9 @@ from hypothesis import strategies as st
 from trimq.protocol import sysflag
 from trimq.protocol.batch import BatchError, decode_batch, encode_batch
 from trimq.protocol.hashing import crc32, key_hash, reference_crc32, string_hash, tags_code
-from trimq.protocol.message import (
-    decode_message,
-    decode_messages,
-    decode_properties,
-    encode_properties,
-)
+from trimq.protocol.message import decode_message, decode_messages
 from trimq.protocol.message_id import UniqueIdGenerator, decode_offset_id, encode_offset_id
+from trimq.protocol.property_text import decode_properties, encode_properties
 from trimq.protocol.record import (
     MAGIC_BLANK,
     MAGIC_V1,

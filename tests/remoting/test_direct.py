@@ -8,7 +8,8 @@ from tests.remoting.harness import request as any_request
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.remoting.handlers import DEFERRED, DirectHandler, HandlerTable, Later, direct_prefix
+from trimq.remoting.handler_table import HandlerTable, json_front
+from trimq.remoting.handlers import DEFERRED, FastHandler, Later
 from trimq.remoting.limits import ReactorLimits
 from trimq.remoting.server import Connection
 
@@ -19,10 +20,9 @@ def request(body: bytes = b"", encoding: Encoding = Encoding.JSON) -> RemotingCo
     return any_request(ECHO, body, encoding=encoding)
 
 
-def table(handler: DirectHandler) -> HandlerTable:
+def table(handler: FastHandler) -> HandlerTable:
     made = HandlerTable()
-    made.register(ECHO, echo)
-    made.register_direct(ECHO, handler)
+    made.register(ECHO, echo, fast=handler)
     return made
 
 
@@ -87,14 +87,14 @@ async def test_a_deferred_one_counts_and_beyond_the_limit_the_other_handler_deci
 
 @pytest.mark.parametrize("code", [1, 9, 1000, 500_000])
 def test_codes_that_the_prefix_cannot_tell_apart(code: int) -> None:
-    with pytest.raises(ValueError, match="direct handler"):
-        direct_prefix(code)
+    with pytest.raises(ValueError, match="fast handler"):
+        json_front(code)
 
 
 def test_a_table_without_a_code_has_no_direct_handler_of_it() -> None:
     made = table(lambda *_: None)
-    made.register_direct(310, lambda *_: None)
-    assert set(made.without(ECHO).direct) == {direct_prefix(310)}
+    made.register(310, echo, fast=lambda *_: None)
+    assert set(made.without(ECHO).fast) == {json_front(310)}
 
 
 @pytest.mark.parametrize("over", [0, 1])

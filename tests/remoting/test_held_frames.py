@@ -15,7 +15,8 @@ from tests.remoting.harness import Peer, Server, echo, serving
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.remoting.handlers import DEFERRED, HandlerTable, Later
+from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.handlers import DEFERRED, Later
 from trimq.remoting.held_frames import FEW, LEAST, LONGEST, MOST
 from trimq.remoting.limits import RECEIVE_BUFFER, ReactorLimits
 from trimq.remoting.server import Connection
@@ -36,7 +37,7 @@ def opaque_of(data: memoryview) -> int:
 
 
 class Together:
-    """An AlikeServer that answers with the text ``together``; ``calls`` says how many frames each owner had."""
+    """An GroupedServer that answers with the text ``together``; ``calls`` says how many frames each owner had."""
 
     def __init__(self) -> None:
         self.lengths: set[int] = set()
@@ -106,9 +107,7 @@ async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]
 
     table = HandlerTable()
     table.register(OTHER, echo)
-    table.register(ECHO, echo)
-    table.register_direct(ECHO, direct)
-    table.alike = together
+    table.register(ECHO, echo, fast=direct, grouped=together)
     together.lengths.add(len(frame(1000)))
     async with serving(table, limits) as server:
         fixture = Fixture(server, together, single)

@@ -46,8 +46,7 @@ class Handlers:
         table.register(LARGE, self.large)
         table.register(DEFER, self.keep, copy_body=True)
         table.register(HOLD, self.keep, copy_body=True)
-        table.register(DIRECT, self.plain)
-        table.register_direct(DIRECT, self.direct)
+        table.register(DIRECT, self.plain, fast=self.direct)
         return table
 
     def plain(self, _connection: Connection, command: RemotingCommand) -> Outcome:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trimq.protocol.file_names import offset_name
 from trimq.protocol.hashing import tags_code
-from trimq.protocol.message import decode_properties, encode_properties
+from trimq.protocol.property_text import decode_properties, encode_properties
 from trimq.protocol.queue_unit import UNIT
 from trimq.protocol.record import BLANK, BLANK_SIZE, MAGIC_BLANK, encode_record, host_flags, pack_host
 

@@ -20,7 +20,7 @@ from tests.spark.logs import START, LogWriter
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mixed, queue_files
 from trimq.broker.store.consume_queue import QueueShape
 from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.dispatcher import StoreDispatcher, index_keys
+from trimq.broker.store.dispatcher import StoreDispatcher
 from trimq.broker.store.dropped_topics import Dropped, DroppedTopics
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.stats import StoreStats
@@ -34,7 +34,8 @@ from trimq.pipeline.store.plan import plan
 from trimq.pipeline.store.table import walk
 from trimq.pipeline.store.walk import Chunk
 from trimq.protocol.hashing import key_hash
-from trimq.protocol.message import decode_properties
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_text import decode_properties
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 pytestmark = pytest.mark.one_pyspark

@@ -12,8 +12,8 @@ from tests.spark.tables import read, write
 from trimq.pipeline.topics.plain_rows import is_plain, requests_of
 from trimq.pipeline.topics.sink_rows import RowError, rows_of
 from trimq.protocol.batch import decode_batch
-from trimq.protocol.message import decode_properties
 from trimq.protocol.message_id import UniqueIdGenerator
+from trimq.protocol.property_text import decode_properties
 
 pytestmark = pytest.mark.one_pyspark
 

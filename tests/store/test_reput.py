@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, opened, put, settings
-from trimq.broker.store.dispatcher import index_keys, index_keys_of, property_of
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import GetMessageStatus
-from trimq.protocol.message import decode_properties
+from trimq.protocol.message_keys import index_keys, index_keys_of
+from trimq.protocol.property_text import decode_properties, property_of
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 

@@ -22,7 +22,7 @@ from trimq.broker.store.types import (
 )
 from trimq.protocol import record
 from trimq.protocol.hashing import tags_code
-from trimq.protocol.message import encode_properties
+from trimq.protocol.property_text import encode_properties
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 from trimq.remoting.clock import ManualClock
 

@@ -1,0 +1,68 @@
+"""TEMPORARY."""
+
+from enum import StrEnum
+from typing import Final
+
+
+class PropertyName(StrEnum):
+    """Names of properties that mean something to the broker or to clients (RocketMQ's MessageConst)."""
+
+    KEYS = "KEYS"
+    TAGS = "TAGS"
+    UNIQ_KEY = "UNIQ_KEY"
+    WAIT = "WAIT"
+    DELAY = "DELAY"
+    TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+    TIMER_DELAY_MS = "TIMER_DELAY_MS"
+    TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+    REAL_TOPIC = "REAL_TOPIC"
+    REAL_QID = "REAL_QID"
+    RETRY_TOPIC = "RETRY_TOPIC"
+    ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+    RECONSUME_TIME = "RECONSUME_TIME"
+    MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+    DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+    DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+    TRAN_MSG = "TRAN_MSG"
+    PGROUP = "PGROUP"
+    TRANSACTION_ID = "__transactionId__"
+    MSG_REGION = "MSG_REGION"
+    TRACE_ON = "TRACE_ON"
+    CLUSTER = "CLUSTER"
+    SHARDING_KEY = "__SHARDINGKEY"
+    CORRELATION_ID = "CORRELATION_ID"
+    REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+    TTL = "TTL"
+    MSG_TYPE = "MSG_TYPE"
+    ARRIVE_TIME = "ARRIVE_TIME"
+    PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+    POP_CK = "POP_CK"
+    INNER_NUM = "INNER_NUM"
+    INNER_BASE = "INNER_BASE"
+    INSTANCE_ID = "INSTANCE_ID"
+    MIN_OFFSET = "MIN_OFFSET"
+    MAX_OFFSET = "MAX_OFFSET"
+    CRC32 = "__CRC32#"
+    CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+
+
+SLOW_NAMES: Final = frozenset(
+    [
+        "DELAY",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TRAN_MSG",
+        "POP_CK",
+        "INNER_NUM",
+        "MSG_REGION",
+        "TRACE_ON",
+        "CLUSTER",
+        "INNER_MULTI_DISPATCH",
+    ]
+)
+SLOW_PREFIXES: Final = ("__", "INNER_", "POP_")
+NOT_IN_A_BATCH: Final = frozenset(
+    ["DELAY", "TRAN_MSG", "INNER_NUM", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"]
+)
+FAST_NAMES: Final = frozenset(["KEYS", "TAGS", "UNIQ_KEY", "WAIT", "__SHARDINGKEY"])
