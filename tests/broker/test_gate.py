@@ -1,0 +1,374 @@
+"""The gate of a whole broker: nothing gets past a feature, whatever the code, the encoding, the way or the port."""
+
+import json
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.broker.test_send_alike import send_frame
+from tests.broker.wire_client import WireClient, pull_ext, send_ext
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.frame import encode
+from trimq.remoting.connection import Connection
+from trimq.remoting.gate import Feature, Readiness, Sees
+from trimq.remoting.held_frames import FEW, LEAST
+
+TOPIC = "Orders"
+MANY = LEAST + 8
+UNKNOWN = (1, 9, 99, 7777, 99_999)
+SENDS = frozenset({10, 310, 320})
+
+Form = Callable[[int, int, dict[str, Any], bytes], bytes]
+
+
+def code_first(code: int, opaque: int, ext: dict[str, Any], body: bytes) -> bytes:
+    return _json({"code": code, "extFields": ext, "flag": 0, "opaque": opaque}, body)
+
+
+def code_later(code: int, opaque: int, ext: dict[str, Any], body: bytes) -> bytes:
+    return _json({"extFields": ext, "opaque": opaque, "code": code, "flag": 0}, body)
+
+
+def _json(header: dict[str, Any], body: bytes) -> bytes:
+    header |= {"language": "JAVA", "version": 479}
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack(">II", 4 + len(raw) + len(body), len(raw)) + raw + body
+
+
+def _encoded(encoding: Encoding) -> Form:
+    def form(code: int, opaque: int, ext: dict[str, Any], body: bytes) -> bytes:
+        fields = {name: str(value) for name, value in ext.items()}
+        return encode(RemotingCommand(code, opaque, ext=fields, body=body, encoding=encoding))
+
+    return form
+
+
+FORMS = [code_first, code_later, _encoded(Encoding.ROCKETMQ), _encoded(Encoding.MSGPACK)]
+
+
+def batch(count: int) -> bytes:
+    texts = [f"UNIQ_KEY\x01{number:032X}\x02TAGS\x01TagA\x02" for number in range(count)]
+    return encode_batch([(0, b"body", text.encode()) for text in texts])
+
+
+def requests(unique: str) -> Iterator[tuple[int, dict[str, Any], bytes]]:
+    """What is ordinary: each of them has a fast way."""
+    properties = {"KEYS": "k1", "UNIQ_KEY": unique, "TAGS": "TagA", "WAIT": "true"}
+    yield RequestCode.SEND_MESSAGE, _texts(send_ext(TOPIC, properties, v1=True)), b"one"
+    yield RequestCode.SEND_MESSAGE_V2, _texts(send_ext(TOPIC, properties)), b"two"
+    yield RequestCode.SEND_BATCH_MESSAGE, _texts(send_ext(TOPIC, {"WAIT": "true"}, batch="true")), batch(20)
+    yield RequestCode.SEND_BATCH_MESSAGE, _texts(send_ext(TOPIC, {"WAIT": "true"}, batch="true")), batch(2)
+    yield RequestCode.PULL_MESSAGE, _texts(pull_ext(TOPIC)), b""
+    yield RequestCode.LITE_PULL_MESSAGE, _texts(pull_ext(TOPIC)), b""
+    ext = {"topic": TOPIC, "key": "k1", "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+    yield RequestCode.QUERY_MESSAGE, _texts(ext), b""
+
+
+def _texts(ext: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in ext.items()}
+
+
+class Counting:
+    """Sees everything; ``seen`` counts requests by opaque, ``fails`` refuses them."""
+
+    def __init__(self, sees: Sees = Sees.HEADER, **more: Any) -> None:
+        self.seen: Counter[int] = Counter()
+        self.fails = False
+        self.feature = Feature("counting", self._check, sees, **more)
+
+    def _check(self, _connection: Connection, command: RemotingCommand) -> None:
+        self.seen[command.opaque] += 1
+        if self.fails:
+            raise RemotingError(ResponseCode.NO_PERMISSION, "vetoed")
+
+
+class Both:
+    """A broker, and clients that were connected from the beginning, to its main port and to that without pulls."""
+
+    def __init__(self, broker: BrokerController, clients: list[WireClient]) -> None:
+        self.broker = broker
+        self.clients = clients
+        self._opaque = 1000
+
+    def next(self) -> int:
+        self._opaque += 1
+        return self._opaque
+
+    async def ask(self, client: WireClient, form: Form, code: int, ext: dict[str, Any], body: bytes) -> RemotingCommand:
+        opaque = self.next()
+        await client.stream.send_all(form(code, opaque, ext, body))
+        return await client.reply(opaque)
+
+    def end(self) -> int:
+        return self.broker.parts.store.max_phy_offset
+
+
+@asynccontextmanager
+async def both(path: Path, **config: Any) -> AsyncIterator[Both]:
+    with trio.socket.socket() as probe:
+        await probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with running_broker(path, fastListenPort=port, **config) as broker, AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(WireClient.connect(address))
+            for address in (broker.endpoint, ("127.0.0.1", port))
+        ]
+        found = Both(broker, clients)
+        ext = {"topic": TOPIC, "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+        ext |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false"}
+        assert (await clients[0].ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+        for code, fields, body in requests("A0"):
+            assert (await found.ask(clients[0], code_first, code, fields, body)).code in {0, 22}
+        for client in clients:  # grouped sends are learnt
+            await burst(found, client)
+            await burst(found, client)
+        yield found
+
+
+async def burst(found: Both, client: WireClient) -> tuple[list[int], set[int]]:
+    """Many sends in one write: their opaques, and the codes of the replies."""
+    opaques = list(range(100_000 + found.next() * 100, 100_000 + found.next() * 100 + 2 * MANY))[: 2 * MANY]
+    frames = [send_frame(number, opaque=opaque) for number, opaque in enumerate(opaques)]
+    await client.stream.send_all(b"".join(frames[:FEW]))
+    await client.stream.send_all(b"".join(frames[FEW:]))
+    return opaques, {(await client.reply(opaque)).code for opaque in opaques}
+
+
+def served_by_fast_ways(monkeypatch: pytest.MonkeyPatch, broker: BrokerController) -> list[int]:
+    """Codes of what fast and grouped ways serve from now on, as often as they do."""
+    served: list[int] = []
+    for connection in broker.reactor.connections.values():
+        table = connection.table
+        for front, handler in list(table.fast.items()):
+
+            def counted(*args: Any, _handler: Any = handler, _front: bytes = front) -> Any:
+                answer = _handler(*args)
+                if answer is not None:
+                    served.append(int(_front[8:].rstrip(b',"')))
+                return answer
+
+            monkeypatch.setitem(table.fast, front, counted)
+    return served
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_nothing_gets_past_a_veto(tmp_path: Path, flush: str) -> None:
+    async with both(tmp_path, flushDiskType=flush) as found:
+        broker = found.broker
+        veto = Counting()
+        veto.fails = True
+        broker.gate.register(veto.feature)
+        end = found.end()
+        stats = broker.parts.store.stats
+        handed_out = stats.transferred_messages_total
+        for client in found.clients:
+            (table,) = {
+                connection.table
+                for connection in broker.reactor.connections.values()
+                if connection.peer[1] == client.stream.socket.getsockname()[1]
+            }
+            assert not table.fast
+            assert not table.grouped
+            for code in {*table.routes, *UNKNOWN}:
+                for form in FORMS:
+                    reply = await found.ask(client, form, code, {}, b"")
+                    assert (reply.code, reply.remark) == (ResponseCode.NO_PERMISSION, "vetoed"), (code, form)
+            for code, ext, body in requests("B0"):
+                for form in FORMS:
+                    assert (await found.ask(client, form, code, ext, body)).code == ResponseCode.NO_PERMISSION
+            opaques, codes = await burst(found, client)
+            assert codes == {ResponseCode.NO_PERMISSION}
+            assert all(veto.seen[opaque] == 1 for opaque in opaques)
+        assert found.end() == end
+        assert stats.transferred_messages_total == handed_out
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_all_that_is_served_has_been_seen(tmp_path: Path, flush: str) -> None:
+    async with both(tmp_path, flushDiskType=flush) as found:
+        counting = Counting()
+        found.broker.gate.register(counting.feature)
+        asked = 0
+        for client in found.clients:
+            for form in FORMS:
+                for code, ext, body in requests("C0"):
+                    reply = await found.ask(client, form, code, ext, body)
+                    assert reply.code in {0, 3}, reply.remark
+                    asked += 1
+                    assert counting.seen[reply.opaque] == 1
+            opaques, codes = await burst(found, client)
+            asked += len(opaques)
+            assert codes == {0}
+        assert counting.seen.total() == asked
+        found.broker.gate.remove(counting.feature)
+        opaques, codes = await burst(found, found.clients[0])
+        assert codes == {0}
+        assert counting.seen.total() == asked
+
+
+async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with both(tmp_path) as found:
+        counting = Counting()
+        found.broker.gate.register(counting.feature)
+        found.broker.gate.remove(counting.feature)
+        served = served_by_fast_ways(monkeypatch, found.broker)
+        for code, ext, body in requests("D0"):
+            await found.ask(found.clients[0], code_first, code, ext, body)
+        assert set(served) == {10, 310, 320, 11, 361, 12}
+
+
+async def test_a_feature_of_one_code_closes_no_other(tmp_path: Path) -> None:
+    async with both(tmp_path) as found:
+        veto = Counting(codes=frozenset({RequestCode.SEND_MESSAGE}))
+        veto.fails = True
+        found.broker.gate.register(veto.feature)
+        for client in found.clients:
+            codes = {}
+            for code, ext, body in requests("E0"):
+                codes[code] = (await found.ask(client, code_first, code, ext, body)).code
+            pulls = 0 if client is found.clients[0] else ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            assert codes == {10: ResponseCode.NO_PERMISSION, 310: 0, 320: 0, 11: pulls, 361: pulls, 12: 0}
+            # frames of a closed code among grouped ones of an open one, and the other way round
+            frames = [send_frame(number, opaque=500 + number, v1=number % 2 == 1) for number in range(2 * MANY)]
+            await client.stream.send_all(b"".join(frames))
+            refused = [(await client.reply(500 + number)).code for number in range(2 * MANY)]
+            assert refused == [0, ResponseCode.NO_PERMISSION] * MANY
+
+
+@pytest.mark.parametrize("name", ["colour", "KEYS", "TAGS", "UNIQ_KEY", "WAIT"])
+async def test_a_feature_sees_the_messages_with_its_property_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async with both(tmp_path) as found:
+        client = found.clients[0]
+        counting = Counting(Sees.PROPERTIES, codes=SENDS, properties=frozenset({name}))
+        found.broker.gate.register(counting.feature)
+        served = served_by_fast_ways(monkeypatch, found.broker)
+        usual = {"UNIQ_KEY": "F0"} if name != "UNIQ_KEY" else {}
+        for v1 in (False, True):
+            code = 10 if v1 else 310
+            with_it = _texts(send_ext(TOPIC, usual | {name: "true"}, v1=v1))
+            before = counting.seen.total()
+            assert (await found.ask(client, code_first, code, with_it, b"x")).code == 0
+            assert counting.seen.total() == before + 1
+            assert served == []
+            if usual:
+                without = _texts(send_ext(TOPIC, usual, v1=v1))
+                assert (await found.ask(client, code_first, code, without, b"x")).code == 0
+                assert counting.seen.total() == before + 1
+                assert served == [code]
+                served.clear()
+        texts = [f"UNIQ_KEY\x01{number:032X}\x02{name}\x01true\x02".encode() for number in range(20)]
+        body = encode_batch([(0, b"body", text) for text in texts])
+        before = counting.seen.total()
+        for _ in range(3):  # the layout is known from the second one on
+            assert (await found.ask(client, code_first, 320, _texts(send_ext(TOPIC, batch="true")), body)).code == 0
+        assert counting.seen.total() == before + 3
+        if name == "colour":
+            frames = [send_frame(number, opaque=700 + number) for number in range(MANY)]  # they have a colour
+            await client.stream.send_all(b"".join(frames))
+            assert {(await client.reply(700 + number)).code for number in range(MANY)} == {0}
+            assert counting.seen.total() == before + 3 + MANY
+
+
+async def test_a_prepared_pull_is_looked_at_when_it_is_taken(tmp_path: Path) -> None:
+    async with both(tmp_path) as found:
+        client = found.clients[0]
+        ext = _texts(pull_ext(TOPIC, 0, maxMsgNums=2))
+        first = await found.ask(client, code_first, RequestCode.PULL_MESSAGE, ext, b"")
+        ext = _texts(pull_ext(TOPIC, int(first.ext_fields()["nextBeginOffset"]), maxMsgNums=2))
+        with trio.fail_after(5):
+            while not _is_prepared(found.broker):
+                await trio.lowlevel.checkpoint()
+        veto = Counting()
+        veto.fails = True
+        found.broker.gate.register(veto.feature)
+        refused = await found.ask(client, code_first, RequestCode.PULL_MESSAGE, ext, b"")
+        assert (refused.code, refused.body) == (ResponseCode.NO_PERMISSION, b"")
+
+
+def _is_prepared(broker: BrokerController) -> bool:
+    return any(
+        getattr(getattr(hook, "__self__", None), "_prepared", None) is not None for hook in broker.reactor.at_leisure
+    )
+
+
+async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with both(tmp_path) as found:
+        client, gate = found.clients[0], found.broker.gate
+        known: set[Connection] = set()
+        counting = Counting(Sees.IDENTITY, admits=known.__contains__)
+        gate.register(counting.feature)
+        (connection,) = (
+            connection
+            for connection in found.broker.reactor.connections.values()
+            if connection.peer[1] == client.stream.socket.getsockname()[1]
+        )
+
+        async def seen() -> bool:
+            before = counting.seen.total()
+            for code, ext, body in requests("G0"):
+                assert (await found.ask(client, code_first, code, ext, body)).code == 0
+            _, codes = await burst(found, client)
+            assert codes == {0}
+            number = counting.seen.total() - before
+            assert number in {0, 7 + 2 * MANY}
+            return number > 0
+
+        assert await seen()
+        assert not gate.admit(connection)
+        assert await seen()
+        known.add(connection)
+        assert gate.admit(connection)
+        assert not await seen()
+        gate.changed()  # a user's rights are others
+        assert await seen()
+        assert gate.admit(connection)
+        assert not await seen()
+        gate.register(Counting(Sees.IDENTITY, admits=lambda _connection: False).feature)
+        assert await seen()
+
+
+async def test_a_state_counts_for_the_next_request(tmp_path: Path) -> None:
+    async with both(tmp_path) as found:
+        client = found.clients[0]
+        ready = Readiness(is_set=True)
+        counting = Counting(Sees.READINESS, codes=SENDS, readiness=ready)
+        found.broker.gate.register(counting.feature)
+        for is_set in (True, False, True):
+            ready.is_set = is_set
+            counting.fails = not is_set
+            expected = 0 if is_set else ResponseCode.NO_PERMISSION
+            before = counting.seen.total()
+            for code, ext, body in requests("H0"):
+                reply = await found.ask(client, code_first, code, ext, body)
+                assert reply.code == (expected if code in SENDS else 0)
+            _, codes = await burst(found, client)
+            assert codes == {expected}
+            assert (counting.seen.total() == before) == is_set
+
+
+@pytest.mark.parametrize(
+    ("sees", "more"),
+    [
+        (Sees.IDENTITY, {}),
+        (Sees.READINESS, {}),
+        (Sees.PROPERTIES, {}),
+        (Sees.NOTHING, {"properties": frozenset({"a"})}),
+        (Sees.HEADER, {"readiness": Readiness()}),
+    ],
+)
+def test_a_feature_gives_what_it_says(sees: Sees, more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="the feature counting sees"):
+        Counting(sees, **more)
