@@ -195,7 +195,7 @@ check-layers: $(VENV)/.dev-stamp
 	@$(BIN)/lint-imports
 
 check-generated: $(VENV)/.dev-stamp
-	@$(BIN)/python -m trimq.protocol.generate_codes --check && $(BIN)/python conf/generate.py --check && echo "generated files are current"
+	@$(BIN)/python -m trimq.protocol.generate_codes --check && $(BIN)/python -m trimq.protocol.generate_properties --check && $(BIN)/python conf/generate.py --check && echo "generated files are current"
 
 format: $(VENV)/.dev-stamp ## format the code and mend what the linter can
 	@$(BIN)/ruff check --fix-only .
@@ -203,6 +203,7 @@ format: $(VENV)/.dev-stamp ## format the code and mend what the linter can
 
 generate: $(VENV)/.dev-stamp ## make the files that are made from others
 	@$(BIN)/python -m trimq.protocol.generate_codes
+	@$(BIN)/python -m trimq.protocol.generate_properties
 	@$(BIN)/python conf/generate.py
 
 bench: $(VENV)/.dev-stamp ## run the benchmarks

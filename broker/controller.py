@@ -86,8 +86,8 @@ class BrokerController:
 
     After the start ``address`` is what clients are told to connect to, ``endpoint`` where this machine can,
     ``listening`` and ``name_servers`` say where it listens and registers, ``web_endpoints`` where ``health`` and
-    metrics are to be read, ``parts`` are its parts. What has to see requests is registered with ``gate``. ``stopped`` is
-    set at the end.
+    metrics are to be read, ``parts`` are its parts. What has to see requests is registered with ``gate``. ``stopped``
+    is set at the end.
     """
 
     def __init__(

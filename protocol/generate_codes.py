@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from trimq.protocol.generated import quoted, write_or_check
+
 HERE = Path(__file__).resolve().parent
 _COMMAND = "python -m trimq.protocol.generate_codes"
 CODES_PY = HERE / "codes.py"
@@ -51,13 +53,13 @@ def render_python(data: dict[str, Any]) -> str:
     for entry in data["response"].values():
         lines += [
             f"    {entry['value']}: (",
-            f"        {_quoted(entry['help'])}",
+            f"        {quoted(entry['help'])}",
             "    ),",
         ]
     lines += ["}", '"""Response code to what it means and what to do about it."""', ""]
     lines.append("NOT_SUPPORTED: Final[dict[int, str]] = {")
     for feature, members in data["unsupported"].items():
-        lines += [f"    {value}: {_quoted(feature)}," for value in members.values()]
+        lines += [f"    {value}: {quoted(feature)}," for value in members.values()]
     lines += ["}", '"""Request code that is served nowhere here to what it is for."""', ""]
     return "\n".join(lines)
 
@@ -95,28 +97,10 @@ def _requests(data: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def main(arguments: list[str]) -> int:
     """Writes or checks the two files; the exit code is 1 when one is not current."""
     data = tomllib.loads((HERE / "codes.toml").read_text(encoding="utf-8"))
-    wanted = {CODES_PY: render_python(data), CODES_MD: render_markdown(data)}
-    if "--check" in arguments:
-        stale = [
-            path.name for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
-        ]
-        if stale:
-            print(
-                f"not current: {', '.join(stale)}; run {_COMMAND}",
-                file=sys.stderr,
-            )
-        return 1 if stale else 0
-    for path, text in wanted.items():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check({CODES_PY: render_python(data), CODES_MD: render_markdown(data)}, arguments, _COMMAND)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ with others of its round to a grouped one. A feature says what it has to see. A 
 construction: nobody who writes a feature has to know the ways, and nobody who writes a way has to know the features.
 
 What decides is static (the configuration and the features, computed when one of them changes), of the connection
-(computed when it authenticates: ``Gate.admit``), or a state (``Readiness``, read for each request). What no feature asks
-feature asks for costs nothing.
+(computed when it authenticates: ``Gate.admit``), or a state (``Readiness``, read for each request). A
+feature that is not there costs nothing.
 """
 
 from collections.abc import Callable, Container, Sequence

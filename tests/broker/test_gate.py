@@ -323,8 +323,8 @@ async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path, monk
             _, codes = await burst(found, client)
             assert codes == {0}
             number = counting.seen.total() - before
-            assert number in {0, 7 + 2 * MANY}
-            return number > 0
+            assert number in {1, 7 + 2 * MANY}  # a batch of two has no fast way
+            return number > 1
 
         assert await seen()
         assert not gate.admit(connection)
@@ -356,7 +356,7 @@ async def test_a_state_counts_for_the_next_request(tmp_path: Path) -> None:
                 assert reply.code == (expected if code in SENDS else 0)
             _, codes = await burst(found, client)
             assert codes == {expected}
-            assert (counting.seen.total() == before) == is_set
+            assert counting.seen.total() - before == (1 if is_set else 4 + 2 * MANY)  # a batch of two has no fast way
 
 
 @pytest.mark.parametrize(
