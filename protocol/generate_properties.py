@@ -61,24 +61,19 @@ def render_markdown(data: dict[str, Any]) -> str:
         "",
         "Made from `protocol/properties.toml`; do not edit.",
         "",
-        "A message with nothing but properties that go fast is stored without a closer look. A name that is not listed is the",
-        "user's: it goes fast, and the broker only stores it. All messages are stored and delivered with what they came with,",
-        "whatever way they go.",
+        "A message with nothing but properties that go fast is stored without a closer look. A name that is not listed is",
+        "the user's: it goes fast, and the broker only stores it. What a message came with is stored and delivered,",
+        "whatever way it goes.",
         "",
         "| name | meaning | set by | fast | in a batch |",
         "|---|---|---|---|---|",
     ]
-    lines += [
-        f"| `{entry['name']}` | {entry['meaning']} | {entry['set_by']} | {_yes(entry['fast'])} | {_yes(entry['batch'])} |"
-        for entry in data["property"].values()
-    ]
+    for entry in data["property"].values():
+        ways = " | ".join("yes" if entry[key] else "no" for key in ("fast", "batch"))
+        lines.append(f"| `{entry['name']}` | {entry['meaning']} | {entry['set_by']} | {ways} |")
     lines += ["", "Names that begin so and are not listed do not go fast:", "", "| prefix | meaning |", "|---|---|"]
     lines += [f"| `{prefix}` | {meaning} |" for prefix, meaning in data["prefix"].items()]
     return "\n".join([*lines, ""])
-
-
-def _yes(value: bool) -> str:  # noqa: FBT001 - what the table says
-    return "yes" if value else "no"
 
 
 def main(arguments: list[str]) -> int:

@@ -66,7 +66,12 @@ def test_a_wheel_made_from_an_sdist_has_the_same_files(wheels: tuple[Path, Path]
     modules = {
         f"trimq/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
     }  # fmt: skip
-    assert modules | {"trimq/__init__.py", "trimq/py.typed", "trimq/protocol/codes.toml"} <= set(direct)
+    assert modules | {
+        "trimq/__init__.py",
+        "trimq/py.typed",
+        "trimq/protocol/codes.toml",
+        "trimq/protocol/properties.toml",
+    } <= set(direct)
 
 
 def test_nothing_else_is_at_the_top_of_a_wheel(wheels: tuple[Path, Path]) -> None:
