@@ -21,7 +21,8 @@ from trimq.broker.store.memory import LogMemory
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
-from trimq.broker.store.types import MessageInner, PutMessageResult
+from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.types import PutMessageResult
 from trimq.broker.store.write_path import WritePath
 from trimq.protocol.record import pack_host
 

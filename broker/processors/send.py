@@ -22,7 +22,8 @@ from trimq.broker.processors.send_checks import (
 )
 from trimq.broker.processors.send_codes import STORED, refusal_code
 from trimq.broker.processors.send_direct import DirectSends
-from trimq.broker.store.types import MessageBatch, MessageInner, PutMessageResult, PutMessageStatus
+from trimq.broker.store.puts import MessageBatch, MessageInner
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import sysflag
 from trimq.protocol.batch import BatchError
 from trimq.protocol.body import PERM_WRITE, TopicConfig
@@ -83,17 +84,12 @@ class SendMessageProcessor:
         self._checks = SendChecks(parts)
         self._direct = DirectSends(parts, self._answer)
         self._batches = _alike_batches()
-        takes_plain_puts = parts.store.takes_plain_puts
-        self._alike = _alike_sends(parts, self._direct) if takes_plain_puts else None
-        self._direct_batches = (
-            self._batches.direct(parts, self._direct, self._answer_batch)
-            if self._batches is not None and takes_plain_puts
-            else None
-        )
+        self._alike = _alike_sends(parts, self._direct)
+        batches = self._batches
+        self._direct_batches = None if batches is None else batches.direct(parts, self._direct, self._answer_batch)
         self._topics = parts.topics
         self._table = parts.topics.table
         self._put_message = parts.store.put_message
-        self._put_messages = parts.store.put_messages
         self._tags = parts.store.indexes_tags
         self._count = parts.stats.topic_put
         self._store_host = parts.store_host
@@ -350,7 +346,7 @@ class SendMessageProcessor:
         batch, unique = self._batch(connection, command, header, config)
         sent = SentBatch(command, batch.topic, batch.queue_id, len(batch.keys), unique)
         if command.is_oneway:
-            result = self._put_messages(batch, _nobody)
+            result = self._put_message(batch, _nobody)
             if result is not None and result.ok:
                 self._count(sent.topic, sent.messages, result.size)
             return None
@@ -358,7 +354,7 @@ class SendMessageProcessor:
         def done(result: PutMessageResult) -> None:
             connection.complete(self._answer_batch(sent, result))
 
-        result = self._put_messages(batch, done)
+        result = self._put_message(batch, done)
         if result is None:
             let_go(command)
             return DEFERRED

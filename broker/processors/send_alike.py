@@ -14,7 +14,8 @@ import numpy as np
 from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send_direct import DirectSends, SendTopic
 from trimq.broker.processors.send_layout import NotAlikeError, SendLayout
-from trimq.broker.store.types import MessageRows, PutMessageResult
+from trimq.broker.store.puts import MessageRows
+from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.alike_rows import Numbers, PlacedRows
 from trimq.protocol.alike_texts import Matrix
 from trimq.protocol.codes import RequestCode
@@ -62,7 +63,7 @@ class AlikeSends:
         self.lengths: dict[int, SendLayout] = {}
         self._direct = direct
         self._store_host = parts.store_host
-        self._put = parts.store.put_alike
+        self._put = parts.store.put_now
         self._waits = parts.store.syncs_each_put
         self._tags = parts.store.indexes_tags
         self._broker_put = parts.stats.broker_put

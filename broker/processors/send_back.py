@@ -12,7 +12,8 @@ from trimq.broker.processors.common import let_go
 from trimq.broker.processors.message_properties import tag_hash
 from trimq.broker.processors.send_checks import UNIT_RETRY, V3_4_9, SendChecks
 from trimq.broker.processors.send_codes import refusal_code
-from trimq.broker.store.types import MessageInner, PutMessageResult
+from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.body import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand

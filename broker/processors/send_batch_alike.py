@@ -13,7 +13,8 @@ import msgspec
 from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send_batch import BatchParts, SentBatch
 from trimq.broker.processors.send_direct import MEANINGLESS, DirectSends
-from trimq.broker.store.types import MessageRows, PutMessageResult
+from trimq.broker.store.puts import MessageRows
+from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.alike_texts import Matrix, texts_of
 from trimq.protocol.batch_layout import BatchLayout, BatchLayouts
 from trimq.protocol.codes import RequestCode
@@ -99,8 +100,7 @@ class DirectBatches:
         self._alike = alike
         self._direct = direct
         self._answer = answer
-        self._log = parts.store.commit_log
-        self._put = parts.store.put_alike
+        self._put = parts.store.put_now
         self._waits = parts.store.syncs_each_put
         self._tags = parts.store.indexes_tags
         self._store_host = parts.store_host
@@ -146,8 +146,6 @@ class DirectBatches:
         if tag and self._tags:
             keys = keys.with_tag(tag)
         count = len(rows)
-        if count * (queue.overhead + 2 * _HOST + layout.body_length + layout.text_length) > self._log.max_message_size:
-            return None
         shared = partial(
             _shared, header.sys_flag, header.born_timestamp, host, self._store_host, header.reconsume_times or 0
         )
@@ -160,6 +158,7 @@ class DirectBatches:
             layout.text_length,
             tags_code(tag) if tag else 0,
             keys,
+            is_batch=True,
         )
         command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, frame.opaque)
         sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import born_host
 from trimq.broker.services.stats import StatsItem
+from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.topic_queue import TopicIllegalError, TopicQueue
 from trimq.broker.store.types import PutMessageResult
 from trimq.protocol import sysflag
@@ -84,8 +85,8 @@ class DirectSends:
         self._configuration = parts.configuration
         self._table = parts.topics.table
         self._stats = parts.stats
-        self._log = parts.store.commit_log
-        self._put = parts.store.put_plain
+        self._topic_queue = parts.store.topic_queue
+        self._put = parts.store.put_now
         self._store_host = parts.store_host
         self._topics: dict[str, SendTopic] = {}
         self.decoders: dict[int, Callable[[Any], Any]] = {
@@ -165,29 +166,28 @@ class DirectSends:
             if unique is None or len(unique) > _LONGEST_UNIQUE:
                 return None
             queue_id = header.queue_id
-            queue = topic.queues.get(queue_id)
-            if queue is None or queue.gone:
-                queue = self._find_queue(topic, queue_id)
-                if queue is None:
-                    return None
-            host = connection.data.get("host") or born_host(connection)
+            if not 0 <= queue_id < topic.config.write_queue_nums or not len(body):
+                return None
             opaque = frame.opaque
             words = (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *key_words(keys))
-            offset = put(
-                queue,
+            message = MessageInner(
+                name,
+                queue_id,
                 body,
                 text.encode() + self.added,
                 header.born_timestamp,
-                host,
+                connection.data.get("host") or born_host(connection),
                 self._store_host,
                 header.flag,
                 header.sys_flag,
                 header.reconsume_times or 0,
+                0,
                 tags_code(tag) if tag else 0,
                 words if tag is None or not tags else (*words, TAG_KEY + tag),
-                partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None,
             )
-            if offset < 0:
+            done = partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None
+            result = put(message, done)
+            if result is None:
                 return None
             if waits:
                 return DEFERRED
@@ -195,11 +195,17 @@ class DirectSends:
             nums.value += 1
             nums.times += 1
             sizes = topic.sizes
-            sizes.value += queue.last_size
+            sizes.value += result.size
             sizes.times += 1
             broker_put.value += 1
             broker_put.times += 1
-            reply = self.template % (offset, queue_id, queue.next_offset - 1, unique.encode(), opaque)
+            reply = self.template % (
+                result.physical_offset,
+                queue_id,
+                result.queue_offset,
+                unique.encode(),
+                opaque,
+            )
             return _WORDS[len(reply)] + reply
 
         return serve
@@ -266,7 +272,7 @@ class DirectSends:
         if not 0 <= queue_id < topic.config.write_queue_nums:
             return None
         try:
-            queue = topic.queues[queue_id] = self._log.queue(topic.config.topic_name, queue_id)
+            queue = topic.queues[queue_id] = self._topic_queue(topic.config.topic_name, queue_id)
         except TopicIllegalError:
             return None
         return queue

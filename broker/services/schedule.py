@@ -22,11 +22,11 @@ from msgspec import Struct
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
 from trimq.broker.store.disk import Disk
+from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
     MessageFilter,
-    MessageInner,
     PutCallback,
     PutMessageResult,
     PutMessageStatus,

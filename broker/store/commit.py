@@ -1,19 +1,18 @@
 """From the write buffers into the files, with the transient store pool. Source: RocketMQ's CommitRealTimeService."""
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import structlog
 import trio
 
 from trimq.broker.store.commit_log import CommitLog
-from trimq.broker.store.flush import PAGE
+from trimq.broker.store.flush import PAGE, FlushRealTimeService
 from trimq.broker.store.paced import PacedService
-from trimq.broker.store.put_lock import Put
+from trimq.broker.store.puts import Dispatcher, Put
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, lock_limit_text
-from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 
 _log = structlog.get_logger(__name__)
 
@@ -42,8 +41,8 @@ class CommitRealTimeService(PacedService):
         log: CommitLog,
         flags: RunningFlags,
         pool: TransientStorePool,
-        dispatch: Callable[[Put, PutMessageResult], None],
-        rolled: Callable[[int, int], None],
+        dispatcher: Dispatcher,
+        real_time: FlushRealTimeService,
         *,
         interval: float,
         least_pages: int,
@@ -54,26 +53,50 @@ class CommitRealTimeService(PacedService):
         self._flags = flags
         self._pool = pool
         self._least = least_pages * PAGE
-        self._dispatch = dispatch
-        self._rolled = rolled
+        self._dispatch = dispatcher.dispatch
+        self._rolled = dispatcher.rolled
+        self._real_time = real_time
         self._pending: deque[_Pending] = deque()
         self.committed_offset = log.max_offset
         self._lock = trio.Lock()
         self._refused_to_lock = False
 
-    def submit(self, put: Put, result: PutMessageResult) -> None:
-        """A record (or batch) is in a buffer, or in a file that has none: it is dispatched once it is in its file."""
+    @property
+    def readable_offset(self) -> int:
+        """What is in its file."""
+        return self.committed_offset
+
+    @property
+    def end_offset(self) -> int:
+        """What is only in a buffer is not told of."""
+        return self.committed_offset
+
+    def join_rounds(self, _rounds: list[Callable[[], None]], _in_round: Callable[[], bool]) -> None:
+        """Nothing waits for a round."""
+
+    def submit(self, put: Put, result: PutMessageResult, _on_done: PutCallback | None) -> PutMessageResult | None:
+        """Records are in a buffer, or in a file that has none: they are dispatched once they are in their file."""
+        self._real_time.poke()
+        put.let_go()
         self._pending.append(_Pending(result.physical_offset + result.size, put, result))
         file = self._log.files.last
         if self._log.max_offset - self.committed_offset >= self._least or not isinstance(file, PooledMappedFile):
             self.wake()
+        return result
 
-    def submit_roll(self, blank_offset: int, next_offset: int) -> None:
-        """The log goes on in another file: told to the dispatcher between the records before and after."""
+    def rolled(self, blank_offset: int, next_offset: int) -> None:
+        """See Durability."""
         self._pending.append(_Pending(next_offset, None, PutMessageResult(PutMessageStatus.PUT_OK, blank_offset)))
 
+    async def run(self) -> None:
+        """Commit, and flush by time, until ``stop``."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._real_time.run)
+            await super().run()
+
     async def stop(self) -> bool:
-        """Commit all and end the task; False where the device refused."""
+        """Commit all and end the tasks; False where the device refused."""
+        self._real_time.stop()
         self._end()
         return await self.commit()
 

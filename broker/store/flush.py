@@ -17,14 +17,8 @@ from msgspec import Struct
 from trimq.broker.store.commit_log import CommitLog
 from trimq.broker.store.log_sync import LogSync
 from trimq.broker.store.paced import PacedService
-from trimq.broker.store.types import (
-    MessageBatch,
-    MessageInner,
-    MessageRows,
-    PutCallback,
-    PutMessageResult,
-    PutMessageStatus,
-)
+from trimq.broker.store.puts import Dispatcher, Put
+from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 
 PAGE: Final = 4096
 _TURN: Final = 256
@@ -32,14 +26,10 @@ _TURN: Final = 256
 _log = structlog.get_logger(__name__)
 
 
-Synced = MessageInner | MessageBatch | MessageRows
-"""What may have to wait for the device."""
-
-
 class _Pending(Struct, gc=False):
     end: int
     deadline: float
-    put: Synced | None
+    put: Put | None
     result: PutMessageResult
     on_done: PutCallback | None
 
@@ -51,19 +41,18 @@ class GroupCommitService:
     seconds is answered FLUSH_DISK_TIMEOUT, and dispatched in its turn all the same.
     """
 
+    waits = True
+
     def __init__(
-        self,
-        sync: LogSync,
-        dispatch: Callable[[Synced, PutMessageResult], None],
-        rolled: Callable[[int, int], None],
-        timeout: float,
+        self, log: CommitLog, sync: LogSync, dispatcher: Dispatcher, timeout: float, took: Callable[[float, int], None]
     ) -> None:
+        """``took`` hears how long replies had to wait, and to how many messages."""
+        self._log = log
         self._sync = sync
-        self._dispatch = dispatch
-        self._rolled = rolled
+        self._dispatch = dispatcher.dispatch
+        self._rolled = dispatcher.rolled
         self._timeout = timeout
-        self.took: Callable[[float, int], None] = lambda _seconds, _messages: None
-        """Hears how long replies had to wait, and to how many messages."""
+        self._took = took
         self.in_round: Callable[[], bool] = lambda: False
         """Whether ``commit`` will be called soon: what is submitted now waits for it."""
         self._pending: deque[_Pending] = deque()
@@ -75,8 +64,24 @@ class GroupCommitService:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def submit(self, put: Synced, result: PutMessageResult, on_done: PutCallback | None) -> None:
-        """A record (or several) is in the mapping; ``on_done`` is called when it is durable. None: nobody waits."""
+    @property
+    def readable_offset(self) -> int:
+        """What is durable."""
+        return self._sync.flushed_offset
+
+    @property
+    def end_offset(self) -> int:
+        """See Durability."""
+        return self._log.max_offset
+
+    def join_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
+        """One sync at the end of each round."""
+        self.in_round = in_round
+        rounds.append(self.commit)
+
+    def submit(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
+        """See Durability: ``on_done`` is called when they are durable. The result of one with WAIT=false is ready."""
+        put.let_go()
         deadline = self._round_deadline
         if not deadline:
             deadline = trio.current_time() + self._timeout
@@ -84,10 +89,13 @@ class GroupCommitService:
                 self._round_deadline = deadline
             else:
                 self._wake.set()
-        self._pending.append(_Pending(result.physical_offset + result.size, deadline, put, result, on_done))
+        waits = put.wait
+        end = result.physical_offset + result.size
+        self._pending.append(_Pending(end, deadline, put, result, on_done if waits else None))
+        return None if waits else result
 
-    def submit_roll(self, blank_offset: int, next_offset: int) -> None:
-        """The log goes on in another file: told to the dispatcher between the records before and after."""
+    def rolled(self, blank_offset: int, next_offset: int) -> None:
+        """See Durability."""
         result = PutMessageResult(PutMessageStatus.PUT_OK, blank_offset, size=next_offset - blank_offset)
         self._pending.append(_Pending(next_offset, float("inf"), None, result, None))
         self._wake.set()
@@ -118,10 +126,11 @@ class GroupCommitService:
                         await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
 
-    def stop(self) -> None:
+    async def stop(self) -> bool:
         """End the task once everything is answered."""
         self._stopping = True
         self._wake.set()
+        return True
 
     def _complete(self) -> bool:
         """Dispatch and answer what is durable, a turn's worth of it; True where there is more."""
@@ -137,11 +146,11 @@ class GroupCommitService:
                 continue
             self._dispatch(put, entry.result)
             if entry.on_done is not None:
-                waited.append((entry.deadline, _messages_of(put)))
+                waited.append((entry.deadline, put.count))
                 _answer(entry.on_done, entry.result)
         begin = trio.current_time() + self._timeout
         for deadline, messages in groupby(waited, key=itemgetter(0)):  # of a round all have the same
-            self.took(begin - deadline, sum(map(itemgetter(1), messages)))
+            self._took(begin - deadline, sum(map(itemgetter(1), messages)))
         return bool(pending) and pending[0].end <= flushed
 
     def _fail(self) -> None:
@@ -169,12 +178,6 @@ class GroupCommitService:
                     remark = f"not on disk after {self._timeout:g} s"
                     _answer(on_done, PutMessageResult(late, *_place(entry.result), remark))
             await trio.sleep_until(following)
-
-
-def _messages_of(put: Synced) -> int:
-    if isinstance(put, MessageInner):
-        return 1
-    return len(put.rows if isinstance(put, MessageRows) else put.keys)
 
 
 def _answer(on_done: PutCallback, result: PutMessageResult) -> None:

@@ -4,30 +4,18 @@ from collections.abc import Awaitable, Callable
 
 from trimq.broker.store.consume_queue import ConsumeQueue
 from trimq.broker.store.get_message import Hot
+from trimq.broker.store.puts import PatientPut, Put
 from trimq.broker.store.query import HotQuery
-from trimq.broker.store.types import (
-    GetMessageResult,
-    MessageBatch,
-    MessageFilter,
-    MessageInner,
-    MessageRows,
-    PutCallback,
-    PutMessageResult,
-    QueryMessageResult,
-)
+from trimq.broker.store.types import GetMessageResult, MessageFilter, PutCallback, PutMessageResult, QueryMessageResult
 
 
 class HotCalls:
     """What the parts' docstrings say holds here. MessageStore sets them when it has made its parts."""
 
-    put_message: Callable[[MessageInner, PutCallback], PutMessageResult | None]
-    """Store one message: the result if it is ready at once, else None and the callback gets it later."""
-    put_plain: Callable[..., int]
-    """Store an ordinary message the short way, see PlainPut.put: its physical offset, or -1 for the other way."""
-    put_alike: Callable[[MessageRows, PutCallback | None], PutMessageResult | None]
-    """Store ordinary messages that are laid out alike, see AlikePut.put; None where they have to go one by one."""
-    put_messages: Callable[[MessageBatch, PutCallback], PutMessageResult | None]
-    """Store a traditional batch; answers as ``put_message`` does."""
+    put_message: Callable[[PatientPut, PutCallback], PutMessageResult | None]
+    """Store a message or a batch: the result if it is ready at once, else None and the callback gets it later."""
+    put_now: Callable[[Put, PutCallback | None], PutMessageResult | None]
+    """Store it only where that needs no waiting, see WritePath.put_now."""
     get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
     """(topic, queue id, offset, max count, max bytes, filter): None where the answer has to come from the device."""
     get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]

@@ -11,7 +11,6 @@ import structlog
 import trio
 
 from trimq.broker.config import MessageStoreConfig
-from trimq.broker.store.alike_put import AlikePut
 from trimq.broker.store.checkpoint import CheckpointService, StoreCheckpoint
 from trimq.broker.store.clean import CleanService
 from trimq.broker.store.commit_log import CommitLog
@@ -30,7 +29,6 @@ from trimq.broker.store.log_sync import SyncPlace
 from trimq.broker.store.mapped_file import MappedFile
 from trimq.broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
 from trimq.broker.store.memory import log_memory, memory_limit
-from trimq.broker.store.plain_put import PlainPut
 from trimq.broker.store.query import BoundaryType, MessageFinder
 from trimq.broker.store.queue_clean import QueueCleaner
 from trimq.broker.store.real_disk import RealDisk
@@ -39,6 +37,7 @@ from trimq.broker.store.reput import ReputMessageService
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
+from trimq.broker.store.topic_queue import TopicQueue
 from trimq.broker.store.write_path import WritePath
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.topic_rules import is_system_topic
@@ -187,21 +186,7 @@ class MessageStore(HotCalls):
         )
         self.write_path = path
         self.put_message = path.put_message
-        self.put_messages = path.put_messages
-        self.put_plain = _the_other_way
-        self.put_alike = _one_by_one
-        if path.takes_plain_puts:
-            parts = (
-                self.commit_log,
-                self.dispatcher,
-                path.lock,
-                self.flags,
-                self.stats,
-                path.group,
-                self.clock.wall_ms,
-            )
-            self.put_plain = PlainPut(*parts).put
-            self.put_alike = AlikePut(*parts).put
+        self.put_now = path.put_now
         return path
 
     def _start(self, path: WritePath, nursery: trio.Nursery) -> None:
@@ -216,7 +201,9 @@ class MessageStore(HotCalls):
             path.sync.flush,
         )
         self._checkpoints = checkpoints
-        self._reput = ReputMessageService(self.commit_log, self.dispatcher, self.stats, lambda: path.readable_offset)
+        self._reput = ReputMessageService(
+            self.commit_log, self.dispatcher, self.stats, lambda: path.durability.readable_offset
+        )
         self._clean = CleanService(
             self.files,
             QueueCleaner(self.queues, self.flush_queues),
@@ -271,15 +258,7 @@ class MessageStore(HotCalls):
 
     def commit_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
         """SYNC_FLUSH: syncs belong to the end of a reactor's rounds (its ``at_round_end`` and ``in_round``)."""
-        group = self.write_path.group
-        if group is not None:
-            group.in_round = in_round
-            rounds.append(group.commit)
-
-    @property
-    def takes_plain_puts(self) -> bool:
-        """See WritePath."""
-        return self.write_path.takes_plain_puts
+        self.write_path.durability.join_rounds(rounds, in_round)
 
     @property
     def indexes_tags(self) -> bool:
@@ -289,7 +268,7 @@ class MessageStore(HotCalls):
     @property
     def syncs_each_put(self) -> bool:
         """True under SYNC_FLUSH."""
-        return self.write_path.group is not None
+        return self.write_path.durability.waits
 
     # -- the log
 
@@ -306,8 +285,7 @@ class MessageStore(HotCalls):
     @property
     def max_phy_offset(self) -> int:
         """Where the log ends; with the transient store pool, where what has been committed ends."""
-        commit = self.write_path.commit
-        return self.commit_log.max_offset if commit is None else commit.committed_offset
+        return self.write_path.durability.end_offset
 
     @property
     def flushed_offset(self) -> int:
@@ -334,11 +312,11 @@ class MessageStore(HotCalls):
 
         A record that may not be read yet (SYNC_FLUSH, not durable) is not there.
         """
-        return self._finder.look(offset) if offset < self.write_path.readable_offset else b""
+        return self._finder.look(offset) if offset < self.write_path.durability.readable_offset else b""
 
     async def look_message_cold(self, offset: int) -> Any:
         """The same, waiting for the device."""
-        return await self._finder.look_cold(offset) if offset < self.write_path.readable_offset else b""
+        return await self._finder.look_cold(offset) if offset < self.write_path.durability.readable_offset else b""
 
     async def earliest_message_time(self) -> int:
         """Store timestamp of the oldest record in the log; -1 where there is none."""
@@ -394,6 +372,10 @@ class MessageStore(HotCalls):
         """(log offset, size, tags code) of up to ``count`` units from ``offset`` on."""
         return await self._finder.units(topic, queue_id, offset, count)
 
+    def topic_queue(self, topic: str, queue_id: int) -> TopicQueue:
+        """What puts of rows name a queue by. Raises TopicIllegalError."""
+        return self.commit_log.queue(topic, queue_id)
+
     def create_queues(self, topic: str, count: int) -> None:
         """Make the first ``count`` queues of a topic."""
         self.queues.create_queues(topic, count)
@@ -427,11 +409,3 @@ class MessageStore(HotCalls):
     async def delete_expired_now(self) -> None:
         """Let expired files go whatever the hour is; returns before they have gone."""
         self._clean.delete_expired_now()
-
-
-def _the_other_way(*_: object) -> int:
-    return -1
-
-
-def _one_by_one(*_: object) -> None:
-    return None

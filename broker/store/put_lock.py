@@ -11,19 +11,17 @@ from typing import Final
 import trio
 from msgspec import Struct
 
-from trimq.broker.store.types import MessageBatch, MessageInner, PutCallback, PutMessageResult, PutMessageStatus
+from trimq.broker.store.puts import PatientPut
+from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 from trimq.remoting.durations import Durations
 
 CREATE_FILE_SECONDS: Final = 5.0
 """How long an append waits for a new file (RocketMQ's AllocateMappedFileService)."""
 _TURN: Final = 256
 
-Put = MessageInner | MessageBatch
-"""What may have to wait for room."""
-
 
 class _Waiting(Struct):
-    put: Put
+    put: PatientPut
     on_done: PutCallback
     since: float
 
@@ -37,8 +35,8 @@ class PutMessageLock:
 
     def __init__(
         self,
-        append: Callable[[Put], PutMessageResult | None],
-        finish: Callable[[Put, PutMessageResult, PutCallback], PutMessageResult | None],
+        append: Callable[[PatientPut], PutMessageResult | None],
+        finish: Callable[[PatientPut, PutMessageResult, PutCallback], PutMessageResult | None],
         refusal: Callable[[], PutMessageResult | None],
         *,
         busy_seconds: float,
@@ -59,15 +57,12 @@ class PutMessageLock:
         self.busy = 0
         """Appends refused because the wait was too long."""
 
-    def wait(self, put: Put, on_done: PutCallback) -> PutMessageResult | None:
+    def wait(self, put: PatientPut, on_done: PutCallback) -> PutMessageResult | None:
         """Queue up. The body is copied: it may lie in a buffer that the next read overwrites."""
         now = trio.current_time()
         if self._queue and now - self._queue[0].since > self._busy_seconds:
             return self._busy()
-        if isinstance(put, MessageInner):
-            put.body = bytes(put.body)
-        else:
-            put.messages = put.messages.copied()
+        put.keep()
         self._queue.append(_Waiting(put, on_done, now))
         self.is_held = True
         self._changed.set()

@@ -14,7 +14,9 @@ import trio
 from trimq.broker.store.commit_log import CommitLog
 from trimq.broker.store.dispatcher import StoreDispatcher
 from trimq.broker.store.log_scan import Blank, LogRecord, NoRecordError, RecordReader
+from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_text import decode_properties
@@ -128,14 +130,11 @@ class ReputMessageService:
 
     def _dispatch(self, found: LogRecord) -> None:
         properties = decode_properties(found.properties)
-        self._dispatcher.dispatch(
-            found.topic,
-            found.queue_id,
-            found.queue_offset,
-            found.phy,
-            found.size,
-            self._dispatcher.tags_code_of(found.topic, properties, found.store_timestamp),
-            found.store_timestamp,
-            index_keys(properties, tags=self._dispatcher.index is not None and self._dispatcher.index.tags),
-            found.sys_flag,
+        tags = self._dispatcher.index is not None and self._dispatcher.index.tags
+        message = MessageInner(found.topic, found.queue_id, b"", b"", 0, b"", b"", sys_flag=found.sys_flag)
+        message.tags_code = self._dispatcher.tags_code_of(found.topic, properties, found.store_timestamp)
+        message.keys = index_keys(properties, tags=tags)
+        result = PutMessageResult(
+            PutMessageStatus.PUT_OK, found.phy, found.queue_offset, found.size, found.store_timestamp
         )
+        self._dispatcher.dispatch(message, result)

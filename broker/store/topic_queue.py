@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from trimq.broker.store.consume_queue import ConsumeQueue
 from trimq.protocol import record
 from trimq.protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, RETRY_PREFIX
 
@@ -13,35 +12,27 @@ V4_HOSTS: Final = 16
 class TopicQueue:
     """What an append needs to know of a queue: its next offset, and its topic as it stands in the record.
 
-    ``units`` is for whoever dispatches: the consume queue, once it is known. ``gone`` says that the topic was deleted,
-    so that whoever has kept this must look again.
+    ``gone`` says that the topic was deleted, so that whoever has kept this must look again.
     """
 
     __slots__ = (
         "gone",
-        "key",
-        "last_size",
         "magic",
         "next_offset",
         "overhead",
         "queue_id",
         "topic",
         "topic_part",
-        "units",
     )
 
     def __init__(self, topic: str, queue_id: int, raw: bytes, next_offset: int) -> None:
         wide = len(raw) > MAX_TOPIC_LENGTH
         self.topic = topic
         self.queue_id = queue_id
-        self.key = (topic, queue_id)
         self.magic = record.MAGIC_V2 if wide else record.MAGIC_V1
         self.topic_part = len(raw).to_bytes(2 if wide else 1, "big") + raw
         self.overhead = record.OVERHEAD_V1 - 1 - V4_HOSTS + len(self.topic_part)
         self.next_offset = next_offset
-        self.last_size = 0
-        """Bytes of the newest record that PlainPut has put."""
-        self.units: ConsumeQueue | None = None
         self.gone = False
 
 

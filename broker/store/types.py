@@ -1,14 +1,10 @@
-"""What goes into the store and what comes out of it."""
+"""What comes out of the store: results of puts, gets and queries. What goes in: puts.py."""
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Protocol
 
 from msgspec import Struct
-
-from trimq.broker.store.topic_queue import TopicQueue
-from trimq.protocol.index_batch import KeyColumns
-from trimq.protocol.record_batch import BatchMessages
 
 
 class PutMessageStatus(IntEnum):
@@ -45,89 +41,6 @@ class GetMessageStatus(IntEnum):
     NO_MATCHED_LOGIC_QUEUE = 7
     NO_MESSAGE_IN_QUEUE = 8
     OFFSET_RESET = 9
-
-
-class MessageInner(Struct, gc=False):
-    """A message on its way into the log.
-
-    ``born_host`` and ``store_host`` are packed addresses (8 or 20 bytes); their IPv6 bits of ``sys_flag`` are set by
-    the store. ``properties`` is the encoded text, ``tags_code`` the hash of the tag, ``keys`` the words the index shall
-    find it by (UNIQ_KEY first). ``wait`` is the WAIT property: False means that the reply does not wait for the disk.
-    """
-
-    topic: str
-    queue_id: int
-    body: Any
-    properties: bytes
-    born_timestamp: int
-    born_host: bytes
-    store_host: bytes
-    flag: int = 0
-    sys_flag: int = 0
-    reconsume_times: int = 0
-    prepared_transaction_offset: int = 0
-    tags_code: int = 0
-    keys: tuple[str, ...] = ()
-    wait: bool = True
-
-
-class MessageBatch(Struct, gc=False):
-    """A traditional batch: messages of one topic and queue that get consecutive offsets and lie in one file.
-
-    ``messages``, ``tags_codes`` and ``keys`` are of the same length: what belongs to each message, as in MessageInner.
-    They are kept by column because what is done to them is done to all at once.
-    """
-
-    topic: str
-    queue_id: int
-    messages: BatchMessages
-    tags_codes: Sequence[int]
-    keys: list[tuple[str, ...]] | KeyColumns
-    born_timestamp: int
-    born_host: bytes
-    store_host: bytes
-    sys_flag: int = 0
-    reconsume_times: int = 0
-    wait: bool = True
-
-
-class AlikeRows(Protocol):
-    """Records that are laid out alike, see trimq.protocol.alike_rows.PlacedRows."""
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """How many messages each queue has."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def records(self, starts: Sequence[int], physical_offset: int, store_timestamp: int) -> memoryview:
-        """Their bytes: ``starts`` has the next offset of each queue, ``physical_offset`` is the first one's.
-
-        Asked for once, before ``units``; they are copied before other rows are asked.
-        """
-        ...
-
-    def units(self, tags_code: int) -> bytes:
-        """The queues' units, those of each queue side by side, in the order of ``counts``."""
-        ...
-
-
-class MessageRows(Struct, gc=False):
-    """Ordinary messages of one topic that differ in nothing but what is known of each here; they lie in one file.
-
-    ``queues``: those that ``rows`` counts messages of, in its order. Bodies and properties have one length. ``starts``
-    are for the store to fill in: the offset of each queue's first message.
-    """
-
-    topic: str
-    queues: Sequence[TopicQueue]
-    rows: AlikeRows
-    body_length: int
-    properties_length: int
-    tags_code: int
-    keys: KeyColumns
-    starts: Sequence[int] = ()
 
 
 class PutMessageResult(Struct, gc=False):
@@ -197,39 +110,4 @@ class MessageFilter(Protocol):
 
     def match_record(self, properties: dict[str, str]) -> bool:
         """By the record's properties; asked only where ``needs_properties``."""
-        ...
-
-
-class Dispatcher(Protocol):
-    """What the log hands its records to, in log order, once they may be read (queue units, index, waiting pulls).
-
-    Implemented by the reput side. It keeps the one dispatch position: a record that does not begin there (live dispatch
-    is off) is left to ReputMessageService, which reads it from the log.
-    """
-
-    def dispatch(  # noqa: PLR0913, PLR0917 - the hot path: a struct for each record would cost more than the call
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
-        size: int,
-        tags_code: int,
-        store_timestamp: int,
-        keys: tuple[str, ...],
-        sys_flag: int,
-    ) -> None:
-        """One record. Never raises; never waits. ``tags_code`` of a delayed message is already its due time."""
-        ...
-
-    def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
-        """All records of a batch that was put, as ``dispatch`` for each of them: they lie side by side."""
-        ...
-
-    def dispatch_rows(self, rows: MessageRows, result: PutMessageResult) -> None:
-        """The same of ordinary messages that were put together."""
-        ...
-
-    def rolled(self, blank_offset: int, next_offset: int) -> None:
-        """The log goes on at ``next_offset``: a BLANK fills [blank_offset, next_offset)."""
         ...

@@ -1,9 +1,6 @@
-"""The way of a message into the log: append, dispatch, flush, and who waits for what.
+"""The way of a message into the log: the put-message lock, the append, and what durability does with it.
 
-ASYNC_FLUSH: a record is dispatched in the turn that brought it, and its result is ready at once. SYNC_FLUSH: both
-happen once it is durable (flush.py). With the transient store pool the result is ready at once, and the record is
-dispatched when it has been committed to its file (commit.py). Whoever finds no room waits in the put-message lock
-(put_lock.py).
+Whoever finds no room waits in the put-message lock (put_lock.py). What happens behind the append: durability.py.
 """
 
 from collections.abc import Sequence
@@ -15,23 +12,16 @@ from trimq.broker.config import FlushDiskType, MessageStoreConfig
 from trimq.broker.store.allocate import AllocateMappedFileService
 from trimq.broker.store.commit import CommitRealTimeService
 from trimq.broker.store.commit_log import CommitLog
-from trimq.broker.store.flush import FlushRealTimeService, GroupCommitService, Synced
+from trimq.broker.store.durability import AsyncFlush
+from trimq.broker.store.flush import FlushRealTimeService, GroupCommitService
 from trimq.broker.store.log_sync import LogSync, SyncPlace
 from trimq.broker.store.memory import LogMemory
-from trimq.broker.store.put_lock import Put, PutMessageLock
+from trimq.broker.store.put_lock import PutMessageLock
+from trimq.broker.store.puts import Dispatcher, MessageInner, PatientPut, Put
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
-from trimq.broker.store.transient_store_pool import make_pool
-from trimq.broker.store.types import (
-    Dispatcher,
-    MessageBatch,
-    MessageInner,
-    MessageRows,
-    PutCallback,
-    PutMessageResult,
-    PutMessageStatus,
-)
-from trimq.protocol.record_batch import NO_MESSAGES
+from trimq.broker.store.transient_store_pool import TransientStorePool, make_pool
+from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 
@@ -56,8 +46,6 @@ class WritePath:
         self.sync = LogSync(log, flags, sync_place if sync_flush else SyncPlace.THREAD)  # else nobody waits for it
         self._flags = flags
         self._stats = stats
-        self._dispatcher = dispatcher
-        self._dispatch_record = dispatcher.dispatch
         self._delay_ms = delay_ms
         pool = make_pool(config)
         self.room = AllocateMappedFileService(
@@ -78,147 +66,85 @@ class WritePath:
             needs_file=self._needs_file,
         )
         self.room.on_room = self.lock.room
-        self.group: GroupCommitService | None = None
-        self._real_time: FlushRealTimeService | None = None
-        if sync_flush:
-            group = GroupCommitService(self.sync, self._dispatch, dispatcher.rolled, config.sync_flush_timeout / 1000)
-            group.took = partial(_waited_for_device, stats)
-            log.on_roll = group.submit_roll
-            self.group = group
-        else:
-            self._real_time = FlushRealTimeService(
-                log,
-                self.sync,
-                interval=config.flush_interval_commit_log / 1000,
-                least_pages=config.flush_commit_log_least_pages,
-                thorough=config.flush_commit_log_thorough_interval / 1000,
-                timed=config.flush_commit_log_timed,
-            )
-            log.on_roll = dispatcher.rolled
-        self.commit: CommitRealTimeService | None = None
+        self.durability = self._durability(pool, dispatcher, config)
         if pool is not None:
-            self.commit = CommitRealTimeService(
-                log,
-                flags,
-                pool,
-                self._dispatch,
-                dispatcher.rolled,
-                interval=config.commit_interval_commit_log / 1000,
-                least_pages=config.commit_commit_log_least_pages,
-                thorough=config.commit_commit_log_thorough_interval / 1000,
-            )
-            log.on_roll = self.commit.submit_roll
-            self.room.on_needs_commit = self.commit.wake
-        self._dispatches_at_once = self.group is None and self.commit is None
-        self._needs_only_dispatch = self._dispatches_at_once and config.flush_commit_log_timed
-        """Nobody else has to hear of an append."""
-        self.takes_plain_puts = self._needs_only_dispatch or self.group is not None
-        """Whether PlainPut may be used: it dispatches at once, or waits for the group commit, and tells nobody else."""
+            self.room.on_needs_commit = self.durability.wake
         self._ended: trio.Event | None = None
-        log.start_appending(self.room)
+        log.start_appending(self.room, self.durability.rolled)
 
-    @property
-    def readable_offset(self) -> int:
-        """Records below may be read and dispatched: all under ASYNC_FLUSH, the durable ones under SYNC_FLUSH.
-
-        With the transient store pool those that are in their file.
-        """
-        if self._dispatches_at_once:
-            return self.log.max_offset
-        return self.commit.committed_offset if self.commit is not None else self.sync.flushed_offset
+    def _durability(
+        self, pool: TransientStorePool | None, dispatcher: Dispatcher, config: MessageStoreConfig
+    ) -> GroupCommitService | CommitRealTimeService | AsyncFlush:
+        if config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+            timeout = config.sync_flush_timeout / 1000
+            return GroupCommitService(
+                self.log, self.sync, dispatcher, timeout, partial(_waited_for_device, self._stats)
+            )
+        real_time = FlushRealTimeService(
+            self.log,
+            self.sync,
+            interval=config.flush_interval_commit_log / 1000,
+            least_pages=config.flush_commit_log_least_pages,
+            thorough=config.flush_commit_log_thorough_interval / 1000,
+            timed=config.flush_commit_log_timed,
+        )
+        if pool is None:
+            return AsyncFlush(self.log, dispatcher, real_time)
+        return CommitRealTimeService(
+            self.log,
+            self._flags,
+            pool,
+            dispatcher,
+            real_time,
+            interval=config.commit_interval_commit_log / 1000,
+            least_pages=config.commit_commit_log_least_pages,
+            thorough=config.commit_commit_log_thorough_interval / 1000,
+        )
 
     # -- puts
 
-    def put_message(self, message: MessageInner, on_done: PutCallback) -> PutMessageResult | None:
-        """Store one message: the result if it is ready at once, else None and ``on_done`` gets it later."""
+    def put_message(self, put: PatientPut, on_done: PutCallback) -> PutMessageResult | None:
+        """Store what ``put`` has: the result if it is ready at once, else None and ``on_done`` gets it later."""
         if not self._flags.writable:
             return self._failed(self._refusal())
         if self.lock.is_held:
-            return self.lock.wait(message, on_done)
-        result = self.log.append(message)
+            return self.lock.wait(put, on_done)
+        result = self.log.append(put)
         if result is None:
-            return self.lock.wait(message, on_done)
-        if result.status or not self._needs_only_dispatch:
-            return self._finish(message, result, on_done)
-        stats = self._stats
-        stats.put_message_times_total += 1
-        stats.put_message_size_total += result.size
-        topic = message.topic
-        if topic == SCHEDULE_TOPIC:
-            message.tags_code = self._due(message, result)
-        self._dispatch_record(
-            topic,
-            message.queue_id,
-            result.queue_offset,
-            result.physical_offset,
-            result.size,
-            message.tags_code,
-            result.store_timestamp,
-            message.keys,
-            message.sys_flag,
-        )
+            return self.lock.wait(put, on_done)
+        return self._finish(put, result, on_done)
+
+    def put_now(self, put: Put, on_done: PutCallback | None) -> PutMessageResult | None:
+        """Store what can be stored without waiting: where it lies, which is the result unless durability ``waits``.
+
+        None: nothing has happened, for whatever reason; ``put_message`` says which. Where durability ``waits``,
+        ``on_done`` gets the result.
+        """
+        if self.lock.is_held or not self._flags.writable:
+            return None
+        result = self.log.append(put)
+        if result is None or result.status:
+            return None
+        self._finish(put, result, on_done)
         return result
 
-    def put_messages(self, batch: MessageBatch, on_done: PutCallback) -> PutMessageResult | None:
-        """Store a batch in one piece; answers as ``put_message`` does."""
-        if not self._flags.writable:
-            return self._failed(self._refusal())
-        if self.lock.is_held:
-            return self.lock.wait(batch, on_done)
-        result = self.log.append_batch(batch)
-        if result is None:
-            return self.lock.wait(batch, on_done)
-        return self._finish(batch, result, on_done)
-
-    def _append(self, put: Put) -> PutMessageResult | None:
-        result = self.log.append(put) if isinstance(put, MessageInner) else self.log.append_batch(put)
+    def _append(self, put: PatientPut) -> PutMessageResult | None:
+        result = self.log.append(put)
         if result is None and self.room.lacks_buffer and self._needs_file():
             remark = "all buffers of the transient store pool are in use (fastFailIfNoBufferInStorePool)"
             return PutMessageResult(PutMessageStatus.CREATE_MAPPED_FILE_FAILED, remark=remark)
         return result
 
-    def _finish(self, put: Put, result: PutMessageResult, on_done: PutCallback) -> PutMessageResult | None:
-        """After the append: count, then dispatch or wait for the device."""
+    def _finish(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
+        """After the append: count, then what durability does."""
         if result.status:
             return self._failed(result)
-        self._stats.put_message_times_total += 1 if isinstance(put, MessageInner) else len(put.keys)
-        self._stats.put_message_size_total += result.size
-        if isinstance(put, MessageInner) and put.topic == SCHEDULE_TOPIC:
+        stats = self._stats
+        stats.put_message_times_total += put.count
+        stats.put_message_size_total += result.size
+        if put.topic == SCHEDULE_TOPIC and isinstance(put, MessageInner):
             put.tags_code = self._due(put, result)  # now: it may be dispatched much later
-        group = self.group
-        if self._real_time is not None:
-            self._real_time.poke()
-        if self._dispatches_at_once:
-            self._dispatch(put, result)
-            return result
-        if isinstance(put, MessageInner):
-            put.body = b""  # it may be a view of the receive buffer
-        else:
-            put.messages = NO_MESSAGES
-        if self.commit is not None:
-            self.commit.submit(put, result)
-        if group is None:
-            return result
-        group.submit(put, result, on_done if put.wait else None)
-        return None if put.wait else result
-
-    def _dispatch(self, put: Synced, result: PutMessageResult) -> None:
-        if isinstance(put, MessageInner):
-            self._dispatch_record(
-                put.topic,
-                put.queue_id,
-                result.queue_offset,
-                result.physical_offset,
-                result.size,
-                put.tags_code,
-                result.store_timestamp,
-                put.keys,
-                put.sys_flag,
-            )
-        elif isinstance(put, MessageRows):
-            self._dispatcher.dispatch_rows(put, result)
-        else:
-            self._dispatcher.dispatch_batch(put, result)
+        return self.durability.submit(put, result, on_done)
 
     def _due(self, message: MessageInner, result: PutMessageResult) -> int:
         """What stands in the tag slot of a delayed message: the time it is due. Its queue id is its level - 1.
@@ -255,12 +181,7 @@ class WritePath:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.room.run)
                 nursery.start_soon(self.lock.run)
-                if self.group is not None:
-                    nursery.start_soon(self.group.run)
-                if self._real_time is not None:
-                    nursery.start_soon(self._real_time.run)
-                if self.commit is not None:
-                    nursery.start_soon(self.commit.run)
+                nursery.start_soon(self.durability.run)
         finally:
             self._ended.set()
 
@@ -268,11 +189,7 @@ class WritePath:
         """Refuse puts, answer those that wait, make all durable, end the services; False where the device refused."""
         self._flags.set(Flag.NOT_WRITEABLE, reason)
         self.lock.stop()
-        if self.group is not None:
-            self.group.stop()
-        if self._real_time is not None:
-            self._real_time.stop()
-        committed = self.commit is None or await self.commit.stop()
+        committed = await self.durability.stop()
         await self.room.stop()
         durable = await self.sync.flush() and committed
         if self._ended is not None:

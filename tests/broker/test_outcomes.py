@@ -12,14 +12,8 @@ from tests.broker.wire_client import WireClient, send_ext
 from trimq.broker.controller import BrokerController
 from trimq.broker.processors.send import SendMessageProcessor
 from trimq.broker.processors.send_back import SendBackProcessor
-from trimq.broker.store.types import (
-    GetMessageResult,
-    GetMessageStatus,
-    MessageInner,
-    PutCallback,
-    PutMessageResult,
-    PutMessageStatus,
-)
+from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, PutCallback, PutMessageResult, PutMessageStatus
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.message_id import decode_offset_id

@@ -17,7 +17,8 @@ from trimq.broker.store.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.memory import LogMemory
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
-from trimq.broker.store.types import MessageBatch, MessageInner, MessageRows, PutMessageResult
+from trimq.broker.store.puts import MessageBatch, MessageInner, MessageRows
+from trimq.broker.store.types import PutMessageResult
 from trimq.broker.store.write_path import WritePath
 from trimq.protocol.batch import BatchColumns
 from trimq.protocol.message import StoredMessage, decode_message

@@ -17,7 +17,8 @@ from tests.store.stores import TOPIC, opened, settings
 from tests.store.test_plain_put import _traces
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.running_flags import Flag
-from trimq.broker.store.types import MessageInner, MessageRows, PutMessageResult
+from trimq.broker.store.puts import MessageInner, MessageRows
+from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.alike_rows import Rows
 from trimq.protocol.hashing import crc32_of_each
 from trimq.protocol.index_batch_numpy import AlikeKeys

@@ -15,7 +15,8 @@ from trimq.broker.store.log_sync import SyncPlace
 from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.running_flags import Flag
-from trimq.broker.store.types import GetMessageStatus, MessageInner, PutMessageResult, PutMessageStatus
+from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.types import GetMessageStatus, PutMessageResult, PutMessageStatus
 from trimq.protocol.message import decode_messages
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 from trimq.remoting.clock import ManualClock

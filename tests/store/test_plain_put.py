@@ -17,7 +17,8 @@ from tests.store.stores import FAR, TOPIC, opened, settings
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.topic_queue import TopicQueue
-from trimq.broker.store.types import MessageInner, PutMessageResult, PutMessageStatus
+from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.remoting.clock import ManualClock
 
 Plain = dict[str, Any]

@@ -12,14 +12,8 @@ from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError, replace_file
-from trimq.broker.store.types import (
-    GetMessageResult,
-    GetMessageStatus,
-    MessageInner,
-    PutCallback,
-    PutMessageResult,
-    PutMessageStatus,
-)
+from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, PutCallback, PutMessageResult, PutMessageStatus
 from trimq.protocol import record
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.property_text import encode_properties
