@@ -18,10 +18,10 @@ from trimq.broker.store.commit_log import CommitLog
 from trimq.broker.store.log_sync import SyncPlace
 from trimq.broker.store.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.memory import LogMemory
+from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
-from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.types import PutMessageResult
 from trimq.broker.store.write_path import WritePath
 from trimq.protocol.record import pack_host
@@ -32,12 +32,6 @@ BURST = 64
 
 class _NoDispatch:
     def dispatch(self, *args: object) -> None:
-        pass
-
-    def dispatch_batch(self, batch: object, result: object) -> None:
-        pass
-
-    def dispatch_rows(self, rows: object, result: object) -> None:
         pass
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:

@@ -14,9 +14,11 @@ from trimq.broker.store.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.dispatcher import StoreDispatcher
 from trimq.broker.store.index_file import IndexShape
 from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.index_batch import Batch, PlainBatch, make_batch
 
 NOW_MS = 1_700_000_000_000
@@ -47,7 +49,9 @@ async def _dispatch(root: str, keys: list[tuple[str, ...]], batch: Batch | None)
         part = keys[begin : begin + _AT_ONCE]
         started = time.thread_time()
         for pair in part:
-            dispatcher.dispatch("BenchTopic", 0, number, number * SIZE, SIZE, 77, NOW_MS, pair, 0)
+            message = MessageInner("BenchTopic", 0, b"", b"", 0, b"", b"", tags_code=77, keys=pair)
+            result = PutMessageResult(PutMessageStatus.PUT_OK, number * SIZE, number, SIZE, NOW_MS)
+            dispatcher.dispatch(message, result)
             number += 1
         dispatched = time.thread_time()
         in_dispatch += dispatched - started

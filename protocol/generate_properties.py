@@ -43,7 +43,7 @@ def render_python(data: dict[str, Any]) -> str:
         lines += [f"        {quoted(member)}," for member in members]
         lines += ["    }", ")", f'"""{doc}"""', ""]
     prefixes = ", ".join(map(quoted, data["prefix"]))
-    lines += [f"SLOW_PREFIXES: Final = ({prefixes},)"]
+    lines += [f"SLOW_PREFIXES: Final = ({prefixes})"]
     lines += [
         '"""A name that is not listed and begins so goes the full way. Other names that are not listed are users\'."""'
     ]
@@ -61,8 +61,8 @@ def render_markdown(data: dict[str, Any]) -> str:
         "",
         "Made from `protocol/properties.toml`; do not edit.",
         "",
-        "A message with nothing but properties that go fast is stored without a closer look. A name that is not listed is",
-        "the user's: it goes fast, and the broker only stores it. What a message came with is stored and delivered,",
+        "A message with nothing but properties that go fast is stored without a closer look. A name that is not listed",
+        "is the user's: it goes fast, and the broker only stores it. What a message came with is stored and delivered,",
         "whatever way it goes.",
         "",
         "| name | meaning | set by | fast | in a batch |",

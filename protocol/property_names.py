@@ -175,5 +175,5 @@ NOT_IN_A_BATCH: Final = frozenset(
 )
 """A message of a batch may not have these."""
 
-SLOW_PREFIXES: Final = ("__", "INNER_", "POP_",)
+SLOW_PREFIXES: Final = ("__", "INNER_", "POP_")
 """A name that is not listed and begins so goes the full way. Other names that are not listed are users'."""

@@ -7,7 +7,7 @@ goes out in one reply.
 Times lie in buckets of 200 ms: parking and waking cost the same however many pulls wait, and nothing is looked through.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
 
@@ -61,7 +61,7 @@ class PullRequestHoldService:
         self._configuration = configuration
         self._clock = clock
         self._queues: dict[tuple[str, int], dict[PullRequest, None]] = {}
-        self.awaited: Container[tuple[str, int]] = self._queues
+        self.awaited: Collection[tuple[str, int]] = self._queues
         """The queues that some pull waits for."""
         self._buckets: dict[int, dict[PullRequest, None]] = {}
         self._woken: list[PullRequest] = []

@@ -1,6 +1,7 @@
 """From the write buffers into the files, with the transient store pool. Source: RocketMQ's CommitRealTimeService."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import structlog
@@ -35,6 +36,8 @@ class CommitRealTimeService(PacedService):
     ``committed_offset``: everything below may be read. A write that fails makes the store read-only; it is tried again,
     because the records are still in memory, and what it saves can be read.
     """
+
+    waits = False
 
     def __init__(
         self,

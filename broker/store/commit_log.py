@@ -118,9 +118,11 @@ class CommitLog:
 
     # -- appending
 
-    def append(self, put: Put) -> PutMessageResult | None:
+    def append(self, put: Put, *, here: bool = False) -> PutMessageResult | None:
         """Put the records at the end of the log; None if there is no room ready for them, and nothing has happened.
 
+        ``here``: only where the current file has it. A put of several that do not belong together is not to close a
+        file in which some of them have room.
         Any refusal is found before the first byte is written.
         """
         try:
@@ -129,7 +131,7 @@ class CommitLog:
             return error.result
         file = self.file
         if file is None or file.wrote + size > file.append_limit:
-            file = self._make_room(size)
+            file = None if here else self._make_room(size)
             if file is None:
                 return None
         now = self.wall_ms()

@@ -15,7 +15,7 @@ from trimq.broker.store.types import PutCallback, PutMessageResult
 
 
 class Durability(Protocol):
-    """What happens to records behind the append. Between the records that the log has, in its order, nothing is left out."""
+    """What happens to records behind the append. It is told of all of them, in their order."""
 
     @property
     def waits(self) -> bool:

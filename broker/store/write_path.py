@@ -12,7 +12,7 @@ from trimq.broker.config import FlushDiskType, MessageStoreConfig
 from trimq.broker.store.allocate import AllocateMappedFileService
 from trimq.broker.store.commit import CommitRealTimeService
 from trimq.broker.store.commit_log import CommitLog
-from trimq.broker.store.durability import AsyncFlush
+from trimq.broker.store.durability import AsyncFlush, Durability
 from trimq.broker.store.flush import FlushRealTimeService, GroupCommitService
 from trimq.broker.store.log_sync import LogSync, SyncPlace
 from trimq.broker.store.memory import LogMemory
@@ -67,14 +67,12 @@ class WritePath:
         )
         self.room.on_room = self.lock.room
         self.durability = self._durability(pool, dispatcher, config)
-        if pool is not None:
-            self.room.on_needs_commit = self.durability.wake
         self._ended: trio.Event | None = None
         log.start_appending(self.room, self.durability.rolled)
 
     def _durability(
         self, pool: TransientStorePool | None, dispatcher: Dispatcher, config: MessageStoreConfig
-    ) -> GroupCommitService | CommitRealTimeService | AsyncFlush:
+    ) -> Durability:
         if config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
             timeout = config.sync_flush_timeout / 1000
             return GroupCommitService(
@@ -90,7 +88,7 @@ class WritePath:
         )
         if pool is None:
             return AsyncFlush(self.log, dispatcher, real_time)
-        return CommitRealTimeService(
+        commit = CommitRealTimeService(
             self.log,
             self._flags,
             pool,
@@ -100,6 +98,8 @@ class WritePath:
             least_pages=config.commit_commit_log_least_pages,
             thorough=config.commit_commit_log_thorough_interval / 1000,
         )
+        self.room.on_needs_commit = commit.wake
+        return commit
 
     # -- puts
 
@@ -122,7 +122,7 @@ class WritePath:
         """
         if self.lock.is_held or not self._flags.writable:
             return None
-        result = self.log.append(put)
+        result = self.log.append(put, here=True)
         if result is None or result.status:
             return None
         self._finish(put, result, on_done)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.broker.fast_ways import fast_ways
 from tests.broker.test_send_alike import send_frame
 from tests.broker.wire_client import WireClient, pull_ext, send_ext
 from trimq.broker.controller import BrokerController
@@ -145,23 +146,6 @@ async def burst(found: Both, client: WireClient) -> tuple[list[int], set[int]]:
     return opaques, {(await client.reply(opaque)).code for opaque in opaques}
 
 
-def served_by_fast_ways(monkeypatch: pytest.MonkeyPatch, broker: BrokerController) -> list[int]:
-    """Codes of what fast and grouped ways serve from now on, as often as they do."""
-    served: list[int] = []
-    for connection in broker.reactor.connections.values():
-        table = connection.table
-        for front, handler in list(table.fast.items()):
-
-            def counted(*args: Any, _handler: Any = handler, _front: bytes = front) -> Any:
-                answer = _handler(*args)
-                if answer is not None:
-                    served.append(int(_front[8:].rstrip(b',"')))
-                return answer
-
-            monkeypatch.setitem(table.fast, front, counted)
-    return served
-
-
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_nothing_gets_past_a_veto(tmp_path: Path, flush: str) -> None:
     async with both(tmp_path, flushDiskType=flush) as found:
@@ -217,12 +201,12 @@ async def test_all_that_is_served_has_been_seen(tmp_path: Path, flush: str) -> N
         assert counting.seen.total() == asked
 
 
-async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path) -> None:
     async with both(tmp_path) as found:
         counting = Counting()
         found.broker.gate.register(counting.feature)
         found.broker.gate.remove(counting.feature)
-        served = served_by_fast_ways(monkeypatch, found.broker)
+        served = fast_ways(found.broker)
         for code, ext, body in requests("D0"):
             await found.ask(found.clients[0], code_first, code, ext, body)
         assert set(served) == {10, 310, 320, 11, 361, 12}
@@ -247,14 +231,12 @@ async def test_a_feature_of_one_code_closes_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["colour", "KEYS", "TAGS", "UNIQ_KEY", "WAIT"])
-async def test_a_feature_sees_the_messages_with_its_property_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+async def test_a_feature_sees_the_messages_with_its_property_and_no_others(tmp_path: Path, name: str) -> None:
     async with both(tmp_path) as found:
         client = found.clients[0]
         counting = Counting(Sees.PROPERTIES, codes=SENDS, properties=frozenset({name}))
         found.broker.gate.register(counting.feature)
-        served = served_by_fast_ways(monkeypatch, found.broker)
+        served = fast_ways(found.broker)
         usual = {"UNIQ_KEY": "F0"} if name != "UNIQ_KEY" else {}
         for v1 in (False, True):
             code = 10 if v1 else 310
@@ -304,7 +286,7 @@ def _is_prepared(broker: BrokerController) -> bool:
     )
 
 
-async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path) -> None:
     async with both(tmp_path) as found:
         client, gate = found.clients[0], found.broker.gate
         known: set[Connection] = set()

@@ -52,7 +52,7 @@ async def test_outcomes_of_a_put(broker: BrokerController, status: PutMessageSta
         callbacks.append(done)
         return None
 
-    async with store_that(broker, put_message=put, put_messages=put) as client:
+    async with store_that(broker, put_message=put) as client:
         for batch in ("false", "true"):
             body = b"x" if batch == "false" else bytes.fromhex("00000016 00000000 00000000 00000000 00000000 0000")
             ext = {"a": "P", "b": "TBW102", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "m": batch}
@@ -92,15 +92,15 @@ async def test_outcomes_of_a_put_the_short_way(tmp_path: Path, status: PutMessag
         ways.append("general")
         callbacks.append(done)
 
-    def put_plain(*arguments: Any) -> int:
+    def put_now(_message: Any, done: PutCallback) -> PutMessageResult:
         ways.append("short")
-        callbacks.append(arguments[-1])
-        return 1000
+        callbacks.append(done)
+        return result
 
     ext = send_ext("TBW102", {"UNIQ_KEY": "U1"})
     async with running_broker(tmp_path, flushDiskType="SYNC_FLUSH") as broker:
         stats = broker.parts.stats
-        async with store_that(broker, put_message=put, put_plain=put_plain) as client:
+        async with store_that(broker, put_message=put, put_now=put_now) as client:
             answers = []
             for direct in (False, True):
                 await client.stream.send_all(json_frame(RequestCode.SEND_MESSAGE_V2, ext, direct=direct, body=b"x"))

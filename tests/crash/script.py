@@ -283,7 +283,7 @@ class Script:
                 tags_codes=[one.tags_code or 0 for one in sent],
                 keys=[tuple(one.keys) for one in sent],
             )
-            result = self.store.put_messages(put, answer)
+            result = self.store.put_message(put, answer)
         if result is not None:
             answer(result)
         elif wait:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.crash import enumeration, faults, promises, script
 from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.commit import CommitRealTimeService
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.message import StoredMessage
 
@@ -30,8 +31,10 @@ def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
         return promise(*arguments, killed=False)
 
     async def pull_all(store: MessageStore, topic: str, queue_id: int, *, holes: bool) -> list[StoredMessage]:
-        if store.write_path.commit is not None:  # what has just been put can be read a moment later
-            await store.write_path.commit.commit()
+        if isinstance(
+            store.write_path.durability, CommitRealTimeService
+        ):  # what has just been put can be read a moment later
+            await store.write_path.durability.commit()
         return await pull(store, topic, queue_id, holes=holes)
 
     monkeypatch.setattr(promises, "pull_all", pull_all)

@@ -15,9 +15,9 @@ from trimq.broker.store.durable_files import make_durable_directory
 from trimq.broker.store.log_sync import SyncPlace
 from trimq.broker.store.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.memory import LogMemory
+from trimq.broker.store.puts import MessageBatch, MessageInner, Put
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
-from trimq.broker.store.puts import MessageBatch, MessageInner, MessageRows
 from trimq.broker.store.types import PutMessageResult
 from trimq.broker.store.write_path import WritePath
 from trimq.protocol.batch import BatchColumns
@@ -48,18 +48,16 @@ class RecordingDispatcher:
     def __init__(self) -> None:
         self.seen: list[Dispatched | tuple[int, int]] = []
 
-    def dispatch(self, *args: Any) -> None:
-        self.seen.append(Dispatched(*args))
-
-    def dispatch_batch(self, batch: MessageBatch, result: PutMessageResult) -> None:
-        offsets = result.offsets or []
+    def dispatch(self, put: Put, result: PutMessageResult) -> None:
+        assert isinstance(put, MessageInner | MessageBatch), "no test of the write path puts others"
+        is_one = isinstance(put, MessageInner)
+        offsets = [result.physical_offset] if is_one else list(result.offsets or [])
+        tags_codes = [put.tags_code] if isinstance(put, MessageInner) else put.tags_codes
+        keys = [put.keys] if isinstance(put, MessageInner) else list(put.keys)
         ends = [*offsets[1:], result.physical_offset + result.size]
-        for at, (tags_code, keys, phy, end) in enumerate(zip(batch.tags_codes, batch.keys, offsets, ends, strict=True)):
-            place = (batch.topic, batch.queue_id, result.queue_offset + at, phy, end - phy)
-            self.dispatch(*place, tags_code, result.store_timestamp, keys, batch.sys_flag)
-
-    def dispatch_rows(self, rows: MessageRows, result: PutMessageResult) -> None:
-        raise AssertionError("no test of the write path puts such")
+        for at, (tags_code, own, phy, end) in enumerate(zip(tags_codes, keys, offsets, ends, strict=True)):
+            place = (put.topic, put.queue_id, result.queue_offset + at, phy, end - phy)
+            self.seen.append(Dispatched(*place, tags_code, result.store_timestamp, own, put.sys_flag))
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
         self.seen.append((blank_offset, next_offset))
@@ -167,8 +165,7 @@ class Rig:
         return self.disk
 
     def put(self, put: MessageInner | MessageBatch) -> PutMessageResult | None:
-        call = self.path.put_message if isinstance(put, MessageInner) else self.path.put_messages
-        return self.answers.take(call(put, self.answers.later))  # type: ignore[arg-type] # the call fits the kind of put
+        return self.answers.take(self.path.put_message(put, self.answers.later))
 
     async def answered(self, count: int) -> list[PutMessageResult]:
         """Wait until so many results are there."""

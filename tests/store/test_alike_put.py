@@ -16,8 +16,8 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, opened, settings
 from tests.store.test_plain_put import _traces
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.puts import MessageInner, MessageRows
+from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.alike_rows import Rows
 from trimq.protocol.hashing import crc32_of_each
@@ -98,7 +98,7 @@ class Sender:
         if self.together:
             rows = rows_of(self.store, puts)
             shared = partial(self._share, rows, answers)
-            result = self.store.put_alike(rows, shared if self.store.syncs_each_put else None)
+            result = self.store.put_now(rows, shared if self.store.syncs_each_put else None)
             if result is not None:
                 self.taken += 1
                 if not self.store.syncs_each_put:
@@ -193,7 +193,7 @@ async def refused(store: MessageStore, size: int = 10, count: int = 2) -> None:
     queue = store.commit_log.queue(TOPIC, 0)
     offset = queue.next_offset
     rows = rows_of(store, [inner(size, at, 0) for at in range(count)])
-    assert store.put_alike(rows, None) is None
+    assert store.put_now(rows, None) is None
     assert (store.max_phy_offset, store.stats.put_message_times_total) == before
     assert queue.next_offset == offset
 
@@ -213,8 +213,8 @@ async def test_what_keeps_them_out() -> None:
         store.flags.clear(Flag.DISK_FULL)
         rows = rows_of(store, [inner(10, 0, 0)])
         await store.delete_topic(TOPIC)
-        assert store.put_alike(rows, None) is None
-        assert store.put_alike(rows_of(store, [inner(10, 0, 0)]), None) is not None
+        assert store.put_now(rows, None) is None
+        assert store.put_now(rows_of(store, [inner(10, 0, 0)]), None) is not None
 
 
 async def test_a_listener_that_raises_leaves_no_queue_without_its_units() -> None:
@@ -227,7 +227,7 @@ async def test_a_listener_that_raises_leaves_no_queue_without_its_units() -> Non
 
         store.message_arriving.append(fails)
         with pytest.raises(ValueError, match="a test"):
-            store.put_alike(rows_of(store, [inner(10, at, at % 3) for at in range(1, 10)]), None)
+            store.put_now(rows_of(store, [inner(10, at, at % 3) for at in range(1, 10)]), None)
         assert [store.max_offset(TOPIC, queue_id) for queue_id in range(3)] == [4, 3, 3]
 
 
@@ -256,9 +256,9 @@ async def test_the_first_size_goes_in_last(as_batch: bool) -> None:
         file.buffer = buffer
         try:
             if as_batch:
-                result = store.put_messages(batch([b"one", b"two"]), Answers().later)
+                result = store.put_message(batch([b"one", b"two"]), Answers().later)
             else:
-                result = store.put_alike(rows_of(store, [inner(10, number, 0) for number in range(5)]), None)
+                result = store.put_now(rows_of(store, [inner(10, number, 0) for number in range(5)]), None)
         finally:
             file.buffer = buffer.buffer
         assert result is not None
@@ -296,7 +296,7 @@ async def test_records_that_wait_for_their_dispatch_are_not_overtaken() -> None:
         sender = Sender(store, together=True)
         await sender.all_done([inner(10, 0, 0)])
         assert store.commit_log.append(inner(10, 1, 0)) is not None
-        assert store.put_alike(rows_of(store, [inner(10, at, at % 2) for at in range(2, 6)]), None) is not None
+        assert store.put_now(rows_of(store, [inner(10, at, at % 2) for at in range(2, 6)]), None) is not None
         assert (store.max_offset(TOPIC, 0), store.max_offset(TOPIC, 1)) == (1, 0)
         await trio.testing.wait_all_tasks_blocked()
         assert (store.max_offset(TOPIC, 0), store.max_offset(TOPIC, 1)) == (4, 2)

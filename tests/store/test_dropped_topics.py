@@ -94,7 +94,7 @@ async def test_what_waits_for_its_sync_when_its_topic_goes_makes_no_queue() -> N
         disk.held = True
         answers: list[PutMessageResult] = []
         nursery.start_soon(put, store)
-        store.put_messages(batch([b"a", b"b"], topic=OTHER), answers.append)
+        store.put_message(batch([b"a", b"b"], topic=OTHER), answers.append)
         await trio.testing.wait_all_tasks_blocked()
         for topic in (TOPIC, OTHER):
             nursery.start_soon(store.delete_topic, topic)
@@ -116,14 +116,14 @@ async def test_what_waits_for_its_sync_is_nothing_to_a_topic_of_its_name_made_me
         disk.held = True
         answers: list[PutMessageResult] = []
         nursery.start_soon(put, store, b"old")
-        store.put_messages(batch([b"a", b"b"], topic=OTHER), answers.append)
+        store.put_message(batch([b"a", b"b"], topic=OTHER), answers.append)
         await trio.testing.wait_all_tasks_blocked()
         for topic in (TOPIC, OTHER):
             nursery.start_soon(store.delete_topic, topic)
         await trio.testing.wait_all_tasks_blocked()
         for topic in (TOPIC, OTHER):
             store.create_queues(topic, 1)
-            store.put_messages(batch([b"new"], topic=topic), answers.append)
+            store.put_message(batch([b"new"], topic=topic), answers.append)
         disk.held = False
         disk.gate.set()
         await trio.testing.wait_all_tasks_blocked()

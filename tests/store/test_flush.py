@@ -84,7 +84,7 @@ async def test_a_sync_answers_nothing_that_came_while_it_ran() -> None:
         (first,) = await rig.answered(1)
         await trio.testing.wait_all_tasks_blocked()
         assert len(rig.answers.results) == len(rig.dispatcher.records) == 1
-        assert rig.path.readable_offset == first.physical_offset + first.size
+        assert rig.path.durability.readable_offset == first.physical_offset + first.size
         disk.held = False
         disk.gate.set()
         await rig.answered(2)
@@ -101,7 +101,7 @@ async def test_wait_false_is_answered_at_once_and_dispatched_in_its_turn() -> No
         assert hasty.status is OK
         assert rig.put(message(b"third")) is None
         assert rig.dispatcher.records == []
-        assert rig.path.readable_offset == 0
+        assert rig.path.durability.readable_offset == 0
         disk.held = False
         disk.gate.set()
         await rig.answered(3)
@@ -228,7 +228,7 @@ async def test_asynchronous_flush_by_interval_pages_and_thorough_interval(
         await rig.answered(2)
         await trio.sleep(0.6)
         assert rig.path.sync.flushed_offset == rig.log.max_offset
-        assert rig.path.readable_offset == rig.log.max_offset
+        assert rig.path.durability.readable_offset == rig.log.max_offset
         rig.put(message(b"last"))
     assert rig.path.sync.flushed_offset == rig.log.max_offset
 

@@ -11,11 +11,12 @@ from tests.store.builders import Answers, batch, message
 from tests.store.simdisk import Loss, SimDisk
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
 from trimq.broker.store.disk import Disk
+from trimq.broker.store.flush import GroupCommitService
 from trimq.broker.store.log_sync import SyncPlace
 from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.running_flags import Flag
-from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.types import GetMessageStatus, PutMessageResult, PutMessageStatus
 from trimq.protocol.message import decode_messages
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
@@ -92,8 +93,8 @@ async def test_a_message_can_be_read_in_the_turn_that_brought_it() -> None:
 async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
     async with _opened(config=_config(sync=True)) as store:
         await _put(store, message(b"durable"))
-        group = store.write_path.group
-        assert group is not None
+        group = store.write_path.durability
+        assert isinstance(group, GroupCommitService)
         group.in_round = lambda: True  # as in a reactor's round: nothing is synced before its end
         answers = Answers()
         assert (
@@ -153,7 +154,7 @@ async def _cold_bodies(store: MessageStore, topic: str = "TopicTest", queue_id: 
 
 async def test_batches_are_dispatched_message_by_message() -> None:
     async with _opened() as store:
-        store.put_messages(batch([b"a", b"b", b"c"]), lambda _: None)
+        store.put_message(batch([b"a", b"b", b"c"]), lambda _: None)
         await trio.testing.wait_all_tasks_blocked()
         assert _bodies(store) == [b"a", b"b", b"c"]
 

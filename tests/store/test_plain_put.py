@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.store.builders import Answers, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, opened, settings
+from trimq.broker.store.commit import CommitRealTimeService
+from trimq.broker.store.flush import GroupCommitService
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.running_flags import Flag
-from trimq.broker.store.topic_queue import TopicQueue
 from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.remoting.clock import ManualClock
 
@@ -32,39 +33,16 @@ class Sender:
         self.store = store
         self.short = short
         self.taken = 0
-        self._queues: dict[tuple[str, int], TopicQueue] = {}
-
-    def queue(self, topic: str, queue_id: int) -> TopicQueue:
-        known = self._queues.get((topic, queue_id))
-        if known is None or known.gone:
-            known = self._queues[topic, queue_id] = self.store.commit_log.queue(topic, queue_id)
-        return known
 
     def put(self, put: MessageInner, answers: Answers) -> None:
         """Put a message; its one result comes now or later."""
         later = answers.later if self.store.syncs_each_put else None
         if self.short:
-            queue = self.queue(put.topic, put.queue_id)
-            offset = self.store.put_plain(
-                queue,
-                put.body,
-                put.properties,
-                put.born_timestamp,
-                put.born_host,
-                put.store_host,
-                put.flag,
-                put.sys_flag,
-                put.reconsume_times,
-                put.tags_code,
-                put.keys,
-                later,
-            )
-            if offset >= 0:
+            result = self.store.put_now(put, later)
+            if result is not None:
                 self.taken += 1
                 if later is None:
-                    timestamp = self.store.commit_log.last_store_timestamp
-                    done = PutMessageStatus.PUT_OK
-                    answers.later(PutMessageResult(done, offset, queue.next_offset - 1, queue.last_size, timestamp))
+                    answers.later(result)
                 return
         result = self.store.put_message(put, answers.later)
         if result is not None:
@@ -210,8 +188,8 @@ async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
     async with opened(SimDisk(), settings(sync=True)) as store:
         sender = Sender(store, short=True)
         await sender.done(keyed(b"durable", "k1"))
-        group = store.write_path.group
-        assert group is not None
+        group = store.write_path.durability
+        assert isinstance(group, GroupCommitService)
         group.in_round = lambda: True  # as in a reactor's round: nothing is synced before its end
         heard: list[Any] = []
         store.message_arriving.append(lambda *arrived: heard.append(arrived))
@@ -255,16 +233,38 @@ async def test_a_failed_sync_acknowledges_nothing() -> None:
         assert sender.taken == 1
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"transient_store_pool_enable": True, "transient_store_pool_size": 2},  # what is in no file may not be read
-        {"flush_commit_log_timed": False},  # the flush has to hear of each put
-    ],
-)
-async def test_settings_with_which_nobody_takes_the_short_way(more: dict[str, Any]) -> None:
+async def test_with_the_pool_what_is_in_no_file_cannot_be_read() -> None:
+    pool: dict[str, Any] = {
+        "transient_store_pool_enable": True,
+        "transient_store_pool_size": 2,
+        "commit_interval_commit_log": 10**9,
+    }
+    async with opened(SimDisk(), settings(**pool)) as store:
+        sender = Sender(store, short=True)
+        await sender.done(keyed(b"x", "k0"))
+        durability = store.write_path.durability
+        assert isinstance(durability, CommitRealTimeService)
+        assert await durability.commit()
+        at = store.max_phy_offset
+        sender.put(keyed(b"y", "k1"), Answers())
+        assert sender.taken == 1
+        assert (store.max_phy_offset, store.max_offset(TOPIC, 0), store.look_message(at)) == (at, 1, b"")
+        assert await durability.commit()
+        assert store.max_phy_offset > at
+        assert store.max_offset(TOPIC, 0) == 2
+        assert b"y" in bytes(store.look_message(at) or b"")
+
+
+async def test_a_flush_that_is_not_timed_hears_of_each_put() -> None:
+    more: dict[str, Any] = {
+        "flush_commit_log_timed": False,
+        "flush_commit_log_least_pages": 0,
+        "flush_interval_commit_log": 10**9,
+    }
     async with opened(SimDisk(), settings(**more)) as store:
         sender = Sender(store, short=True)
         for number in range(3):
             await sender.done(keyed(b"x", f"k{number}"))
-        assert sender.taken == 0
+            await trio.testing.wait_all_tasks_blocked()
+            assert store.flushed_offset == store.max_phy_offset
+        assert sender.taken == 2

@@ -18,7 +18,7 @@ class StuckRoom:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.next_file: MappedFile | None = None
-        rig.log.start_appending(self)
+        rig.log.start_appending(self, rig.path.durability.rolled)
         rig.path.room = self  # type: ignore[assignment]
 
     def poke(self, wanted: int = 0) -> None:

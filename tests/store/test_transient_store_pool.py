@@ -19,6 +19,8 @@ from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
+from trimq.broker.store.commit import CommitRealTimeService
+from trimq.broker.store.flush import GroupCommitService
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.running_flags import Flag
@@ -41,10 +43,15 @@ def pool_settings(**more: object) -> MessageStoreConfig:
     return settings(**(fields | more))  # type: ignore[arg-type]
 
 
+def committing(store: MessageStore) -> CommitRealTimeService:
+    durability = store.write_path.durability
+    assert isinstance(durability, CommitRealTimeService)
+    return durability
+
+
 async def commit(store: MessageStore) -> None:
     """Everything into the files, and to where it can be read."""
-    assert store.write_path.commit is not None
-    assert await store.write_path.commit.commit()
+    assert await committing(store).commit()
     await trio.testing.wait_all_tasks_blocked()
 
 
@@ -80,11 +87,10 @@ async def test_nobody_reads_what_has_not_been_committed(autojump_clock: trio.tes
 async def test_what_comes_during_a_commit_waits_for_the_next_one(autojump_clock: trio.testing.MockClock) -> None:
     disk = SlowDisk("write_range")
     async with opened(disk, pool_settings()) as store:
-        assert store.write_path.commit is not None
         await put(store, b"one")
         disk.held = True
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(store.write_path.commit.commit)
+            nursery.start_soon(committing(store).commit)
             await trio.testing.wait_all_tasks_blocked()
             await put(store, b"two")
             disk.held = False
@@ -137,7 +143,7 @@ async def test_all_of_it_over_many_files(autojump_clock: trio.testing.MockClock)
 async def test_batches_and_delays_come_through(autojump_clock: trio.testing.MockClock) -> None:
     async with opened(SimDisk(), pool_settings()) as store:
         answers = Answers()
-        result = answers.take(store.put_messages(batch([b"a", b"b", b"c"]), answers.later))
+        result = answers.take(store.put_message(batch([b"a", b"b", b"c"]), answers.later))
         assert result is not None
         assert result.ok
         await put(store, b"later", topic="SCHEDULE_TOPIC_XXXX", queue_id=2, more="DELAY\x013\x02")
@@ -278,8 +284,7 @@ async def test_a_commit_that_fails_makes_the_store_read_only(autojump_clock: tri
     async with opened(disk, pool_settings()) as store:
         await fill(store, 3)
         disk.fail("pwrite", errno.EIO)
-        assert store.write_path.commit is not None
-        assert not await store.write_path.commit.commit()
+        assert not await committing(store).commit()
         assert not store.is_writable
         assert "read-only" in store.flags.reason
         answers = Answers()
@@ -480,7 +485,7 @@ async def test_sync_flush_has_no_use_for_it() -> None:
     disk = SimDisk()
     with capture_logs() as logs:
         async with opened(disk, pool_settings(flush_disk_type=FlushDiskType.SYNC_FLUSH)) as store:
-            assert store.write_path.commit is None
+            assert isinstance(store.write_path.durability, GroupCommitService)
             await fill(store, 3)
             await check_all(store, {(TOPIC, 0): 3})
     assert any(entry["event"] == "transient_store_pool_not_used" for entry in logs)
