@@ -79,7 +79,8 @@ class CommitRealTimeService(PacedService):
 
     def submit(self, put: Put, result: PutMessageResult, _on_done: PutCallback | None) -> PutMessageResult | None:
         """Records are in a buffer, or in a file that has none: they are dispatched once they are in their file."""
-        self._real_time.poke()
+        if not self._real_time.timed:
+            self._real_time.wake()
         put.let_go()
         self._pending.append(_Pending(result.physical_offset + result.size, put, result))
         file = self._log.files.last

@@ -20,6 +20,7 @@ MAX_RECORD_EXTRA: Final = 65_536
 """What a record may have beyond maxMessageSize for everything but its body."""
 
 
+_OK: Final = PutMessageStatus.PUT_OK
 _ILLEGAL: Final = PutMessageStatus.MESSAGE_ILLEGAL
 
 
@@ -60,7 +61,8 @@ class CommitLog:
         self.files = files
         self.wall_ms = wall_ms
         self._first_offset = first_offset
-        self._queues: dict[tuple[str, int], TopicQueue] = {}
+        self.queues: dict[tuple[str, int], TopicQueue] = {}
+        """Those that something was put into; others are made by ``queue``."""
         self.file: MappedFile | None = None
         self.room: Room = _NoRoom()
         self.poke_at = 0
@@ -105,15 +107,15 @@ class CommitLog:
 
     def forget_topic(self, topic: str) -> None:
         """A topic is gone: a new one of its name begins where its consume queues say."""
-        for key in [key for key in self._queues if key[0] == topic]:
-            self._queues.pop(key).gone = True
+        for key in [key for key in self.queues if key[0] == topic]:
+            self.queues.pop(key).gone = True
 
     def queue(self, topic: str, queue_id: int) -> TopicQueue:
         """What appends to a queue work with. Raises TopicIllegalError."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self.queues.get((topic, queue_id))
         if queue is None:
             queue = TopicQueue(topic, queue_id, checked_topic(topic), self._first_offset(topic, queue_id))
-            self._queues[topic, queue_id] = queue
+            self.queues[topic, queue_id] = queue
         return queue
 
     # -- appending
@@ -139,28 +141,22 @@ class CommitLog:
             now = self.last_store_timestamp
         at = file.wrote
         physical_offset = file.start + at
+        buffer = file.buffer
         try:
-            head, pieces = put.records(physical_offset, now)
+            head, queue_offset = put.fill(buffer, at, physical_offset, now)
         except struct.error as error:
             return PutMessageResult(_ILLEGAL, remark=f"a number of the message does not fit its field: {error}")
         # the head goes in last: a process that is killed half-way leaves nothing that looks like a record
-        buffer = file.buffer
-        end = at + len(head)
-        for piece in pieces:
-            begin, end = end, end + len(piece)
-            buffer[begin:end] = piece
         buffer[at : at + len(head)] = head
+        end = at + size
         file.wrote = end
         self.last_store_timestamp = now
         if end >= self.poke_at:
             self.room.poke()
-        return put.stored(physical_offset, size, now)
+        return PutMessageResult(_OK, physical_offset, queue_offset, size, now, put.offsets)
 
     def queue_to_put(self, topic: str, queue_id: int) -> TopicQueue:
         """As ``queue``. Raises RefusedError where no record can carry the topic or the queue id."""
-        queue = self._queues.get((topic, queue_id))
-        if queue is not None:
-            return queue
         if queue_id < 0:
             raise RefusedError(_ILLEGAL, f"there is no queue {queue_id}")
         try:

@@ -71,7 +71,8 @@ class StoreDispatcher:
                 self.on_behind()
             return
         self.position = end
-        self.last_record = put.last_record(result)
+        offsets = result.offsets
+        self.last_record = position if offsets is None else offsets[-1]
         self.last_store_timestamp = result.store_timestamp
         kind = put.sys_flag & _TYPES
         if self.index is not None and kind != _ROLLBACK:

@@ -62,6 +62,7 @@ class AsyncFlush:
         self._log = log
         self._dispatch = dispatcher.dispatch
         self._real_time = real_time
+        self._pokes = not real_time.timed
         self.rolled = dispatcher.rolled
 
     @property
@@ -76,7 +77,8 @@ class AsyncFlush:
 
     def submit(self, put: Put, result: PutMessageResult, _on_done: PutCallback | None) -> PutMessageResult | None:
         """Dispatch; the result is ready."""
-        self._real_time.poke()
+        if self._pokes:
+            self._real_time.wake()
         self._dispatch(put, result)
         return result
 

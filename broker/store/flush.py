@@ -197,17 +197,12 @@ class FlushRealTimeService(PacedService):
     def __init__(
         self, log: CommitLog, sync: LogSync, *, interval: float, least_pages: int, thorough: float, timed: bool
     ) -> None:
-        """Times in seconds; without ``timed`` a put wakes the service too."""
+        """Times in seconds; without ``timed`` puts ``wake`` the service too."""
         super().__init__(interval, thorough)
         self._log = log
         self._sync = sync
         self._least = least_pages
-        self._timed = timed
-
-    def poke(self) -> None:
-        """A record has come in."""
-        if not self._timed:
-            self.wake()
+        self.timed = timed
 
     def stop(self) -> None:
         """End the task; the last flush is the store's."""

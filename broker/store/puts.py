@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from msgspec import Struct
 
+from trimq.broker.store.index_service import WAKE_AT
 from trimq.broker.store.topic_queue import V4_HOSTS, TopicQueue
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record, sysflag
 from trimq.protocol.hashing import crc32
 from trimq.protocol.index_batch import KeyColumns
-from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.record_batch import NO_MESSAGES, BatchHead, BatchMessages
 
 if TYPE_CHECKING:
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 Arrivals = Sequence[tuple[int, int, Sequence[int]]]
 """New messages of a topic: (queue id, the first one's queue offset + 1, tags code of each)."""
 
-_OK: Final = PutMessageStatus.PUT_OK
 _V6_FLAGS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _NO_OFFSET: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
 _PACK_V4: Final = record.layout(0).pack
+_FIXED_V4: Final = record.layout(0).size
 _COPIED_ONCE: Final = 4096
 """Bodies up to this size are stored in one piece with what stands behind them; larger ones are not copied twice."""
+_PACK_UNIT: Final = UNIT.pack
 _HEAD: Final = record.SIZE_MAGIC.size
 
 
@@ -64,6 +66,11 @@ class Put(Protocol):
         ...
 
     @property
+    def offsets(self) -> Sequence[int] | None:
+        """Log offset of each record, once they are in the log; None for one."""
+        ...
+
+    @property
     def wait(self) -> bool:
         """The WAIT property: False means that the reply does not wait for the disk."""
         ...
@@ -75,23 +82,16 @@ class Put(Protocol):
         """
         ...
 
-    def records(self, physical_offset: int, store_timestamp: int) -> tuple[Any, Sequence[Any]]:
-        """The bytes: the beginning of the first record, which goes in last, and the pieces behind it.
+    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
+        """Write the records from ``at`` on, all but their beginning, which goes in last: it is what is returned.
 
-        Raises struct.error for a number that does not fit its field.
+        Also the queue offset of the first one: the queues' next offsets are behind the records from here on.
+        Raises struct.error for a number that does not fit its field: then nothing has happened.
         """
-        ...
-
-    def stored(self, physical_offset: int, size: int, store_timestamp: int) -> PutMessageResult:
-        """They are in the log: the queues' next offsets are those behind them."""
         ...
 
     def let_go(self) -> None:
         """The dispatch comes later: drop what it does not need, which may be a view of the receive buffer."""
-        ...
-
-    def last_record(self, result: PutMessageResult, /) -> int:
-        """Log offset of the last one."""
         ...
 
     def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
@@ -120,7 +120,7 @@ class MessageInner(Struct, gc=False):
 
     ``born_host`` and ``store_host`` are packed addresses (8 or 20 bytes); their IPv6 bits of ``sys_flag`` are set here.
     ``properties`` is the encoded text, ``tags_code`` the hash of the tag, ``keys`` the words the index shall
-    find it by (UNIQ_KEY first). ``wait``: see Put. ``queue`` is set by ``measure``.
+    find it by (UNIQ_KEY first). ``wait``: see Put. ``measure`` sets ``queue`` and ``size``, the record's.
     """
 
     topic: str
@@ -138,38 +138,43 @@ class MessageInner(Struct, gc=False):
     keys: tuple[str, ...] = ()
     wait: bool = True
     queue: TopicQueue | None = None
+    size: int = 0
 
     count: ClassVar[int] = 1
+    offsets: ClassVar[None] = None
 
     def measure(self, log: "CommitLog") -> int:
         """See Put."""
         queue_id = self.queue_id
-        queue = self.queue = log.queue_to_put(self.topic, queue_id)
+        queue = self.queue = log.queues.get((self.topic, queue_id)) or log.queue_to_put(self.topic, queue_id)
         body, properties = len(self.body), len(self.properties)
-        size = queue.overhead + len(self.born_host) + len(self.store_host) + body + properties
+        size = self.size = queue.overhead + len(self.born_host) + len(self.store_host) + body + properties
         if size > log.small:
             log.check(body, properties, size)
         return size
 
-    def records(self, physical_offset: int, store_timestamp: int) -> tuple[Any, Sequence[Any]]:
+    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
         """See Put."""
-        queue, body, properties, sys_flag = self.queue, self.body, self.properties, self.sys_flag
+        queue, body, sys_flag = self.queue, self.body, self.sys_flag
         assert queue is not None
-        born_host, store_host = self.born_host, self.store_host
+        born_host, store_host, size = self.born_host, self.store_host, self.size
         body_length = len(body)
         if len(born_host) + len(store_host) == V4_HOSTS:
             sys_flag &= ~_V6_FLAGS
-            pack = _PACK_V4
+            pack, body_at = _PACK_V4, at + _FIXED_V4
         else:
             sys_flag = sys_flag & ~_V6_FLAGS | record.host_flags(born_host, store_host)
-            pack = record.layout(sys_flag).pack
+            layout = record.layout(sys_flag)
+            pack, body_at = layout.pack, at + layout.size
+        takes_offset = sys_flag & 0xC not in _NO_OFFSET
+        queue_offset = queue.next_offset if takes_offset else 0
         head = pack(
-            queue.overhead + len(born_host) + len(store_host) + body_length + len(properties),
+            size,
             queue.magic,
             crc32(body),
             self.queue_id,
             self.flag,
-            queue.next_offset if sys_flag & 0xC not in _NO_OFFSET else 0,
+            queue_offset,
             physical_offset,
             sys_flag,
             self.born_timestamp,
@@ -180,19 +185,17 @@ class MessageInner(Struct, gc=False):
             self.prepared_transaction_offset,
             body_length,
         )
+        properties = self.properties
+        tail = queue.topic_part + len(properties).to_bytes(2, "big") + properties
         if body_length <= _COPIED_ONCE:
-            return head, (b"".join((body, queue.topic_part, len(properties).to_bytes(2, "big"), properties)),)
-        return head, (body, queue.topic_part + len(properties).to_bytes(2, "big") + properties)
-
-    def stored(self, physical_offset: int, size: int, store_timestamp: int) -> PutMessageResult:
-        """See Put."""
-        queue = self.queue
-        assert queue is not None
-        if self.sys_flag & 0xC in _NO_OFFSET:
-            return PutMessageResult(_OK, physical_offset, 0, size, store_timestamp)
-        queue_offset = queue.next_offset
-        queue.next_offset = queue_offset + 1
-        return PutMessageResult(_OK, physical_offset, queue_offset, size, store_timestamp)
+            buffer[body_at : at + size] = b"".join((body, tail))
+        else:
+            body_end = body_at + body_length
+            buffer[body_at:body_end] = body
+            buffer[body_end : at + size] = tail
+        if takes_offset:
+            queue.next_offset = queue_offset + 1
+        return head, queue_offset
 
     def keep(self) -> None:
         """See PatientPut."""
@@ -202,14 +205,13 @@ class MessageInner(Struct, gc=False):
         """See Put."""
         self.body = b""
 
-    def last_record(self, result: PutMessageResult) -> int:
-        """See Put."""
-        return result.physical_offset
-
     def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
         """See Put."""
-        if self.keys:
-            index.put(self.topic, self.keys, result.physical_offset, result.store_timestamp)
+        if self.keys:  # IndexService.put without the call
+            pending = index.pending
+            pending.append((self.topic, self.keys, result.physical_offset, result.store_timestamp))
+            if len(pending) == WAKE_AT:
+                index.wake()
 
     def units_into(self, queues: "ConsumeQueueStore", result: PutMessageResult) -> None:
         """See Put."""
@@ -217,7 +219,14 @@ class MessageInner(Struct, gc=False):
             queue = queues.queues[self.topic][self.queue_id]
         except KeyError:
             queue = queues.find_or_create(self.topic, self.queue_id)
-        queue.put(result.physical_offset, result.size, self.tags_code, result.queue_offset)
+        physical_offset, size, queue_offset = result.physical_offset, result.size, result.queue_offset
+        if queue_offset == queue.next_offset and physical_offset >= queue.max_phy and queue.dirty:
+            # ConsumeQueue.put's usual case, without the call
+            queue.tail += _PACK_UNIT(physical_offset, size, self.tags_code)
+            queue.next_offset = queue_offset + 1
+            queue.max_phy = physical_offset + size
+        else:
+            queue.put(physical_offset, size, self.tags_code, queue_offset)
 
     def arrivals(self, result: PutMessageResult) -> Arrivals:
         """See Put."""
@@ -266,7 +275,7 @@ class MessageBatch(Struct, gc=False):
         log.check_batch(total)
         return total
 
-    def records(self, physical_offset: int, store_timestamp: int) -> tuple[Any, Sequence[Any]]:
+    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
         """See Put."""
         queue = self.queue
         assert queue is not None
@@ -275,16 +284,11 @@ class MessageBatch(Struct, gc=False):
             sys_flag, self.born_timestamp, self.born_host, store_timestamp, self.store_host, self.reconsume_times
         )
         head = BatchHead(queue.magic, self.queue_id, queue.next_offset, physical_offset, shared, queue.topic_part)
-        records, self.offsets = self.messages.records(head)
-        return records[:_HEAD], (memoryview(records)[_HEAD:],)
-
-    def stored(self, physical_offset: int, size: int, store_timestamp: int) -> PutMessageResult:
-        """See Put."""
-        queue = self.queue
-        assert queue is not None
         first = queue.next_offset
+        records, self.offsets = self.messages.records(head)
         queue.next_offset = first + len(self.offsets)
-        return PutMessageResult(_OK, physical_offset, first, size, store_timestamp, self.offsets)
+        buffer[at + _HEAD : at + len(records)] = memoryview(records)[_HEAD:]
+        return bytes(records[:_HEAD]), first
 
     def keep(self) -> None:
         """See PatientPut."""
@@ -293,10 +297,6 @@ class MessageBatch(Struct, gc=False):
     def let_go(self) -> None:
         """See Put."""
         self.messages = NO_MESSAGES
-
-    def last_record(self, _result: PutMessageResult) -> int:
-        """See Put."""
-        return self.offsets[-1]
 
     def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
         """See Put."""
@@ -361,6 +361,7 @@ class MessageRows(Struct, gc=False):
     keys: KeyColumns
     is_batch: bool = False
     starts: Sequence[int] = ()
+    offsets: Sequence[int] = ()
 
     sys_flag: ClassVar[int] = 0
     wait: ClassVar[bool] = True
@@ -385,31 +386,23 @@ class MessageRows(Struct, gc=False):
             log.check_batch(total)
         return total
 
-    def records(self, physical_offset: int, store_timestamp: int) -> tuple[Any, Sequence[Any]]:
+    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
         """See Put."""
         self.starts = [queue.next_offset for queue in self.queues]
         records = self.rows.records(self.starts, physical_offset, store_timestamp)
-        return records[:_HEAD], (records[_HEAD:],)
-
-    def stored(self, physical_offset: int, size: int, store_timestamp: int) -> PutMessageResult:
-        """See Put."""
         for queue, added in zip(self.queues, self.rows.counts, strict=True):
             queue.next_offset += added
-        offsets = range(physical_offset, physical_offset + size, size // len(self.rows))
-        return PutMessageResult(_OK, physical_offset, self.starts[0], size, store_timestamp, offsets)
+        size = len(records)
+        self.offsets = range(physical_offset, physical_offset + size, size // len(self.rows))
+        buffer[at + _HEAD : at + size] = records[_HEAD:]
+        return bytes(records[:_HEAD]), self.starts[0]
 
     def let_go(self) -> None:
         """See Put: its rows are its own."""
 
-    def last_record(self, result: PutMessageResult) -> int:
-        """See Put."""
-        assert result.offsets is not None
-        return result.offsets[-1]
-
     def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
         """See Put."""
-        assert result.offsets is not None
-        index.put_run(self.keys.run(self.topic, result.offsets, result.store_timestamp))
+        index.put_run(self.keys.run(self.topic, self.offsets, result.store_timestamp))
 
     def units_into(self, queues: "ConsumeQueueStore", _result: PutMessageResult) -> None:
         """See Put."""

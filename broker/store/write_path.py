@@ -67,6 +67,7 @@ class WritePath:
         )
         self.room.on_room = self.lock.room
         self.durability = self._durability(pool, dispatcher, config)
+        self._submit = self.durability.submit
         self._ended: trio.Event | None = None
         log.start_appending(self.room, self.durability.rolled)
 
@@ -125,7 +126,11 @@ class WritePath:
         result = self.log.append(put, here=True)
         if result is None or result.status:
             return None
-        self._finish(put, result, on_done)
+        # _finish's usual case, without the call: nothing that is delayed is put here
+        stats = self._stats
+        stats.put_message_times_total += put.count
+        stats.put_message_size_total += result.size
+        self._submit(put, result, on_done)
         return result
 
     def _append(self, put: PatientPut) -> PutMessageResult | None:
@@ -144,7 +149,7 @@ class WritePath:
         stats.put_message_size_total += result.size
         if put.topic == SCHEDULE_TOPIC and isinstance(put, MessageInner):
             put.tags_code = self._due(put, result)  # now: it may be dispatched much later
-        return self.durability.submit(put, result, on_done)
+        return self._submit(put, result, on_done)
 
     def _due(self, message: MessageInner, result: PutMessageResult) -> int:
         """What stands in the tag slot of a delayed message: the time it is due. Its queue id is its level - 1.
