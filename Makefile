@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # compileall follows no links: the folders, not trimq/.
 ROOMS := protocol remoting namesrv client broker pipeline
-SOURCES := trimq pyspark_rocketmq.py pyspark_rocketmq_store.py bench tests
+SOURCES := trimq pyspark_rocketmq.py pyspark_rocketmq_store.py bench tools tests
 SPARK ?= oldest newest
 # Tests mostly wait, for time and for other processes. More workers than cores, and what they wait for is late.
 WORKERS ?= 2

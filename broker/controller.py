@@ -43,8 +43,7 @@ from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.disk import Disk
-from trimq.broker.store.mapped_file import MappedFile, is_release_of
-from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.store.message_store import MappedFile, MessageStore, StoreInUseError, StoreLoadError
 from trimq.broker.store.real_disk import RealDisk
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode
@@ -358,9 +357,8 @@ class BrokerController:
         self.reactor.at_round_end.append(holds.serve_woken)
         self.reactor.at_leisure.append(pulls.prepare)
         parts.store.on_overdue.append(self._close_readers)
-        dispatcher = parts.store.dispatcher
-        dispatcher.awaited, dispatcher.on_awaited = holds.awaited, holds.notify_arriving
-        dispatcher.arriving_in[SCHEDULE_TOPIC] = parts.schedule.message_arriving
+        parts.store.hear_awaited(holds.awaited, holds.notify_arriving)
+        parts.store.hear_topic(SCHEDULE_TOPIC, parts.schedule.message_arriving)
         self.configuration.listeners.append(lambda _: parts.store.set_config(self._section(MessageStoreConfig)))
         parts.topics.listeners.append(
             lambda configs: _create_queues(parts.store, configs)
@@ -397,7 +395,7 @@ class BrokerController:
     def _close_readers(self, file: MappedFile) -> None:
         """A file that is gone is kept in memory by clients that do not take what was sent: they have had their time."""
         for connection in list(self.reactor.connections.values()):
-            if any(is_release_of(release, file) for release in connection.out.releases()):
+            if any(file.is_released_by(release) for release in connection.out.releases()):
                 seconds = self._section(MessageStoreConfig).destroy_maped_file_interval_forcibly / 1000
                 connection.close(f"it has been reading a file that was deleted more than {seconds:g} s ago")
 

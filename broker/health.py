@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trimq.broker.services.registration import BrokerOuterAPI
-from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.running_flags import Flag
+from trimq.broker.store.message_store import Flag, MessageStore
 from trimq.remoting.health import Reason
 
 RECOVERING: Final = "recovering"
@@ -26,7 +25,7 @@ def store_reasons(store: MessageStore) -> Iterator[Reason]:
         done, total = report.bytes_done / _MIB, report.bytes_total / _MIB
         text = f"the store is being recovered: {done:.0f} of {total:.0f} MiB of the commit log read{share}"
         yield Reason(RECOVERING, text)
-    for flag, text in store.flags.reasons():
+    for flag, text in store.refusals():
         yield Reason(DISK_FULL if flag & _DISK else READ_ONLY, text)
 
 

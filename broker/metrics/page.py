@@ -176,7 +176,7 @@ class BrokerMetrics:
                 yield f"{name}{{{self._text},{texts[key]}}} {lag}\n"
 
     def _lag_of(self, topic: str, offsets: Mapping[int, int]) -> int:
-        end = self._parts.store.queues.peek_next_offset
+        end = self._parts.store.peek_max_offset
         return sum([max(0, end(topic, queue_id) - offset) for queue_id, offset in offsets.items()])
 
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from trimq.broker.store.disk import DiskSpace
-from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.running_flags import Flag
+from trimq.broker.store.message_store import Flag, MessageStore
 from trimq.remoting.metrics import counter, counters, gauge, gauges, histogram
 
 
@@ -35,13 +34,12 @@ def store_families(store: MessageStore, space: DiskSpace, labels: dict[str, str]
 
 
 def _state(store: MessageStore, space: DiskSpace) -> Iterator[Metric]:
-    flags = store.flags
-    yield gauge("trimq_store_writable", "1 while messages can be stored.", int(flags.writable))
+    yield gauge("trimq_store_writable", "1 while messages can be stored.", int(store.is_writable))
     yield gauges(
         "trimq_store_refusal",
         "1 for each reason for which the store refuses reads or writes (see its log).",
         ("reason",),
-        {(str(flag.name).lower(),): int(flags.has(flag)) for flag in Flag},
+        {(str(flag.name).lower(),): int(store.refuses(flag)) for flag in Flag},
     )
     yield gauge(
         "trimq_store_disk_size_bytes", "Size of the store's file system, without what it keeps for root.", space.total
@@ -53,10 +51,8 @@ def _state(store: MessageStore, space: DiskSpace) -> Iterator[Metric]:
 
 
 def _waits(store: MessageStore) -> Iterator[Metric]:
-    path = store.write_path
-    yield histogram(
-        "trimq_commit_log_sync_duration_seconds", "Time of a data sync of the commit log.", path.sync.durations
-    )
+    waits = store.waits
+    yield histogram("trimq_commit_log_sync_duration_seconds", "Time of a data sync of the commit log.", waits.syncs)
     yield histogram(
         "trimq_put_flush_wait_seconds",
         "How long a reply waited for the device (SYNC_FLUSH).",
@@ -65,11 +61,11 @@ def _waits(store: MessageStore) -> Iterator[Metric]:
     yield histogram(
         "trimq_append_lock_wait_seconds",
         "How long an append waited for room; those that did not wait are not counted.",
-        path.lock.waits,
+        waits.appends,
     )
-    yield gauge("trimq_append_lock_held_seconds", "How long the first one has waited now.", path.lock.held_ms() / 1000)
-    yield gauge("trimq_append_lock_queue", "Appends that wait for room.", len(path.lock))
-    yield counter("trimq_page_cache_busy_total", "Appends refused because they had waited too long.", path.lock.busy)
+    yield gauge("trimq_append_lock_held_seconds", "How long the first one has waited now.", waits.held)
+    yield gauge("trimq_append_lock_queue", "Appends that wait for room.", waits.queue)
+    yield counter("trimq_page_cache_busy_total", "Appends refused because they had waited too long.", waits.busy)
 
 
 def _counts(store: MessageStore) -> Iterator[Metric]:

@@ -188,7 +188,7 @@ class ConsumeAdminProcessor:
                 targets[number] = await self._target(header, number)
                 await reply.pause()
             return targets
-        check_queue(config, queue_id, self._store.queues.exists)
+        check_queue(config, queue_id, self._store.queue_exists)
         if header.offset is None or header.offset == -1:
             return {queue_id: await self._target(header, queue_id)}
         first = self._store.min_offset(header.topic, queue_id)

@@ -101,7 +101,7 @@ class OffsetProcessor:
         topic = self._topics.table.get(header.topic)
         if topic is None:
             raise RemotingError(ResponseCode.TOPIC_NOT_EXIST, f"the topic {header.topic} does not exist")
-        check_queue(topic, header.queue_id, self._store.queues.exists)
+        check_queue(topic, header.queue_id, self._store.queue_exists)
         check_commit_offset(header.commit_offset)
         self._offsets.check_room(header.consumer_group)
 

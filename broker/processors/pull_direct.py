@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from trimq.broker.filters.tag import ALL, TAG, TagFilter
 from trimq.broker.processors.pull_reply import found_template
 from trimq.broker.services.stats import StatsItem
-from trimq.broker.store.consume_queue import ConsumeQueue
+from trimq.broker.store.message_store import ConsumeQueue
 from trimq.protocol.body import PERM_READ, SubscriptionGroupConfig, TopicConfig
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.errors import RemotingError
@@ -77,7 +77,7 @@ class DirectPulls:
         self._topics = parts.topics.table
         self._offsets = parts.offsets
         self._stats = parts.stats
-        self._queues = parts.store.queues
+        self._find_in_store = parts.store.find_queue
         self._hot = parts.store.get_hot
         self._ahead = parts.store.get_ahead
         self._count_found = parts.store.count_found
@@ -203,7 +203,7 @@ class DirectPulls:
     def _find_queue(self, reader: _Reader, queue_id: int) -> ConsumeQueue | None:
         if not 0 <= queue_id < reader.topic.read_queue_nums:
             return None
-        queue = self._queues.find(reader.topic.topic_name, queue_id)
+        queue = self._find_in_store(reader.topic.topic_name, queue_id)
         if queue is not None:
             reader.queues[queue_id] = queue
         return queue

@@ -15,8 +15,8 @@ from msgspec import Struct, field
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import born_host
 from trimq.broker.services.stats import StatsItem
+from trimq.broker.store.message_store import TopicIllegalError, TopicQueue
 from trimq.broker.store.puts import MessageInner
-from trimq.broker.store.topic_queue import TopicIllegalError, TopicQueue
 from trimq.broker.store.types import PutMessageResult
 from trimq.protocol import sysflag
 from trimq.protocol.body import PERM_WRITE, TopicConfig

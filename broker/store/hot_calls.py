@@ -16,6 +16,12 @@ class HotCalls:
     """Store a message or a batch: the result if it is ready at once, else None and the callback gets it later."""
     put_now: Callable[[Put, PutCallback | None], PutMessageResult | None]
     """Store it only where that needs no waiting, see WritePath.put_now."""
+    find_queue: Callable[[str, int], ConsumeQueue | None]
+    """A queue of a topic that has been put into or is on disk."""
+    queue_exists: Callable[[str, int], bool]
+    """See ConsumeQueueStore.exists."""
+    peek_max_offset: Callable[[str, int], int]
+    """As MessageStore.max_offset, without opening the queue."""
     get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
     """(topic, queue id, offset, max count, max bytes, filter): None where the answer has to come from the device."""
     get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]

@@ -224,6 +224,10 @@ class MappedFile:
         if mapping is not None:
             mapping.close()
 
+    def is_released_by(self, release: Callable[[], None]) -> bool:
+        """Whether an answer's ``release`` will give this file back: who has not called it yet has views of it."""
+        return self in release.files if isinstance(release, Hold) else getattr(release, "__self__", None) is self
+
 
 class Hold:
     """The files that the views of an answer belong to; calling it gives them back."""
@@ -237,8 +241,3 @@ class Hold:
         """Once."""
         for file in self.files:
             file.release()
-
-
-def is_release_of(release: Callable[[], None], file: MappedFile) -> bool:
-    """Whether an answer's ``release`` will give ``file`` back: who has not called it yet has views of the file."""
-    return file in release.files if isinstance(release, Hold) else getattr(release, "__self__", None) is file

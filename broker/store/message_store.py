@@ -3,9 +3,9 @@
 Source: RocketMQ's DefaultMessageStore.
 """
 
-from collections.abc import AsyncIterator, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Container, Iterator
 from contextlib import asynccontextmanager, closing
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 import trio
@@ -14,7 +14,7 @@ from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.checkpoint import CheckpointService, StoreCheckpoint
 from trimq.broker.store.clean import CleanService
 from trimq.broker.store.commit_log import CommitLog
-from trimq.broker.store.consume_queue import QueueShape
+from trimq.broker.store.consume_queue import ConsumeQueue, QueueShape
 from trimq.broker.store.consume_queue_flush import FlushConsumeQueueService
 from trimq.broker.store.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.disk import Disk
@@ -34,21 +34,44 @@ from trimq.broker.store.queue_clean import QueueCleaner
 from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.recovery import RecoveryReport, StoreRecovery
 from trimq.broker.store.reput import ReputMessageService
-from trimq.broker.store.running_flags import RunningFlags
+from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
-from trimq.broker.store.topic_queue import TopicQueue
+from trimq.broker.store.topic_queue import TopicIllegalError, TopicQueue
 from trimq.broker.store.write_path import WritePath
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.topic_rules import is_system_topic
 from trimq.remoting.clock import Clock, SystemClock
+from trimq.remoting.durations import Durations
 
-__all__ = ["MessageStore", "StoreInUseError", "StoreLoadError"]
+__all__ = [
+    "ConsumeQueue",
+    "Flag",
+    "MappedFile",
+    "MessageStore",
+    "StoreInUseError",
+    "StoreLoadError",
+    "TopicIllegalError",
+    "TopicQueue",
+]
 
 SHUTDOWN_SECONDS: Final = 5.0
 """How long closing waits for the dispatch to catch up, as RocketMQ does."""
 
 _log = structlog.get_logger(__name__)
+
+
+class StoreWaits(NamedTuple):
+    """Times of syncs of the log; how long appends have waited for room; how long (s) the first one waits now.
+
+    ``queue``: how many wait; ``busy``: how many were refused because they had waited too long.
+    """
+
+    syncs: Durations
+    appends: Durations
+    held: float
+    queue: int
+    busy: int
 
 
 class MessageStore(HotCalls):
@@ -78,7 +101,10 @@ class MessageStore(HotCalls):
         self.recovering: RecoveryReport | None = None
         """How far the recovery is, while it runs."""
         self.on_overdue: list[Callable[[MappedFile], None]] = []
-        """Hear of a deleted file that somebody has been reading for too long (destroyMapedFileIntervalForcibly)."""
+        """Hear of a deleted file that somebody has been reading for too long (destroyMapedFileIntervalForcibly).
+
+        Its ``is_released_by`` tells the ``release`` of a result that holds it from others.
+        """
         self._sync_place = sync_place
         self._accept_missing_log = accept_missing_log
         self._abort = AbortFile(self.disk, self.root)
@@ -111,6 +137,9 @@ class MessageStore(HotCalls):
         self.checkpoint = StoreCheckpoint(self.disk, self.root)
         self._getter = MessageGetter(self.commit_log, self.queues, self.stats, config, self._memory)
         self._finder = MessageFinder(self.commit_log, self.queues, self.index, max_query=config.max_msgs_num_batch)
+        self.find_queue = self.queues.find
+        self.queue_exists = self.queues.exists
+        self.peek_max_offset = self.queues.peek_next_offset
         self.get_message = self._getter.get
         self.get_message_cold = self._getter.get_cold
         self.get_hot = self._getter.hot
@@ -277,6 +306,22 @@ class MessageStore(HotCalls):
         """False while puts are refused; ``flags.reason`` says why."""
         return self.flags.writable
 
+    def refusals(self) -> list[tuple[Flag, str]]:
+        """Why reads or writes are refused: each reason with its text."""
+        return self.flags.reasons()
+
+    def refuses(self, flag: Flag) -> bool:
+        """Whether this is a reason."""
+        return self.flags.has(flag)
+
+    @property
+    def waits(self) -> "StoreWaits":
+        """What puts wait for, now and since the start."""
+        path = self.write_path
+        return StoreWaits(
+            path.sync.durations, path.lock.waits, path.lock.held_ms() / 1000, len(path.lock), path.lock.busy
+        )
+
     @property
     def min_phy_offset(self) -> int:
         """Where the log begins."""
@@ -306,6 +351,14 @@ class MessageStore(HotCalls):
     def message_arriving(self) -> list[MessageArriving]:
         """Who hears of each message that can be read from now on."""
         return self.dispatcher.message_arriving
+
+    def hear_awaited(self, awaited: Collection[tuple[str, int]], listener: MessageArriving) -> None:
+        """Let ``listener`` hear of messages that can be read, in those queues that are ``awaited`` at that time."""
+        self.dispatcher.awaited, self.dispatcher.on_awaited = awaited, listener
+
+    def hear_topic(self, topic: str, listener: MessageArriving) -> None:
+        """Let ``listener`` hear of a topic's messages that can be read."""
+        self.dispatcher.arriving_in[topic] = listener
 
     def look_message(self, offset: int) -> Any | None:
         """The record at a log offset: bytes or a view that is good until the next await; b"" for none, None for cold.

@@ -1,0 +1,39 @@
+"""Nobody reaches behind the store's door: what the import contract cannot see, attributes of its parts."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from trimq.broker.store.hot_calls import HotCalls
+from trimq.broker.store.message_store import MessageStore
+
+BROKER = Path(__file__).parents[2] / "broker"
+SEEN = ("config", "clock", "disk", "root", "stats", "recovered", "recovering", "on_overdue")
+"""Attributes of a store that are for everybody."""
+DOOR = {name for name in {*vars(MessageStore), *HotCalls.__annotations__} if not name.startswith("_")} | {*SEEN}
+
+
+def uses(text: str) -> Iterator[str]:
+    """Names that are asked of something that is called a store."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            of = node.value
+            name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
+            if name in {"store", "_store"}:
+                yield node.attr
+
+
+def test_uses_are_found() -> None:
+    text = "self._store.queues.find(); parts.store.write_path.sync; store.get_message(store.flags)"
+    assert sorted(uses(text)) == ["flags", "get_message", "queues", "write_path"]
+    assert DOOR.isdisjoint({"queues", "write_path", "flags", "commit_log", "dispatcher", "index", "files"})
+
+
+def test_they_are_all_of_the_door() -> None:
+    files = [BROKER / name for name in ("controller.py", "health.py", "parts.py", "testing.py")]
+    files += [
+        path for folder in ("processors", "services", "metrics", "filters") for path in (BROKER / folder).glob("*.py")
+    ]
+    found = {(path.name, name) for path in files for name in uses(path.read_text(encoding="utf-8"))}
+    assert len(found) > 30
+    assert {(file, name) for file, name in found if name not in DOOR} == set()

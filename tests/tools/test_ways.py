@@ -1,0 +1,69 @@
+"""The list of places that a request passes through."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.ways import ROOT, reads_property_text, static
+
+
+def test_the_code_has_one_of_each() -> None:
+    found = static(ROOT)
+    assert found["appends"] == ["broker/store/commit_log.py:append"]
+    assert found["dispatches"] == ["broker/store/dispatcher.py:dispatch"]
+    readers = set(found["readers of property text"])
+    assert not [path for path in readers if path.startswith("broker/")]
+    # the other one learns by numpy how the texts of a batch are laid out
+    assert readers == {"protocol/property_text.py", "protocol/alike_texts.py", "protocol/batch_layout.py"}
+
+
+def test_others_are_found(tmp_path: Path) -> None:
+    store = tmp_path / "broker" / "store"
+    store.mkdir(parents=True)
+    store.joinpath("short.py").write_text(
+        "def put(log, file):\n    file.buffer[1:2] = b''\n    file.wrote = 2\n    log.last_store_timestamp = 3\n"
+        "def hand_out(self):\n    self.position = 1\n    self.last_record = 0\n"
+        "def rolled(self):\n    self.position = 1\n    self.last_record = 0\n"
+    )
+    for folder in ("broker/processors", "broker/services", "protocol"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "protocol" / "reader.py").write_text("def read(text):\n    return text.split('\\x02')\n")
+    assert static(tmp_path) == {
+        "appends": ["broker/store/short.py:put"],
+        "dispatches": ["broker/store/short.py:hand_out"],
+        "readers of property text": ["protocol/reader.py"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ("text.split('\\x02')", True),
+        ("re.compile('a' + '\\x01')", True),
+        ("from trimq.protocol.property_text import NAME_END\ntext.find(NAME_END)", True),
+        ("name + '\\x01' + value + '\\x02'", False),
+        ("f'{name}\\x01{value}\\x02'", False),
+        ("'nothing'", False),
+    ],
+)
+def test_to_write_is_not_to_read(text: str, reads: bool) -> None:
+    assert reads_property_text(text) is reads
+
+
+@pytest.mark.slow
+def test_it_runs_a_broker() -> None:
+    command = [sys.executable, "-m", "tools.ways", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True, cwd=ROOT)
+    ways = json.loads(done.stdout.splitlines()[-1])["ways"]
+    for kinds in ways.values():
+        assert all(kinds.values())
+        sends = [kind for kind in kinds if kind.startswith(("send", "batch"))]
+        assert len(sends) == 6
+        for kind in sends:
+            assert kinds[kind]["broker/store/commit_log.py"].count("CommitLog.append") == 1
+            assert kinds[kind]["broker/store/write_path.py"]
+        assert "broker/processors/send_direct.py" in kinds["send, JSON"]
+        assert "broker/processors/send_direct.py" not in kinds["send, binary"]

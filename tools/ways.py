@@ -1,0 +1,268 @@
+"""How many places a request passes through: what a feature would have to touch. ``python -m tools.ways [--files]``.
+
+The first part runs a broker in this process and lists the files and functions of ours that serve each kind of request,
+between the arrival of its bytes and its reply. The second looks at the code: which functions append to the log, which
+dispatch, and which modules read the text of properties.
+"""
+
+import argparse
+import ast
+import itertools
+import json
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import trio
+
+from trimq.broker.testing import running_broker
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import FrameDecoder, encode
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+_ROOMS: Final = ("broker", "protocol", "remoting")
+_TOPIC: Final = "Ways"
+_BURST: Final = 64
+_MOVES: Final = {"rolled", "start_at", "__init__", "_skip", "catch_up"}
+"""Functions that move the position of the dispatch, and hand out no record."""
+
+Sent = list[tuple[int, dict[str, Any], bytes, Encoding]]
+
+
+def _properties(number: int, more: dict[str, str] | None = None) -> str:
+    values = {"KEYS": "k", "UNIQ_KEY": f"{number:032X}", "TAGS": "TagA", "WAIT": "true"} | (more or {})
+    return "".join(f"{name}\x01{value}\x02" for name, value in values.items())
+
+
+def _send(number: int, more: dict[str, str] | None = None, *, batch: bool = False) -> dict[str, Any]:
+    text = "WAIT\x01true\x02" if batch else _properties(number, more)
+    born = 1_700_000_000_000
+    fields: dict[str, Any] = {"a": "P", "b": _TOPIC, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": born, "h": 0}
+    return fields | {"i": text, "j": 0, "k": "false", "m": str(batch).lower()}
+
+
+def _batch(sizes: list[int]) -> bytes:
+    def one(number: int, size: int) -> bytes:
+        text = _properties(number).encode()
+        head = struct.pack(">5I", 22 + size + len(text), 0, 0, 0, size)
+        return head + bytes(size) + struct.pack(">H", len(text)) + text
+
+    return b"".join(itertools.starmap(one, enumerate(sizes)))
+
+
+def _pull() -> dict[str, Any]:
+    fields: dict[str, Any] = {"consumerGroup": "G", "topic": _TOPIC, "queueId": 0, "queueOffset": 0, "maxMsgNums": 4}
+    fields |= {"sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 1000, "subscription": "*", "subVersion": 0}
+    return fields | {"expressionType": "TAG"}
+
+
+def _kinds() -> dict[str, Sent]:
+    send, batch, pull = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE
+    query = {"topic": _TOPIC, "key": "k", "maxNum": 4, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+    encodings = {"JSON": Encoding.JSON, "binary": Encoding.ROCKETMQ}
+    kinds: dict[str, Sent] = {}
+    for name, encoding in encodings.items():
+        kinds[f"send, {name}"] = [(send, _send(1), b"body", encoding)]
+    kinds["send with a delay"] = [(send, _send(1, {"DELAY": "1"}), b"body", Encoding.JSON)]
+    kinds["sends of a round"] = [(send, _send(number), b"body", Encoding.JSON) for number in range(_BURST)]
+    kinds["batch, alike"] = [(batch, _send(1, batch=True), _batch([8] * 32), Encoding.JSON)]
+    kinds["batch, mixed"] = [(batch, _send(1, batch=True), _batch([1, 20, 3]), Encoding.JSON)]
+    for name, encoding in encodings.items():
+        kinds[f"pull, {name}"] = [(pull, _pull(), b"", encoding)]
+    kinds["query, JSON"] = [(RequestCode.QUERY_MESSAGE, query, b"", Encoding.JSON)]
+    return kinds
+
+
+class _Client:
+    """Takes replies apart by hand: what runs of ours is the broker's."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._opaque = itertools.count(100_000)
+
+    def frames(self, sent: Sent) -> bytes:
+        """Frames of one length as far as that is possible: a burst of them can be served together."""
+        data = b""
+        for code, ext, body, encoding in sent:
+            opaque = next(self._opaque)
+            fields = {key: str(value) for key, value in ext.items()}
+            if encoding is Encoding.JSON:
+                header = {"code": int(code), "extFields": fields, "flag": 0}
+                header |= {"language": "JAVA", "opaque": opaque, "version": 479}
+                raw = json.dumps(header, separators=(",", ":")).encode()
+                data += struct.pack(">II", 4 + len(raw) + len(body), len(raw)) + raw + body
+            else:
+                data += encode(RemotingCommand(code, opaque, ext=fields, body=body, encoding=encoding))
+        return data
+
+    async def ask(self, data: bytes, count: int) -> bytes:
+        """Send frames and receive so many replies."""
+        await self._stream.send_all(data)
+        replies, at = b"", 0
+        while True:
+            while at + 4 <= len(replies) and at + 4 + int.from_bytes(replies[at : at + 4], "big") <= len(replies):
+                at += 4 + int.from_bytes(replies[at : at + 4], "big")
+                count -= 1
+            if not count:
+                return replies
+            replies += await self._stream.receive_some(1 << 20)
+
+
+def _place(frame: FrameType) -> tuple[str, str] | None:
+    path = frame.f_code.co_filename
+    for room in _ROOMS:
+        at = path.find(f"/{room}/")
+        if at >= 0 and "site-packages" not in path:
+            return path[at + 1 :], frame.f_code.co_qualname
+    return None
+
+
+async def _traced(client: _Client, sent: Sent) -> dict[str, list[str]]:
+    """The functions of ours that run until the replies are there, by file."""
+    seen: set[tuple[str, str]] = set()
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            place = _place(frame)
+            if place is not None:
+                seen.add(place)
+
+    data = client.frames(sent)
+    sys.setprofile(profile)
+    try:
+        replies = await client.ask(data, len(sent))
+    finally:
+        sys.setprofile(None)
+    refused = [(command.code, command.remark) for command in FrameDecoder().feed(replies) if command.code]
+    if refused:
+        raise SystemExit(f"the broker refuses: {refused[0]}")
+    found: dict[str, list[str]] = {}
+    for file, function in sorted(seen):
+        found.setdefault(file, []).append(function)
+    return found
+
+
+async def dynamic(flush: str) -> dict[str, dict[str, list[str]]]:
+    """What runs for each kind of request, by file, and what tasks of the broker do meanwhile."""
+    found: dict[str, dict[str, list[str]]] = {}
+    with tempfile.TemporaryDirectory(prefix="trimq-ways-") as directory:
+        async with running_broker(Path(directory), flushDiskType=flush) as broker:
+            stream = await trio.open_tcp_stream(*broker.endpoint)
+            async with stream:
+                client = _Client(stream)
+                topic = {"topic": _TOPIC, "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+                topic |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false"}
+                made: Sent = [(RequestCode.UPDATE_AND_CREATE_TOPIC, topic, b"", Encoding.JSON)]
+                await client.ask(client.frames(made), 1)
+                for kind, sent in _kinds().items():
+                    for _ in range(4):  # layouts are learnt, topics and counters are there
+                        await client.ask(client.frames(sent), len(sent))
+                    found[kind] = await _traced(client, sent)
+    return found
+
+
+# -- the code
+
+
+def _functions(root: Path, folders: list[str]) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef):
+                    yield str(path.relative_to(root)), node
+
+
+def _assigned(function: ast.FunctionDef) -> set[str]:
+    """Names of attributes that are assigned to in it; ``[]`` where something is put into a buffer."""
+    found = set()
+    for node in ast.walk(function):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Attribute):
+                found.add(target.attr)
+            elif isinstance(target, ast.Subscript) and "buffer" in ast.unparse(target.value):
+                found.add("[]")
+    return found
+
+
+def static(root: Path) -> dict[str, list[str]]:
+    """Functions that append to the log and that dispatch, and modules that read the text of properties."""
+    appends, dispatches, readers = [], [], set()
+    for file, function in _functions(root, ["broker"]):
+        assigned = _assigned(function)
+        if {"wrote", "last_store_timestamp", "[]"} <= assigned:
+            appends.append(f"{file}:{function.name}")
+        if {"position", "last_record"} <= assigned and function.name not in _MOVES:
+            dispatches.append(f"{file}:{function.name}")
+        if "wrote" not in assigned and {"position", "last_record", "max_phy"} <= assigned and function.name in _MOVES:
+            raise AssertionError(f"{file}:{function.name} does more than to move the position")
+    for folder in ("broker/processors", "broker/services", "broker/store", "protocol"):
+        for path in sorted((root / folder).rglob("*.py")):
+            if reads_property_text(path.read_text(encoding="utf-8")):
+                readers.add(str(path.relative_to(root)))
+    return {"appends": appends, "dispatches": dispatches, "readers of property text": sorted(readers)}
+
+
+def reads_property_text(text: str) -> bool:
+    """Whether a module looks for the separators of properties; to write them is no reading."""
+    tree = ast.parse(text)
+    written = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr | ast.BinOp) or (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join"
+        ):
+            calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+            if not any("re.compile" in ast.unparse(call.func) for call in calls):
+                written |= {id(part) for part in ast.walk(node)}
+    compiled = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile"
+    ]
+    for call in compiled:
+        written -= {id(part) for part in ast.walk(call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in {"NAME_END", "VALUE_END"} and isinstance(node.ctx, ast.Load):
+            return True
+        if isinstance(node, ast.Constant) and id(node) not in written and _is_separator(node.value):
+            return True
+    return False
+
+
+def _is_separator(value: object) -> bool:
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    # texts of properties have no other control characters, numbers in bytes do
+    controls = {char for char in value if char < " "} if isinstance(value, str) else set()
+    return bool(controls) and controls <= {"\x01", "\x02", "\x03"} and len(value) > len(controls) - 1
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the lists."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", action="store_true", help="also which files")
+    parser.add_argument("--functions", action="store_true", help="also which functions of them")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    found = {flush: trio.run(dynamic, flush) for flush in ("ASYNC_FLUSH", "SYNC_FLUSH")}
+    code = static(ROOT)
+    if options.json:
+        print(json.dumps({"ways": found, "code": code}))
+        return
+    for flush, kinds in found.items():
+        print(flush)
+        for kind, files in kinds.items():
+            print(f"  {kind:20}{len(files):4} files{sum(map(len, files.values())):5} functions")
+            for file, functions in files.items() if options.files or options.functions else ():
+                print(f"      {file}" + (f": {', '.join(functions)}" if options.functions else ""))
+    for name, places in code.items():
+        print(f"{name}: {len(places)}", *places, sep="\n    ")
+
+
+if __name__ == "__main__":
+    main()
