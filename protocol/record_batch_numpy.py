@@ -1,6 +1,6 @@
 """The forms of record_batch for messages that are laid out alike: whole columns of all records are moved at once.
 
-AlikeMessages is for a batch that takes the general way into the store, BatchRows for one that takes the short way.
+AlikeMessages is for a batch that takes the full way into the store, BatchRows for one that takes the fast way.
 """
 
 from collections.abc import Callable, Iterable, Sequence

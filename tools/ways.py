@@ -238,8 +238,10 @@ def _is_separator(value: object) -> bool:
     if isinstance(value, bytes):
         value = value.decode("latin-1")
     # texts of properties have no other control characters, numbers in bytes do
+    if value == "\x01":  # a byte with one bit set; nobody looks for names alone
+        return False
     controls = {char for char in value if char < " "} if isinstance(value, str) else set()
-    return bool(controls) and controls <= {"\x01", "\x02", "\x03"} and len(value) > len(controls) - 1
+    return bool(controls) and controls <= {"\x01", "\x02", "\x03"}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The short way of a pull: from the bytes of its header to the bytes of its reply, without an object in between.
+"""The fast way of a pull: from the bytes of its header to the bytes of its reply, without an object in between.
 
 A pull that finds messages in memory takes it, of a known group and topic, with a JSON header. Whatever is found to be
 otherwise (nothing new, cold data, a reset, a refusal) is passed over before anything has happened, and pull.py, which

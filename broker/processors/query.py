@@ -59,7 +59,7 @@ class QueryMessageProcessor:
         table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
     def _direct(self) -> FastHandler:
-        """The short way: from the header's bytes to the reply's, where few records are found in memory."""
+        """The fast way: from the header's bytes to the reply's, where few records are found in memory."""
         decode: Callable[[memoryview], _Frame] = msgspec.json.Decoder(_Frame, strict=False).decode
         query = self._store.query_hot
 

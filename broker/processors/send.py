@@ -1,6 +1,6 @@
 """Sending: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), with and without a reply.
 
-A send to a topic that exists, without any property that means something to the broker, takes the short way through
+A send to a topic that exists, without any property that means something to the broker, takes the fast way through
 ``_send`` and ``_put``. Everything else (new topics, retries, delays, batches, refusals) takes the checked way.
 Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each message with its own properties only).
 """

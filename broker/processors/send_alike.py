@@ -1,4 +1,4 @@
-"""The short way of many sends at once: those that came in one round and are laid out alike become records by column.
+"""The fast way of many sends at once: those that came in one round and are laid out alike become records by column.
 
 What send_direct.py does for one message is done for all of them: what cannot be done to each of them in the same way
 is passed over before anything has happened, and they are served one by one. Tests hold both to the same records and

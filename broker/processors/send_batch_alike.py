@@ -1,6 +1,6 @@
-"""Batches whose messages are laid out alike, by column: their parts for the general way, and a short way of their own.
+"""Batches whose messages are laid out alike, by column: their parts for the full way, and a fast way of their own.
 
-The short way goes from the bytes of the header to those of the reply. What is unusual is passed over before anything
+The fast way goes from the bytes of the header to those of the reply. What is unusual is passed over before anything
 has happened, and send.py does it from the beginning; tests hold both to the same records and replies. Needs numpy.
 """
 
@@ -44,13 +44,13 @@ _HOST: Final = 8
 
 
 class AlikeBatches:
-    """Takes batches apart by column, with what is known of their layouts; ``direct`` makes the short way."""
+    """Takes batches apart by column, with what is known of their layouts; ``direct`` makes the fast way."""
 
     def __init__(self) -> None:
         self._layouts = BatchLayouts()
 
     def direct(self, parts: "BrokerParts", direct: DirectSends, answer: BatchAnswer) -> "DirectBatches":
-        """The short way, which shares what is known with the general one."""
+        """The fast way, which shares what is known with the full one."""
         return DirectBatches(parts, self, direct, answer)
 
     def find(self, body: Any) -> tuple[Matrix, BatchLayout, AlikeKeys | None] | None:
@@ -93,7 +93,7 @@ class AlikeBatches:
 
 
 class DirectBatches:
-    """The short way: for a batch to a topic that exists, with messages of one tag, where the log has room."""
+    """The fast way: for a batch to a topic that exists, with messages of one tag, where the log has room."""
 
     def __init__(self, parts: "BrokerParts", alike: AlikeBatches, direct: DirectSends, answer: BatchAnswer) -> None:
         """``direct`` knows topics and queues that can be sent to."""

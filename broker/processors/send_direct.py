@@ -1,4 +1,4 @@
-"""The short way of a send: from the bytes of its header to the bytes of its reply, without an object in between.
+"""The fast way of a send: from the bytes of its header to the bytes of its reply, without an object in between.
 
 An ordinary message to an existing topic takes it: JSON header, no flag or property that means something to the broker,
 room in the log. Whatever is found to be otherwise is passed over before anything has happened, and send.py, which knows
@@ -38,7 +38,7 @@ MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSI
 """Bits of sysFlag that are stored as they come."""
 _LONGEST_REPLY: Final = 1024
 _LONGEST_UNIQUE: Final = 256
-"""Longer unique keys, which no client makes, are answered by the long way."""
+"""Longer unique keys, which no client makes, are answered by the full way."""
 _WORDS: Final = tuple((size + 4).to_bytes(4, "big") + size.to_bytes(4, "big") for size in range(_LONGEST_REPLY))
 """The two words in front of a reply's header, by the header's length."""
 
@@ -232,7 +232,7 @@ class DirectSends:
         connection.complete(_WORDS[len(reply)] + reply)
 
     def topic(self, name: str) -> SendTopic | None:
-        """What sends to a topic need to know of it; None where they have to go the long way."""
+        """What sends to a topic need to know of it; None where they have to go the full way."""
         topic = self._topics.get(name)
         if topic is None or topic.config is not self._table.get(name):
             topic = self._find(name)

@@ -53,7 +53,7 @@ class SendLayout:
     def __init__(
         self, frame: bytes, decode: Callable[[bytes], Any], store_host: bytes, added: bytes, most: int
     ) -> None:
-        """Learn from a ``frame`` that the short way has served, whose ``decode`` takes its header.
+        """Learn from a ``frame`` that the fast way has served, whose ``decode`` takes its header.
 
         ``added`` is what it adds to the properties. Room is made for ``most`` records at once. Raises NotAlikeError.
         """
@@ -148,7 +148,7 @@ def _shifted(columns: slice, by: int) -> slice:
 
 
 def _texts(head: bytes, decoded: str) -> Iterator[_Text]:
-    """The values that may differ, of properties that the short way has found well-formed."""
+    """The values that may differ, of properties that the fast way has found well-formed."""
     place = _only(_TEXT, head)
     raw = head[place]
     text = _SEPARATOR.sub(lambda match: bytes((int(match[1]),)), raw).decode("ascii", "replace")

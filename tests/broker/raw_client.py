@@ -8,7 +8,7 @@ import trio
 
 
 def json_frame(code: int, fields: dict[str, Any], *, direct: bool, body: bytes = b"") -> bytes:
-    """A request whose code stands in front, for the short way, or behind another field."""
+    """A request whose code stands in front, for the fast way, or behind another field."""
     ext = ",".join(
         f'"{name}":{value if isinstance(value, int) else json.dumps(value)}' for name, value in fields.items()
     )

@@ -31,7 +31,7 @@ async def set_permission(client: WireClient, permission: int) -> None:
 
 
 async def every_way(client: WireClient) -> list[RemotingCommand]:
-    """The replies to single sends and batches, each by the short way and by the long one; the others are awaited."""
+    """The replies to single sends and batches, each by the fast way and by the full one; the others are awaited."""
     text = properties_text({key: value.format(1) for key, value in USUAL.items()})
     replies = [await client.send(TOPIC, code=RequestCode.SEND_MESSAGE, v1=True)]
     for short in (True, False):
@@ -48,7 +48,7 @@ async def every_way(client: WireClient) -> list[RemotingCommand]:
 async def test_order_topics_are_refused_and_others_pass(
     client: WireClient, broker: BrokerController, permission: int
 ) -> None:
-    # guards that the fast ways leave such sends to the general one, and that a change counts at once in both directions
+    # guards that the fast ways leave such sends to the full one, and that a change counts at once in both directions
     make_topic(broker, order=True)
     assert [reply.code for reply in await every_way(client)] == [0] * 5
     stored = broker.parts.store.max_phy_offset

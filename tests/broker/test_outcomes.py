@@ -82,7 +82,7 @@ async def test_outcomes_of_a_put(broker: BrokerController, status: PutMessageSta
     ],
 )
 async def test_outcomes_of_a_put_the_short_way(tmp_path: Path, status: PutMessageStatus) -> None:
-    """Under SYNC_FLUSH its outcome comes later too: it is answered, and counted, as on the general way."""
+    """Under SYNC_FLUSH its outcome comes later too: it is answered, and counted, as on the full way."""
     result = PutMessageResult(status, 1000, 7, 100, 1, remark="because")
     callbacks: list[PutCallback] = []
 

@@ -1,4 +1,4 @@
-"""The short way of a pull gives, byte for byte, the replies of the general one, and leaves it the same traces."""
+"""The fast way of a pull gives, byte for byte, the replies of the full one, and leaves it the same traces."""
 
 import json
 from typing import Any
@@ -97,7 +97,7 @@ async def test_both_ways_say_and_leave_the_same(broker: BrokerController, client
             for direct in (False, True):
                 for table in (broker.parts.offsets.offset_table, broker.parts.offsets.pull_offset_table):
                     table.clear()
-                broker.parts.offsets.offset_table["Orders@group"] = {1: 0}  # a first commit is not for the short way
+                broker.parts.offsets.offset_table["Orders@group"] = {1: 0}  # a first commit is not for the fast way
                 before = _traces(broker)
                 replies.append(await raw.ask(json_frame(code, fields, direct=direct)))
                 growths.append(_growth(before, _traces(broker)))

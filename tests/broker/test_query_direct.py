@@ -1,4 +1,4 @@
-"""The short way of a query by key gives, byte for byte, the replies of the general one."""
+"""The fast way of a query by key gives, byte for byte, the replies of the full one."""
 
 from pathlib import Path
 from typing import Any

@@ -455,7 +455,7 @@ def test_the_other_form_s_properties_are_not_learnt(fake: str) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_very_long_unique_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str) -> None:
-    """No reply of the short ways has room for them."""
+    """No reply of the fast ways has room for them."""
     properties = USUAL | {"UNIQ_KEY": "A" * 1100 + "{0:08d}"}
     async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
         for side in both:

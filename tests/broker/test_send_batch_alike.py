@@ -1,4 +1,4 @@
-"""The short way of a batch: the same records and replies as the long one, and nothing done where it passes over."""
+"""The fast way of a batch: the same records and replies as the full one, and nothing done where it passes over."""
 
 import json
 import struct
@@ -38,7 +38,7 @@ async def ask(
 
 
 async def both(client: WireClient, ext: dict[str, str], body: bytes) -> list[tuple[int, str | None, dict[str, Any]]]:
-    """What a batch is answered on the short way, and on the long one."""
+    """What a batch is answered on the fast way, and on the full one."""
     replies = []
     for short in (True, False):
         reply = await ask(client, ext, body, short=short)

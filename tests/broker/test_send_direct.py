@@ -1,4 +1,4 @@
-"""The short way of a send: the same records and replies as the long one, and nothing done where it passes over."""
+"""The fast way of a send: the same records and replies as the full one, and nothing done where it passes over."""
 
 import json
 import struct
@@ -45,7 +45,7 @@ def v2(properties: str, **more: str) -> dict[str, str]:
 async def ask(
     client: WireClient, ext: dict[str, str], *, short: bool, code: int = 310, flag: int = 0, body: bytes = b"body"
 ) -> RemotingCommand | None:
-    """Send a frame whose code stands in front, or behind a blank: then nobody takes it for the short way."""
+    """Send a frame whose code stands in front, or behind a blank: then nobody takes it for the fast way."""
     opaque = next(_opaque)
     header = json.dumps({"code": code, "extFields": ext, "flag": flag, "opaque": opaque}, separators=(",", ":"))
     raw = header.encode() if short else b" " + header.encode()

@@ -4,10 +4,15 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.broker.wire_client import WireClient, send_ext
 from tests.docs.examples import NOT_RUN, PAGES, ROOT, RUN_BY, TARGETS, examples
+from trimq.broker.testing import running_broker
+from trimq.protocol.codes import RequestCode, ResponseCode
 
 
 def runner(page: str, example: str) -> str | None:
@@ -56,6 +61,22 @@ def test_the_handler_is_the_brokers() -> None:
     [example] = examples("docs/add-a-request-code.md")
     source = (ROOT / "broker" / "processors" / "offset.py").read_text(encoding="utf-8")
     assert "".join(f"    {line}\n" if line else "\n" for line in example.splitlines()) in source
+
+
+async def test_the_check_is_a_feature(tmp_path: Path) -> None:
+    [example] = examples("docs/add-a-check.md")
+    module: dict[str, Any] = {}
+    exec(compile(example, "add-a-check.md", "exec"), module)
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        unsigned = send_ext("Orders", {"UNIQ_KEY": "U1"})
+        assert (await client.ask(RequestCode.SEND_MESSAGE_V2, unsigned, b"x")).code == 0
+        broker.gate.register(module["FEATURE"])
+        for ext, code in (
+            (unsigned, ResponseCode.NO_PERMISSION),
+            (unsigned | {"Signature": "s"}, ResponseCode.SUCCESS),
+        ):
+            assert (await client.ask(RequestCode.SEND_MESSAGE_V2, ext, b"x")).code == code
+        assert (await client.pull("Orders")).code == ResponseCode.SUCCESS
 
 
 def test_the_commands_for_tests_exist() -> None:

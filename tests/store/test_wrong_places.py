@@ -34,7 +34,7 @@ FAULTS = ["unit", "offset", "high offset", "queue", "place", "topic length", "pr
 
 
 class Everything:
-    """Takes all, by way of the records' properties where asked to: those pulls go the general way."""
+    """Takes all, by way of the records' properties where asked to: those pulls go the full way."""
 
     def __init__(self, *, records: bool) -> None:
         self.needs_properties = records
@@ -138,7 +138,7 @@ async def _walk(
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_pulls(fault: str, spread: bool, sync: bool, cold: bool) -> None:
-    """The fast path for units out of files (hot, no filter) and the general one (filters, or cold)."""
+    """The fast path for units out of files (hot, no filter) and the full one (filters, or cold)."""
     right = [(TOPIC, offset) for offset in range(COUNT) if offset != WRONG]
     async with spoilt(fault, spread=spread, sync=sync) as (store, disk, phy):
         disk.cold = cold
@@ -233,7 +233,7 @@ def test_what_is_a_message(flags: int, topic: str) -> None:
 
 @pytest.mark.parametrize("fault", ["unit", "offset", "topic length"])
 async def test_the_whole_broker_after_a_restart(tmp_path: Path, fault: str) -> None:
-    """The short way of a pull and what is made ahead of it: 20 tells the consumer to go on, and it does."""
+    """The fast way of a pull and what is made ahead of it: 20 tells the consumer to go on, and it does."""
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         for number in range(COUNT):
             for topic in ("Orders", "Others"):
