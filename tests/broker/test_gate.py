@@ -23,6 +23,7 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import encode
 from trimq.remoting.connection import Connection
 from trimq.remoting.gate import Feature, Readiness, Sees
+from trimq.remoting.handler_table import json_front
 from trimq.remoting.held_frames import FEW, LEAST
 
 TOPIC = "Orders"
@@ -210,6 +211,20 @@ async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path) -> 
         for code, ext, body in requests("D0"):
             await found.ask(found.clients[0], code_first, code, ext, body)
         assert set(served) == {10, 310, 320, 11, 361, 12}
+
+
+async def test_a_configuration_that_no_fast_way_knows_closes_them_on_both_ports(tmp_path: Path) -> None:
+    async with both(tmp_path) as found:
+        tables = {connection.table for connection in found.broker.reactor.connections.values()}
+        assert len(tables) == 2
+        sends = {json_front(code) for code in SENDS}
+        for start, are_open in ((1, False), (0, True)):
+            body = b"startAcceptSendRequestTimeStamp=%d" % start
+            assert (await found.clients[0].ask(RequestCode.UPDATE_BROKER_CONFIG, body=body)).code == 0
+            for table in tables:
+                assert (sends <= table.fast.keys()) == are_open
+                assert sends.isdisjoint(table.fast) == (not are_open)
+                assert bool(table.grouped) == are_open
 
 
 async def test_a_feature_of_one_code_closes_no_other(tmp_path: Path) -> None:

@@ -96,6 +96,18 @@ def test_a_name_of_nobody_is_the_users() -> None:
     assert not are_fast(["__unknown"], frozenset())
     assert are_fast(["__SHARDINGKEY"], frozenset())
     assert not are_fast(["colour"], frozenset({"colour"}))
+    assert ordinary(frozenset())("colour\x01red\x02") is not None
+    assert ordinary(frozenset({"colour"}))("colour\x01red\x02") is None
+    assert ordinary(frozenset({"colour"}))("colours\x01red\x02") is not None
+
+
+def test_each_slow_name_is_slow() -> None:
+    for name in SLOW_NAMES:
+        assert not are_fast([name], frozenset())
+        assert ordinary(frozenset())(f"{name}\x011\x02") is None
+    for name in FAST_NAMES - {"WAIT"}:
+        assert are_fast([name], frozenset())
+        assert ordinary(frozenset())(f"{name}\x011\x02") is not None
 
 
 @pytest.mark.alone

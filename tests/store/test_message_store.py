@@ -154,9 +154,12 @@ async def _cold_bodies(store: MessageStore, topic: str = "TopicTest", queue_id: 
 
 async def test_batches_are_dispatched_message_by_message() -> None:
     async with _opened() as store:
-        store.put_message(batch([b"a", b"b", b"c"]), lambda _: None)
+        answers = Answers()
+        answers.take(store.put_message(batch([b"a", b"b", b"c"]), answers.later))
         await trio.testing.wait_all_tasks_blocked()
         assert _bodies(store) == [b"a", b"b", b"c"]
+        (result,) = answers.results
+        assert store.dispatcher.last_record == list(result.offsets or [])[-1] > result.physical_offset
 
 
 async def test_a_second_opening_is_refused_before_anything_is_touched(tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ def usable(store: MessageStore) -> list[PooledMappedFile]:
     return [file for file in store.files.files if isinstance(file, PooledMappedFile)]
 
 
+async def test_a_flush_that_is_not_timed_hears_of_each_put() -> None:
+    more = {"flush_commit_log_timed": False, "flush_commit_log_least_pages": 0, "flush_interval_commit_log": 10**9}
+    async with opened(SimDisk(), pool_settings(commit_interval_commit_log=10**9, **more)) as store:
+        await put(store, b"one")
+        await commit(store)
+        assert store.flushed_offset < store.max_phy_offset
+        await put(store, b"two")
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.flushed_offset == store.max_phy_offset
+
+
 # -- what readers see
 
 
