@@ -25,6 +25,10 @@ class Body(Struct, rename="camel", kw_only=True):
     """Base of the JSON bodies."""
 
 
+class FrozenBody(Struct, rename="camel", kw_only=True, frozen=True):
+    """Base of those that are kept in tables: who remembers one may trust that it says what it said."""
+
+
 class DataVersion(Body):
     """Which state of a table this is: it differs when any of the three numbers does."""
 
@@ -41,7 +45,7 @@ class DataVersion(Body):
         )
 
 
-class TopicConfig(Body):
+class TopicConfig(FrozenBody, frozen=True):
     """One topic on one broker. ``perm``: PERM_* bits."""
 
     topic_name: str
@@ -54,7 +58,7 @@ class TopicConfig(Body):
     attributes: dict[str, str] = {}
 
 
-class SubscriptionGroupConfig(Body):
+class SubscriptionGroupConfig(FrozenBody, frozen=True):
     """One consumer group on one broker."""
 
     group_name: str

@@ -144,18 +144,16 @@ def _parse_topic(text: bytes) -> TopicConfig:
     words = text.decode("utf-8", "replace").split(" ", 5)
     try:
         name, read, write, perm, filter_type = words[:5]
-        topic = TopicConfig(
+        return TopicConfig(
             topic_name=name,
             read_queue_nums=int(read),
             write_queue_nums=int(write),
             perm=int(perm),
             topic_filter_type=filter_type,
+            attributes=_attributes(words[5]) if len(words) == 6 else {},
         )
     except ValueError:
         raise _broken(f"a topic written as {text[:200]!r}") from None
-    if len(words) == 6:
-        topic.attributes = _attributes(words[5])
-    return topic
 
 
 def _attributes(text: str) -> dict[str, str]:

@@ -88,11 +88,15 @@ class TopicAdminProcessor:
 
     async def update_list(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them or none. Attributes may stand there with or without a sign."""
-        wanted = decode_json(command.body, TopicConfigList).topic_config_list
-        for config in wanted:
-            config.attributes = {
-                name if name[:1] in "+-" else "+" + name: value for name, value in config.attributes.items()
-            }
+        wanted = [
+            structs.replace(
+                config,
+                attributes={
+                    name if name[:1] in "+-" else "+" + name: value for name, value in config.attributes.items()
+                },
+            )
+            for config in decode_json(command.body, TopicConfigList).topic_config_list
+        ]
         await self._put(wanted)
         return command.reply()
 

@@ -188,8 +188,7 @@ class TopicConfigManager(KeptTable):
                 known = msgspec.structs.replace(known, topic_sys_flag=sys_flag)
                 self._put([known])
             return known
-        created = _topic(topic, max(1, queue_nums), perm)
-        created.topic_sys_flag = sys_flag
+        created = msgspec.structs.replace(_topic(topic, max(1, queue_nums), perm), topic_sys_flag=sys_flag)
         self._put([created])
         return created
 

@@ -1,5 +1,7 @@
 """Administration of topics."""
 
+from msgspec import structs
+
 from trimq.client.admin.base import AdminBase, each
 from trimq.client.admin.models import GroupList, QueueUnits, TopicOffset, as_kind, queue_table
 from trimq.client.errors import NoBrokerError, TopicNotFoundError, UsageError
@@ -139,8 +141,7 @@ class TopicAdmin(AdminBase):
         for address in addresses:
             config = await self.topic_config(address, topic)
             before[address] = config.perm
-            config.perm = perm
-            await self.update_topic(address, config)
+            await self.update_topic(address, structs.replace(config, perm=perm))
         return before
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> list[str]:
