@@ -22,6 +22,8 @@ from trimq.protocol.body import (
     HeartbeatData,
     MessageQueue,
     QueueData,
+    SubscriptionGroupConfig,
+    TopicConfig,
     TopicRouteData,
     decode_json,
     encode_json,
@@ -134,3 +136,11 @@ def test_sizes_and_names_of_files() -> None:
     assert file_names.parse_offset_name("1073741824") is None
     assert file_names.is_index_name(file_names.index_name(1_700_000_000_123))
     assert file_names.index_name(1_700_000_000_123).endswith("123")
+
+
+def test_configurations_that_tables_keep_cannot_change() -> None:
+    """Caches look whether a table still has the object that they know."""
+    with pytest.raises(AttributeError):
+        TopicConfig(topic_name="T").perm = 4  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        SubscriptionGroupConfig(group_name="G").consume_enable = False  # type: ignore[misc]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from msgspec import structs
 from pyspark.errors import StreamingQueryException
 
 from pyspark_rocketmq import register
@@ -104,7 +105,7 @@ def test_a_query_that_is_started_again_reads_a_new_queue_from_its_begin(
     assert rows() == 0
     address = cluster.brokers[0].address
     config = admin.topic_config(address, topic)
-    config.read_queue_nums = config.write_queue_nums = 2
+    config = structs.replace(config, read_queue_nums=2, write_queue_nums=2)
     admin.update_topic(address, config)
     for number, count in ((0, 3), (1, 50)):
         queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=number)

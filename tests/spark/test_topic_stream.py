@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from anyio import to_thread
+from msgspec import structs
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from structlog.testing import capture_logs
 
@@ -115,7 +116,7 @@ def test_a_restarted_query_of_the_old_signature_starts_at_its_checkpoint(
     assert first.partitions(dict(INITIAL), end) == []
     address = cluster.brokers[0].address
     config = admin.topic_config(address, topic)
-    config.read_queue_nums = config.write_queue_nums = 2
+    config = structs.replace(config, read_queue_nums=2, write_queue_nums=2)
     admin.update_topic(address, config)
     send(producer, topic, 2)
     send(producer, topic, 50, queue=1)
@@ -213,7 +214,7 @@ def test_new_queues_and_brokers_are_noticed_and_read_from_their_begin(
     reader = progress_of(cluster, topicsPattern="SparkGrowing|SparkGrownLater")
     end = reader.end_after(START, None)
     assert len(end.ends) == 2
-    config.read_queue_nums = config.write_queue_nums = 3
+    config = structs.replace(config, read_queue_nums=3, write_queue_nums=3)
     admin.update_topic(first.address, config)
     send(producer, topic, 4, queue=2)
     later = cluster.create_topic("SparkGrownLater", 1)
