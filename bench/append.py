@@ -14,16 +14,16 @@ from pathlib import Path
 import trio
 
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
-from trimq.broker.store.commit_log import CommitLog
-from trimq.broker.store.log_sync import SyncPlace
-from trimq.broker.store.mapped_file_queue import MappedFileQueue
-from trimq.broker.store.memory import LogMemory
-from trimq.broker.store.puts import MessageInner
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.disk.memory import LogMemory
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.durability.log_sync import SyncPlace
+from trimq.broker.store.durability.write_path import WritePath
+from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult
-from trimq.broker.store.write_path import WritePath
 from trimq.protocol.record import pack_host
 
 HOST = pack_host("127.0.0.1", 10911)

@@ -9,13 +9,13 @@ import time
 
 import trio
 
-from trimq.broker.store.consume_queue import QueueShape
-from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.dispatcher import StoreDispatcher
-from trimq.broker.store.index_file import IndexShape
-from trimq.broker.store.index_service import IndexService
-from trimq.broker.store.puts import MessageInner
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
+from trimq.broker.store.index.index_file import IndexShape
+from trimq.broker.store.index.index_service import IndexService
+from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.queue.consume_queue import QueueShape
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import trio
 
 from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.record import pack_host

@@ -24,7 +24,7 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.headers.send import SendMessageRequestHeaderV2
-from trimq.remoting.server import Connection, HandlerTable, Outcome, Reactor, listen
+from trimq.remoting.server.reactor import Connection, HandlerTable, Outcome, Reactor, listen
 
 EXT = {
     "a": "load",

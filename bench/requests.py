@@ -21,10 +21,10 @@ from typing import Any
 import trio
 
 from trimq.broker.controller import BrokerController
-from trimq.broker.store.index_service import WAKE_AT
+from trimq.broker.store.index.index_service import WAKE_AT
 from trimq.broker.testing import running_broker
 from trimq.protocol.batch import encode_batch
-from trimq.remoting.connection import Connection
+from trimq.remoting.server.connection import Connection
 
 BODY = bytes(range(256)) * 4
 WINDOW = 32

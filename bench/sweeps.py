@@ -21,7 +21,7 @@ from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.body import TopicConfig
-from trimq.remoting.connection import Connection
+from trimq.remoting.server.connection import Connection
 
 Points = list[tuple[float, float]]
 """What grew, and microseconds a request."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, NettyServerConfig, load_broker
-from trimq.remoting.config import Configuration
-from trimq.remoting.program import fail, loaded, open_log, tell_readiness
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.program import fail, loaded, open_log, tell_readiness
 
 if TYPE_CHECKING:
     from trimq.broker.controller import BrokerController
@@ -74,7 +74,7 @@ def main(
     flags = {} if namesrv is None else {"namesrvAddr": (namesrv, "-n")}
     configuration = loaded(_PROGRAM, lambda: load_broker(file, flags, os.environ))
     if show_all or show_some:
-        from trimq.remoting.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
+        from trimq.remoting.config.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
 
         print_configuration(configuration.effective(), None if show_all else IMPORTANT)
         return
@@ -98,7 +98,7 @@ def run(configuration: Configuration, began: float, *, accept_missing_log: bool 
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
     from trimq.broker.controller import BrokerController, StartError  # noqa: PLC0415 - as above
-    from trimq.remoting.command_line import prepare_process  # noqa: PLC0415 - as above
+    from trimq.remoting.config.command_line import prepare_process  # noqa: PLC0415 - as above
 
     close_log = open_log(_PROGRAM, configuration)
     prepare_process()

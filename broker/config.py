@@ -21,9 +21,9 @@ from trimq.broker.store_config import (
     parse_delay_levels,
 )
 from trimq.protocol import topic_rules
-from trimq.remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
-from trimq.remoting.environment import apply_environment, variable_of
-from trimq.remoting.web_config import WebConfig
+from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
+from trimq.remoting.config.environment import apply_environment, variable_of
+from trimq.remoting.http.web_config import WebConfig
 
 __all__ = [
     "DEFAULT_DELAY_LEVELS",

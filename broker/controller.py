@@ -19,17 +19,17 @@ from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig
 from trimq.broker.health import name_server_reasons, store_reasons
 from trimq.broker.parts import BrokerParts
-from trimq.broker.processors.broker_admin import BrokerAdminProcessor
+from trimq.broker.processors.admin.broker_admin import BrokerAdminProcessor
+from trimq.broker.processors.admin.consume_admin import ConsumeAdminProcessor
+from trimq.broker.processors.admin.group_admin import GroupAdminProcessor
+from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
 from trimq.broker.processors.client import ClientProcessor
-from trimq.broker.processors.consume_admin import ConsumeAdminProcessor
-from trimq.broker.processors.group_admin import GroupAdminProcessor
 from trimq.broker.processors.lock import LockProcessor
 from trimq.broker.processors.offset import OffsetProcessor
-from trimq.broker.processors.pull import PullMessageProcessor
+from trimq.broker.processors.pull.pull import PullMessageProcessor
 from trimq.broker.processors.query import QueryMessageProcessor
-from trimq.broker.processors.send import SendMessageProcessor
-from trimq.broker.processors.send_back import SendBackProcessor
-from trimq.broker.processors.topic_admin import TopicAdminProcessor
+from trimq.broker.processors.send.send import SendMessageProcessor
+from trimq.broker.processors.send.send_back import SendBackProcessor
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
@@ -42,27 +42,27 @@ from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
-from trimq.broker.store.disk import Disk
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import MappedFile, MessageStore, StoreInUseError, StoreLoadError
-from trimq.broker.store.real_disk import RealDisk
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
-from trimq.remoting.accept import bind, open_port
-from trimq.remoting.client import RemotingClient
-from trimq.remoting.clock import Clock, SystemClock
-from trimq.remoting.command_line import stop_on_signal
-from trimq.remoting.config import ConfigError, Configuration, NettyServerConfig
-from trimq.remoting.gate import Gate
-from trimq.remoting.health import Health
-from trimq.remoting.log_setup import StructuredLog
-from trimq.remoting.server import HandlerTable, Reactor, ReactorLimits
-from trimq.remoting.web_config import WebConfig
+from trimq.remoting.client.remoting_client import RemotingClient
+from trimq.remoting.config.command_line import stop_on_signal
+from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
+from trimq.remoting.http.health import Health
+from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.runtime.clock import Clock, SystemClock
+from trimq.remoting.runtime.log_setup import StructuredLog
+from trimq.remoting.server.accept import bind, open_port
+from trimq.remoting.server.gate import Gate
+from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits
 
 if TYPE_CHECKING:
     from trimq.namesrv.controller import NamesrvController
-    from trimq.remoting.web import WebApp
+    from trimq.remoting.http.web import WebApp
 
 _log = structlog.get_logger("broker")
 
@@ -163,7 +163,7 @@ class BrokerController:
             return None
         if missing := config.missing():
             raise StartError(missing)
-        from trimq.remoting import web  # noqa: PLC0415 - only where it is wanted
+        from trimq.remoting.http import web  # noqa: PLC0415 - only where it is wanted
 
         try:
             sockets = web.bind(config)

@@ -5,7 +5,7 @@ from typing import Final
 
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.store.message_store import Flag, MessageStore
-from trimq.remoting.health import Reason
+from trimq.remoting.http.health import Reason
 
 RECOVERING: Final = "recovering"
 DISK_FULL: Final = "disk_full"

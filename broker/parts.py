@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from trimq.broker.services.schedule import ScheduleMessageService
     from trimq.broker.services.stats import BrokerStats
     from trimq.broker.services.topics import TopicConfigManager
-    from trimq.broker.store.disk import Disk
+    from trimq.broker.store.disk.disk import Disk
     from trimq.broker.store.message_store import MessageStore
     from trimq.protocol.message_id import UniqueIdGenerator
-    from trimq.remoting.clock import Clock
-    from trimq.remoting.config import Configuration
+    from trimq.remoting.config.configuration import Configuration
+    from trimq.remoting.runtime.clock import Clock
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimq.remoting.options import option
+from trimq.remoting.config.options import option
 
 KIB = 1024
 MIB = 1024 * KIB

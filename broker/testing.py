@@ -15,9 +15,9 @@ from typing import Final
 import trio
 
 from trimq.broker.controller import BrokerController
-from trimq.broker.store.disk import Disk
-from trimq.remoting.clock import Clock
-from trimq.remoting.config import Configuration
+from trimq.broker.store.disk.disk import Disk
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
 
 SMALL: Final = {
     "brokerName": "broker-a",

@@ -10,7 +10,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 
 class BrokerUnderTest(NamedTuple):

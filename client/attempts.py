@@ -20,7 +20,7 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import encode
-from trimq.remoting.client import CallbackCall, ClientConnection
+from trimq.remoting.client.remoting_client import CallbackCall, ClientConnection
 
 _ELSEWHERE: Final = frozenset(
     {

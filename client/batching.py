@@ -20,7 +20,7 @@ from trimq.client.attempts import Failure, Found, Then
 from trimq.client.errors import ClosedError, NotStoredError, PerhapsStoredError, RocketMQError, again
 from trimq.client.message import Message, MessageQueue, SendOutcome, SendReceipt
 from trimq.client.sending import BATCH_OVERHEAD, Prepared, whole_batch
-from trimq.remoting.client_call import Crowd, Loop, running_loop
+from trimq.remoting.client.call import Crowd, Loop, running_loop
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a background task."""

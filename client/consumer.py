@@ -26,7 +26,7 @@ from trimq.client.subscription import ALL, Sql, Subscription, parse_subscription
 from trimq.protocol.body import ConsumerData, ProducerData, encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.topic_rules import retry_topic
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 Model = Literal["clustering", "broadcasting"]
 

@@ -25,7 +25,7 @@ from trimq.protocol.headers.client import (
     NotifyConsumerIdsChangedRequestHeader,
     ResetOffsetRequestHeader,
 )
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 if TYPE_CHECKING:
     from trimq.client.consumer import Consumer

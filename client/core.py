@@ -45,10 +45,10 @@ from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.headers.client import HeartbeatResponseHeader, UnregisterClientRequestHeader
 from trimq.protocol.headers.namesrv import GetRouteInfoRequestHeader
 from trimq.protocol.message_id import UniqueIdGenerator
-from trimq.remoting import client as remoting_client
-from trimq.remoting.client import ClientConnection, RemotingClient
-from trimq.remoting.client_call import Call
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client import remoting_client
+from trimq.remoting.client.call import Call
+from trimq.remoting.client.client_log import StandardLog
+from trimq.remoting.client.remoting_client import ClientConnection, RemotingClient
 from trimq.remoting.errors import RemotingConnectError, RemotingTransportError
 
 _log = StandardLog("trimq.client.core")

@@ -13,7 +13,7 @@ from trimq.client.interceptors import ProcessContext, call_all
 from trimq.client.message import ReceivedMessage
 from trimq.client.message_run import MessageRun
 from trimq.client.queue_reader import QueueReader
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 if TYPE_CHECKING:
     from trimq.client.consumer import Consumer

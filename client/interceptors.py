@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from trimq.client.message import Message, ReceivedMessage, SendReceipt
 from trimq.protocol.body import MessageQueue
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 _log = StandardLog("trimq.client.interceptors")
 

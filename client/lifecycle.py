@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from trimq.client.errors import ClosedError
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 GOODBYE: Final = 5.0
 """Seconds that closing may take for flushing what is known, also in a cancelled scope."""

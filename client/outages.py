@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from trimq.client.errors import PerhapsStoredError, RocketMQError, UnreachableError
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 K = TypeVar("K")
 

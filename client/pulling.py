@@ -16,7 +16,7 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand, to_ext
 from trimq.protocol.frame import encode
 from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from trimq.remoting.client import CallbackCall, ClientConnection
+from trimq.remoting.client.remoting_client import CallbackCall, ClientConnection
 
 M = TypeVar("M", bound=ReceivedMessage)
 

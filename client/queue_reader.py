@@ -17,7 +17,7 @@ from trimq.client.offset_window import OffsetWindow
 from trimq.client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
 from trimq.client.read_ahead import ReadAhead
 from trimq.client.subscription import Subscription
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0

@@ -19,7 +19,7 @@ from trimq.client.routes import TopicRoute
 from trimq.protocol.body import LockBatchBody, decode_json, encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.headers.client import GetConsumerListByGroupRequestHeader
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 _log = StandardLog("trimq.client.rebalance")
 

@@ -23,7 +23,7 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from trimq.protocol.message_id import decode_offset_id
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 
 _log = StandardLog("trimq.client.transaction")
 

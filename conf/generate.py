@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trimq.broker import config as broker_config
 from trimq.namesrv import config as namesrv_config
-from trimq.remoting.config_doc import render_conf
+from trimq.remoting.config.documentation import render_conf
 
 HERE = Path(__file__).resolve().parent
 _USE = (

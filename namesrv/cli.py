@@ -7,8 +7,8 @@ from typing import Final
 import click
 
 from trimq.namesrv.config import NamesrvConfig, load_namesrv
-from trimq.remoting.config import Configuration
-from trimq.remoting.program import fail, loaded, open_log, tell_readiness
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.program import fail, loaded, open_log, tell_readiness
 
 _PROGRAM: Final = "mqnamesrv"
 
@@ -28,7 +28,7 @@ def main(context: click.Context, file: str | None, show: bool) -> None:
     began = time.monotonic()
     configuration = loaded(_PROGRAM, lambda: load_namesrv(file, environment=os.environ))
     if show:
-        from trimq.remoting.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
+        from trimq.remoting.config.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
 
         print_configuration(configuration.effective())
         return
@@ -52,7 +52,7 @@ def run(configuration: Configuration, began: float) -> None:
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
     from trimq.namesrv.controller import NamesrvController, StartError  # noqa: PLC0415 - as above
-    from trimq.remoting.command_line import prepare_process, stop_on_signal  # noqa: PLC0415 - as above
+    from trimq.remoting.config.command_line import prepare_process, stop_on_signal  # noqa: PLC0415 - as above
 
     close_log = open_log(_PROGRAM, configuration)
     prepare_process()

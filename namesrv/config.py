@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimq.remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option
-from trimq.remoting.environment import apply_environment
-from trimq.remoting.web_config import WebConfig
+from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
+from trimq.remoting.config.environment import apply_environment
+from trimq.remoting.http.web_config import WebConfig
 
 
 def ports_problem(text: str) -> str:

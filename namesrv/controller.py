@@ -11,12 +11,12 @@ from trimq.namesrv.config import NamesrvConfig, named_ports
 from trimq.namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
 from trimq.namesrv.processor import ClientRequestProcessor, DefaultRequestProcessor
 from trimq.namesrv.route_info import RouteInfoManager
-from trimq.remoting.clock import Clock, SystemClock
-from trimq.remoting.config import Configuration, NettyServerConfig
-from trimq.remoting.health import Health
-from trimq.remoting.properties import ConfigError
-from trimq.remoting.server import Connection, HandlerTable, Reactor, ReactorLimits, listen
-from trimq.remoting.web_config import WebConfig
+from trimq.remoting.config.configuration import Configuration, NettyServerConfig
+from trimq.remoting.config.properties import ConfigError
+from trimq.remoting.http.health import Health
+from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.runtime.clock import Clock, SystemClock
+from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits, listen
 
 _log = structlog.get_logger("namesrv")
 
@@ -79,7 +79,7 @@ class NamesrvController:
         if config.addresses:
             if missing := config.missing():
                 raise StartError(missing)
-            from trimq.remoting import web  # noqa: PLC0415 - only where it is wanted
+            from trimq.remoting.http import web  # noqa: PLC0415 - only where it is wanted
 
             self._web_sockets = web.bind(config)
             self.web_endpoints = [sock.getsockname()[:2] for sock in self._web_sockets]
@@ -87,7 +87,7 @@ class NamesrvController:
     async def _serve_web(self, reactor: Reactor, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
         if not self._web_sockets:
             return
-        from trimq.remoting import web  # noqa: PLC0415 - as above
+        from trimq.remoting.http import web  # noqa: PLC0415 - as above
 
         app = web.WebApp(self.health)
         if self._configuration.section(WebConfig).serves_metrics:

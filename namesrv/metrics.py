@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from trimq.namesrv.route_info import RouteInfoManager
-from trimq.remoting.health import Health
-from trimq.remoting.limits import ReactorStats
-from trimq.remoting.loop_probe import LoopProbe
-from trimq.remoting.metrics import (
+from trimq.remoting.http.health import Health
+from trimq.remoting.http.metrics import (
     build_info,
     gauge,
     loop_families,
@@ -16,6 +14,8 @@ from trimq.remoting.metrics import (
     reactor_families,
     text_of,
 )
+from trimq.remoting.runtime.loop_probe import LoopProbe
+from trimq.remoting.server.limits import ReactorStats
 
 
 class NamesrvMetrics:

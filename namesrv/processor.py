@@ -51,12 +51,12 @@ from trimq.protocol.headers.namesrv import (
 )
 from trimq.protocol.json_pieces import list_pieces, object_pieces, table_pieces
 from trimq.protocol.register_broker_body import decode_register_broker_body
-from trimq.remoting.clock import Clock
-from trimq.remoting.config import Configuration, parse_changes
-from trimq.remoting.handlers import Outcome
-from trimq.remoting.large_reply import in_slices
-from trimq.remoting.properties import ConfigError, decode, replace_values
-from trimq.remoting.server import Connection, Handler, HandlerTable
+from trimq.remoting.config.configuration import Configuration, parse_changes
+from trimq.remoting.config.properties import ConfigError, decode, replace_values
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.server.handlers import Outcome
+from trimq.remoting.server.large_reply import in_slices
+from trimq.remoting.server.reactor import Connection, Handler, HandlerTable
 
 _WATCHED: Final = "namesrv.watched"
 """Attachment of a connection whose closing removes brokers."""

@@ -32,7 +32,7 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader, RegisterBrokerResponseHeader
 from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
-from trimq.remoting.clock import Clock
+from trimq.remoting.runtime.clock import Clock
 
 MASTER_ID: Final = 0
 SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"

@@ -7,7 +7,7 @@ from typing import TypeVar
 from trimq.broker.parts import BrokerParts
 from trimq.broker.services.client_channel import ClientChannel
 from trimq.broker.services.consumers import CONSUME_ACTIVELY
-from trimq.remoting.metrics import head, label
+from trimq.remoting.http.metrics import head, label
 
 PRODUCERS = "rocketmq_producer_connections"
 CONSUMERS = "rocketmq_consumer_connections"

@@ -22,12 +22,10 @@ from trimq.broker.services.stats import (
     TOPIC_PUT_NUMS,
     TOPIC_PUT_SIZE,
 )
-from trimq.broker.store.disk import DiskSpace
+from trimq.broker.store.disk.disk import DiskSpace
 from trimq.protocol.topic_rules import is_system_topic
-from trimq.remoting.health import Health
-from trimq.remoting.limits import ReactorStats
-from trimq.remoting.loop_probe import LoopProbe
-from trimq.remoting.metrics import (
+from trimq.remoting.http.health import Health
+from trimq.remoting.http.metrics import (
     build_info,
     counter,
     gauge,
@@ -39,7 +37,9 @@ from trimq.remoting.metrics import (
     reactor_families,
     text_of,
 )
-from trimq.remoting.web_config import WebConfig
+from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.runtime.loop_probe import LoopProbe
+from trimq.remoting.server.limits import ReactorStats
 
 LARGE: Final = 9
 """Metrics whose number of series depends on the number of topics, groups and clients."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from trimq.broker.store.disk import DiskSpace
+from trimq.broker.store.disk.disk import DiskSpace
 from trimq.broker.store.message_store import Flag, MessageStore
-from trimq.remoting.metrics import counter, counters, gauge, gauges, histogram
+from trimq.remoting.http.metrics import counter, counters, gauge, gauges, histogram
 
 
 def store_families(store: MessageStore, space: DiskSpace, labels: dict[str, str]) -> Iterator[Metric]:

@@ -6,7 +6,7 @@ Source: RocketMQ's ClientManageProcessor and ConsumerManageProcessor.
 from typing import TYPE_CHECKING, Any
 
 from trimq.broker.filters.tag import is_tag_type
-from trimq.broker.processors.send_checks import UNIT_RETRY
+from trimq.broker.processors.send.send_checks import UNIT_RETRY
 from trimq.broker.services.client_channel import ClientChannel
 from trimq.protocol.body import (
     PERM_READ,
@@ -29,10 +29,10 @@ from trimq.protocol.headers.client import (
 )
 from trimq.protocol.json_pieces import BATCH, list_pieces, object_pieces
 from trimq.protocol.topic_rules import retry_topic
-from trimq.remoting.connection import Connection
-from trimq.remoting.handler_table import HandlerTable
-from trimq.remoting.handlers import Outcome
-from trimq.remoting.large_reply import in_slices
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import Outcome
+from trimq.remoting.server.large_reply import in_slices
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts

@@ -11,7 +11,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.queue_unit import MAX_OFFSET
 from trimq.protocol.record import pack_host
-from trimq.remoting.connection import Connection
+from trimq.remoting.server.connection import Connection
 
 UNKNOWN_HOST: Final = bytes(8)
 _NO_EXT: Final = Raw()

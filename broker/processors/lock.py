@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from trimq.protocol.body import LockBatchBody, decode_json, encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
-from trimq.remoting.connection import Connection
-from trimq.remoting.handler_table import HandlerTable
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts

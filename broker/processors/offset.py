@@ -18,10 +18,10 @@ from trimq.protocol.headers.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from trimq.remoting.connection import Connection
-from trimq.remoting.handler_table import HandlerTable
-from trimq.remoting.handlers import Outcome
-from trimq.remoting.large_reply import in_slices
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import Outcome
+from trimq.remoting.server.large_reply import in_slices
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts

@@ -15,9 +15,9 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import MAX_FRAME, encode_head
 from trimq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from trimq.protocol.message_keys import TAG_KEY
-from trimq.remoting.connection import Connection
-from trimq.remoting.handler_table import HandlerTable
-from trimq.remoting.handlers import FastHandler, Outcome
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import FastHandler, Outcome
 
 if TYPE_CHECKING:
     from trimq.broker.parts import BrokerParts

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from trimq.remoting.connection import Connection
+from trimq.remoting.server.connection import Connection
 
 
 class ClientChannel(Struct):

@@ -11,10 +11,10 @@ import trio
 
 from trimq.broker.config import MessageStoreConfig, saved_changes_path
 from trimq.broker.services.state_file import StateFileError, replace_file
-from trimq.broker.store.disk import Disk
-from trimq.broker.store.durable_files import read_whole
-from trimq.remoting import properties
-from trimq.remoting.config import Configuration
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import read_whole
+from trimq.remoting.config import properties
+from trimq.remoting.config.configuration import Configuration
 
 
 class ConfigFile:

@@ -15,10 +15,10 @@ from trimq.broker.config import BrokerConfig
 from trimq.broker.services.client_channel import ClientChannel, watch
 from trimq.broker.services.group_notifier import GroupNotifier
 from trimq.protocol.body import SubscriptionData
-from trimq.remoting.clock import Clock
-from trimq.remoting.config import Configuration
-from trimq.remoting.connection import Connection
-from trimq.remoting.log_budget import LogBudget
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
+from trimq.remoting.server.connection import Connection
 
 _log = structlog.get_logger("broker.consumers")
 

@@ -17,8 +17,8 @@ import trio
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.headers.client import NotifyConsumerIdsChangedRequestHeader
-from trimq.remoting.clock import Clock
-from trimq.remoting.connection import Connection
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.server.connection import Connection
 
 PAUSE_SECONDS: Final = 0.2
 """Between two notifications of a small group."""

@@ -21,9 +21,9 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.pull import PullMessageRequestHeader
-from trimq.remoting.clock import Clock
-from trimq.remoting.config import Configuration
-from trimq.remoting.connection import Connection
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.server.connection import Connection
 
 _log = structlog.get_logger("broker.long_polling")
 

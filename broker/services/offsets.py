@@ -14,12 +14,12 @@ from trimq.broker.services.state_file import (
     load_data_version,
     unknown_fields,
 )
-from trimq.broker.store.disk import Disk
+from trimq.broker.store.disk.disk import Disk
 from trimq.protocol.body import DataVersion
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
-from trimq.remoting.clock import Clock
-from trimq.remoting.config import Configuration
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("broker.offsets")
 

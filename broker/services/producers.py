@@ -8,10 +8,10 @@ import trio
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.services.client_channel import ClientChannel, watch
-from trimq.remoting.clock import Clock
-from trimq.remoting.config import Configuration
-from trimq.remoting.connection import Connection
-from trimq.remoting.log_budget import LogBudget
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
+from trimq.remoting.server.connection import Connection
 
 _log = structlog.get_logger("broker.producers")
 

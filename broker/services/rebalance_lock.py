@@ -6,7 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from trimq.protocol.body import MessageQueue
-from trimq.remoting.clock import Clock
+from trimq.remoting.runtime.clock import Clock
 
 LEASE_SECONDS: Final = 60.0
 

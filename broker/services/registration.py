@@ -38,9 +38,9 @@ from trimq.protocol.headers.namesrv import (
     UnRegisterBrokerRequestHeader,
 )
 from trimq.protocol.register_broker_body import encode_register_broker_body
-from trimq.remoting.clock import Clock
-from trimq.remoting.config import Configuration
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.errors import RemotingTransportError
+from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("broker.registration")
 

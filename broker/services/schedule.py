@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
-from trimq.broker.store.disk import Disk
-from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
@@ -36,8 +36,8 @@ from trimq.protocol.body import DataVersion
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_names import PropertyName
 from trimq.protocol.property_text import decode_properties
-from trimq.remoting.clock import Clock
-from trimq.remoting.config import Configuration
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("broker.schedule")
 

@@ -17,12 +17,12 @@ import msgspec
 import structlog
 import trio
 
-from trimq.broker.store.disk import Disk
-from trimq.broker.store.durable_files import make_durable_directory, read_whole, write_beside
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import make_durable_directory, read_whole, write_beside
 from trimq.protocol import lenient_json
 from trimq.protocol.body import DataVersion
 from trimq.protocol.json_pieces import BATCH, item_pieces, object_pieces, table_pieces
-from trimq.remoting.clock import Clock
+from trimq.remoting.runtime.clock import Clock
 
 E = TypeVar("E", bound=msgspec.Struct)
 

@@ -17,7 +17,7 @@ import trio
 from msgspec import Struct
 
 from trimq.protocol.body import Body
-from trimq.remoting.clock import Clock
+from trimq.remoting.runtime.clock import Clock
 
 TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
 TOPIC_PUT_SIZE: Final = "TOPIC_PUT_SIZE"

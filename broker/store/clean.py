@@ -13,11 +13,11 @@ import structlog
 import trio
 
 from trimq.broker.config import MessageStoreConfig
-from trimq.broker.store.disk import Disk
-from trimq.broker.store.index_service import IndexService
-from trimq.broker.store.mapped_file import MappedFile
-from trimq.broker.store.mapped_file_queue import MappedFileQueue
-from trimq.broker.store.queue_clean import QueueCleaner
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.index.index_service import IndexService
+from trimq.broker.store.queue.queue_clean import QueueCleaner
 from trimq.broker.store.running_flags import Flag, RunningFlags
 
 _log = structlog.get_logger(__name__)

@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
-from trimq.broker.store.consume_queue import ConsumeQueue
-from trimq.broker.store.get_message import Hot
-from trimq.broker.store.puts import PatientPut, Put
-from trimq.broker.store.query import HotQuery
+from trimq.broker.store.log.puts import PatientPut, Put
+from trimq.broker.store.queue.consume_queue import ConsumeQueue
+from trimq.broker.store.read.get_message import Hot
+from trimq.broker.store.read.query import HotQuery
 from trimq.broker.store.types import GetMessageResult, MessageFilter, PutCallback, PutMessageResult, QueryMessageResult
 
 

@@ -11,38 +11,38 @@ import structlog
 import trio
 
 from trimq.broker.config import MessageStoreConfig
-from trimq.broker.store.checkpoint import CheckpointService, StoreCheckpoint
 from trimq.broker.store.clean import CleanService
-from trimq.broker.store.commit_log import CommitLog
-from trimq.broker.store.consume_queue import ConsumeQueue, QueueShape
-from trimq.broker.store.consume_queue_flush import FlushConsumeQueueService
-from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.disk import Disk
-from trimq.broker.store.dispatcher import MessageArriving, StoreDispatcher
-from trimq.broker.store.durable_files import make_durable_directory
-from trimq.broker.store.fault_note import FaultNote
-from trimq.broker.store.get_message import MessageGetter
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import make_durable_directory
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue, StoreLoadError
+from trimq.broker.store.disk.memory import log_memory, memory_limit
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.disk.store_lock import AbortFile, StoreInUseError, StoreLock
+from trimq.broker.store.dispatch.dispatcher import MessageArriving, StoreDispatcher
+from trimq.broker.store.dispatch.reput import ReputMessageService
+from trimq.broker.store.durability.log_sync import SyncPlace
+from trimq.broker.store.durability.write_path import WritePath
 from trimq.broker.store.hot_calls import HotCalls
-from trimq.broker.store.index_file import IndexShape
-from trimq.broker.store.index_service import IndexService
-from trimq.broker.store.log_sync import SyncPlace
-from trimq.broker.store.mapped_file import MappedFile
-from trimq.broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
-from trimq.broker.store.memory import log_memory, memory_limit
-from trimq.broker.store.query import BoundaryType, MessageFinder
-from trimq.broker.store.queue_clean import QueueCleaner
-from trimq.broker.store.real_disk import RealDisk
-from trimq.broker.store.recovery import RecoveryReport, StoreRecovery
-from trimq.broker.store.reput import ReputMessageService
+from trimq.broker.store.index.index_file import IndexShape
+from trimq.broker.store.index.index_service import IndexService
+from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.log.topic_queue import TopicIllegalError, TopicQueue
+from trimq.broker.store.queue.consume_queue import ConsumeQueue, QueueShape
+from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueService
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue.queue_clean import QueueCleaner
+from trimq.broker.store.read.get_message import MessageGetter
+from trimq.broker.store.read.query import BoundaryType, MessageFinder
+from trimq.broker.store.recovery.checkpoint import CheckpointService, StoreCheckpoint
+from trimq.broker.store.recovery.fault_note import FaultNote
+from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
-from trimq.broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
-from trimq.broker.store.topic_queue import TopicIllegalError, TopicQueue
-from trimq.broker.store.write_path import WritePath
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.topic_rules import is_system_topic
-from trimq.remoting.clock import Clock, SystemClock
-from trimq.remoting.durations import Durations
+from trimq.remoting.runtime.clock import Clock, SystemClock
+from trimq.remoting.runtime.durations import Durations
 
 __all__ = [
     "ConsumeQueue",

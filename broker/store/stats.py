@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final, NamedTuple
 
-from trimq.remoting.clock import Clock
-from trimq.remoting.durations import Durations
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.durations import Durations
 
 _SAMPLES_KEPT: Final = 601
 _WINDOWS: Final = (10, 60, 600)

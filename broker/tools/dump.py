@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from trimq.broker.store.log_scan import Damage, LogRecord, LogWalk, RecordReader
+from trimq.broker.store.log.log_scan import Damage, LogRecord, LogWalk, RecordReader
 from trimq.broker.tools.offline_store import OfflineStore
 from trimq.protocol.message import StoredMessage, decode_message
 

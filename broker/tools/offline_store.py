@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from trimq.broker.config import MessageStoreConfig, load_broker
-from trimq.broker.store.consume_queue import QueueShape
-from trimq.broker.store.consume_queue_store import DIRECTORY, ConsumeQueueStore
-from trimq.broker.store.disk import Mapping
-from trimq.broker.store.index_file import IndexFile, IndexShape
-from trimq.broker.store.mapped_file import MappedFile
-from trimq.broker.store.queue_sizes import QueueFileError, file_lengths, other_size, queue_directories
-from trimq.broker.store.queue_snapshot import read_file_size
-from trimq.broker.store.real_disk import RealDisk
-from trimq.broker.store.store_lock import ABORT_FILE, LOCK_FILE, StoreInUseError, StoreLock
+from trimq.broker.store.disk.disk import Mapping
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.disk.store_lock import ABORT_FILE, LOCK_FILE, StoreInUseError, StoreLock
+from trimq.broker.store.index.index_file import IndexFile, IndexShape
+from trimq.broker.store.queue.consume_queue import QueueShape
+from trimq.broker.store.queue.consume_queue_store import DIRECTORY, ConsumeQueueStore
+from trimq.broker.store.queue.queue_sizes import QueueFileError, file_lengths, other_size, queue_directories
+from trimq.broker.store.queue.queue_snapshot import read_file_size
 from trimq.protocol.file_names import is_index_name, offset_name, parse_offset_name
 from trimq.protocol.queue_unit import UNIT_SIZE
-from trimq.remoting.properties import ConfigError
+from trimq.remoting.config.properties import ConfigError
 
 _ROCKSDB_FILE: Final = "CURRENT"
 

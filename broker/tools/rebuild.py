@@ -7,7 +7,7 @@ import trio
 
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
-from trimq.broker.store.recovery import RecoveryReport
+from trimq.broker.store.recovery.recovery import RecoveryReport
 from trimq.broker.tools.dump import Progress
 from trimq.broker.tools.offline_store import NotUsableError, locked
 from trimq.protocol.file_names import parse_offset_name

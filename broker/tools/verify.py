@@ -12,15 +12,15 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from trimq.broker.store.checkpoint import known_log
-from trimq.broker.store.consume_queue import QueueShape
-from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.dispatcher import StoreDispatcher
-from trimq.broker.store.index_file import IndexEntry, IndexFile
-from trimq.broker.store.index_recovery import is_known_index
-from trimq.broker.store.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, properties_of
-from trimq.broker.store.queue_sizes import file_lengths, wrong_file
-from trimq.broker.store.queue_snapshot import read_snapshot, what_changed
+from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
+from trimq.broker.store.index.index_file import IndexEntry, IndexFile
+from trimq.broker.store.log.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, properties_of
+from trimq.broker.store.queue.consume_queue import QueueShape
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue.queue_sizes import file_lengths, wrong_file
+from trimq.broker.store.queue.queue_snapshot import read_snapshot, what_changed
+from trimq.broker.store.recovery.checkpoint import known_log
+from trimq.broker.store.recovery.index_recovery import is_known_index
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.tools.offline_store import OfflineStore
 from trimq.protocol import checkpoint_layout, lenient_json, sysflag

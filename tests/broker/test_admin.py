@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.broker.wire_client import WireClient, consumer
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors import broker_admin, consume_admin
+from trimq.broker.processors.admin import broker_admin, consume_admin
 from trimq.broker.testing import running_broker
 from trimq.protocol import lenient_json
 from trimq.protocol.codes import RequestCode, ResponseCode

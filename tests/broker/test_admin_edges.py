@@ -11,8 +11,8 @@ from tests.broker.test_admin import NEW_TOPIC, RESET, body, by_queue
 from tests.broker.wire_client import WireClient, consumer
 from trimq.broker import addresses
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors import consume_admin
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.processors.admin import consume_admin
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 

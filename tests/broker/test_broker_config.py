@@ -17,8 +17,8 @@ from trimq.broker.config import (
 )
 from trimq.namesrv.config import SCHEMA as NAMESRV
 from trimq.namesrv.config import NamesrvConfig, load_namesrv
-from trimq.remoting.config import Schema
-from trimq.remoting.properties import ConfigError
+from trimq.remoting.config.configuration import Schema
+from trimq.remoting.config.properties import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -12,7 +12,7 @@ from tests.broker.test_send_batch_alike import batch, fields
 from tests.broker.test_send_direct import ask, v2
 from tests.broker.wire_client import WireClient, properties_text
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.send_alike import AlikeSends
+from trimq.broker.processors.send.send_alike import AlikeSends
 from trimq.broker.testing import running_broker
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode, ResponseCode

@@ -10,7 +10,7 @@ import trio
 
 from tests.broker.wire_client import WireClient, consumer, properties_text
 from trimq.broker.controller import BrokerController
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode, ResponseCode

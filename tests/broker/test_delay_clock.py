@@ -20,7 +20,7 @@ from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.message import StoredMessage, decode_messages
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 HOUR = 3_600_000
 RETRY = "%RETRY%G"

@@ -11,9 +11,9 @@ from trimq.broker.config import SCHEMA as BROKER
 from trimq.broker.config import BrokerConfig, MessageStoreConfig, load_broker, saved_changes_path
 from trimq.namesrv.config import SCHEMA as NAMESRV
 from trimq.namesrv.config import load_namesrv
-from trimq.remoting.config import Schema
-from trimq.remoting.environment import variable_of
-from trimq.remoting.properties import ConfigError
+from trimq.remoting.config.configuration import Schema
+from trimq.remoting.config.environment import variable_of
+from trimq.remoting.config.properties import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import encode
-from trimq.remoting.connection import Connection
-from trimq.remoting.gate import Feature, Readiness, Sees
-from trimq.remoting.handler_table import json_front
-from trimq.remoting.held_frames import FEW, LEAST
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.gate import Feature, Readiness, Sees
+from trimq.remoting.server.handler_table import json_front
+from trimq.remoting.server.held_frames import FEW, LEAST
 
 TOPIC = "Orders"
 MANY = LEAST + 8

@@ -17,8 +17,8 @@ from tests.broker.test_cli import banner, start, stop, write_config
 from tests.broker.wire_client import WireClient
 from tests.web_client import get
 from trimq.broker.controller import BrokerController
-from trimq.broker.store.disk import DiskSpace, MappedPart
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.disk import DiskSpace, MappedPart
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import configuration, running_broker
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController
@@ -215,7 +215,7 @@ def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> Non
 @pytest.mark.parametrize("server", ["broker", "namesrv"])
 def test_the_command_is_quick(server: str) -> None:
     """A container runs it every five seconds: what takes long to import stays out."""
-    imported = f"import sys, trimq.{server}.cli, trimq.remoting.health_command"
+    imported = f"import sys, trimq.{server}.cli, trimq.remoting.http.health_command"
     code = f"{imported}; print({{'trio', 'structlog', 'rich'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert run.stdout == "set()\n"

@@ -19,7 +19,7 @@ from trimq.broker.testing import running_broker
 from trimq.namesrv.config import load_namesrv
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.register_broker_body import encode_register_broker_body
-from trimq.remoting.properties import ConfigError
+from trimq.remoting.config.properties import ConfigError
 
 
 async def route(endpoint: tuple[str, int], code: int = RequestCode.GET_ROUTEINFO_BY_TOPIC) -> Any:

@@ -26,7 +26,11 @@ async def test_each_code_is_refused_with_the_name_of_its_feature(
 
 def test_every_code_is_served_or_in_the_table() -> None:
     # guards the table against a code that is forgotten: the others have a handler, or are what brokers send to clients
-    texts = [*ROOT.glob("broker/processors/*.py"), ROOT / "namesrv/processor.py", ROOT / "client/consumer_requests.py"]
+    texts = [
+        *ROOT.glob("broker/processors/**/*.py"),
+        ROOT / "namesrv/processor.py",
+        ROOT / "client/consumer_requests.py",
+    ]
     source = "\n".join(path.read_text() for path in texts)
     served = {RequestCode[name] for name in re.findall(r"RequestCode\.(\w+)(?:,|: self)", source)}
     to_clients = {220, 221, 40}

@@ -10,15 +10,15 @@ import trio
 from tests.broker.raw_client import json_frame
 from tests.broker.wire_client import WireClient, send_ext
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.send import SendMessageProcessor
-from trimq.broker.processors.send_back import SendBackProcessor
-from trimq.broker.store.puts import MessageInner
+from trimq.broker.processors.send.send import SendMessageProcessor
+from trimq.broker.processors.send.send_back import SendBackProcessor
+from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, PutCallback, PutMessageResult, PutMessageStatus
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.message_id import decode_offset_id
-from trimq.remoting.handler_table import HandlerTable
-from trimq.remoting.server import listen
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.reactor import listen
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import trio
 from tests.broker.raw_client import Raw, json_frame
 from tests.broker.wire_client import WireClient, consumer
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.pull_direct import COPIED, DirectPulls
+from trimq.broker.processors.pull.pull_direct import COPIED, DirectPulls
 from trimq.broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.frame import decode

@@ -12,7 +12,7 @@ from trimq.broker.testing import running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message import decode_messages
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 FIELDS = {"topic": "Orders", "key": "k1", "maxNum": "32", "beginTimestamp": "0", "endTimestamp": "9223372036854775807"}
 CASES: list[dict[str, Any]] = [

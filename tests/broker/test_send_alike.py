@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from tests.broker.wire_client import WireClient, consumer, pull_ext, send_ext
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.send_alike import AlikeSends
-from trimq.broker.processors.send_direct import _Frame
-from trimq.broker.processors.send_layout import NotAlikeError, SendLayout
+from trimq.broker.processors.send.send_alike import AlikeSends
+from trimq.broker.processors.send.send_direct import _Frame
+from trimq.broker.processors.send.send_layout import NotAlikeError, SendLayout
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.message import StoredMessage
-from trimq.remoting.handler_table import json_front
-from trimq.remoting.held_frames import FEW, LEAST
+from trimq.remoting.server.handler_table import json_front
+from trimq.remoting.server.held_frames import FEW, LEAST
 
 TOPIC = "Orders"
 QUEUES = 4

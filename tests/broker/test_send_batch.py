@@ -5,9 +5,9 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trimq.broker.processors.message_properties import tag_hash
-from trimq.broker.processors.send_batch import batch_reply, message_ids, parts_of
-from trimq.broker.processors.send_batch_alike import AlikeBatches
+from trimq.broker.processors.send.message_properties import tag_hash
+from trimq.broker.processors.send.send_batch import batch_reply, message_ids, parts_of
+from trimq.broker.processors.send.send_batch_alike import AlikeBatches
 from trimq.protocol.batch import decode_batch, encode_batch
 from trimq.protocol.frame import decode
 from trimq.protocol.message_keys import index_keys

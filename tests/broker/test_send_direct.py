@@ -11,7 +11,7 @@ import pytest
 from tests.broker.fast_ways import fast_ways
 from tests.broker.wire_client import WireClient, consumer, hashes_of, properties_text
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.send_direct import DirectSends
+from trimq.broker.processors.send.send_direct import DirectSends
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.testing import running_broker
 from trimq.protocol.body import TopicConfig

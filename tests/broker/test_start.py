@@ -12,9 +12,9 @@ import trio
 
 from tests.broker.test_cli import write_config
 from trimq.broker.controller import BrokerController, StartError
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import configuration
-from trimq.remoting.web_config import MetricsExporterType, WebConfig
+from trimq.remoting.http.web_config import MetricsExporterType, WebConfig
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")

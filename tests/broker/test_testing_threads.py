@@ -11,7 +11,7 @@ from trimq.broker.pytest_fixtures import rocketmq_broker, rocketmq_cluster
 from trimq.broker.testing import running_broker
 from trimq.broker.testing_threads import BrokerUnderTest, ClusterUnderTest, broker_in_thread
 from trimq.client.sync import Admin, Message, Producer, PullConsumer
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 __all__ = ["rocketmq_broker", "rocketmq_cluster"]
 

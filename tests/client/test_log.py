@@ -28,7 +28,7 @@ from trimq.protocol.body import ProducerData
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.remoting.client_log import LINES, MOST, StandardLog, error_text
+from trimq.remoting.client.client_log import LINES, MOST, StandardLog, error_text
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -243,7 +243,7 @@ from trimq import client
 for module in pkgutil.walk_packages(client.__path__, "trimq.client."):
     if module.name != "trimq.client.otel":
         importlib.import_module(module.name)
-from trimq.remoting.client_log import StandardLog
+from trimq.remoting.client.client_log import StandardLog
 log = StandardLog("trimq.client.test")
 log.info("quiet")
 try:

@@ -36,7 +36,7 @@ from trimq.protocol.body import BrokerData, ClusterInfo, QueueData, TopicRouteDa
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError
-from trimq.remoting.client_call import Call, running_loop
+from trimq.remoting.client.call import Call, running_loop
 from trimq.remoting.errors import RemotingConnectError, RemotingTimeoutError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]

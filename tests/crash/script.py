@@ -16,12 +16,12 @@ from tests.store.builders import HOST_V6, batch, message
 from tests.store.simdisk import SimDisk
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces
-from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 ROOT: Final = "/store"
 STATE: Final = f"{ROOT}/config/topics.json"

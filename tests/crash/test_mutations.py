@@ -11,7 +11,7 @@ from tests.crash.images import RecordingDisk
 from tests.crash.losses import Loss
 from tests.crash.script import Sent, Written
 from tests.store.simdisk import _Inode
-from trimq.broker.store.disk import MappedPart
+from trimq.broker.store.disk.disk import MappedPart
 
 
 class LyingDisk(RecordingDisk):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.crash import enumeration, faults, promises, script
 from trimq.broker.config import MessageStoreConfig
-from trimq.broker.store.commit import CommitRealTimeService
+from trimq.broker.store.durability.commit import CommitRealTimeService
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.message import StoredMessage
 

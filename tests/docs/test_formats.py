@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from trimq.broker.store.consume_queue import QueueShape
-from trimq.broker.store.consume_queue_store import ConsumeQueueStore, QueueState
-from trimq.broker.store.dropped_topics import DroppedTopics
-from trimq.broker.store.fault_note import FaultNote
-from trimq.broker.store.queue_snapshot import read_snapshot
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.queue.consume_queue import QueueShape
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore, QueueState
+from trimq.broker.store.queue.dropped_topics import DroppedTopics
+from trimq.broker.store.queue.queue_snapshot import read_snapshot
+from trimq.broker.store.recovery.fault_note import FaultNote
 from trimq.broker.store.running_flags import Flag
 from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
 from trimq.protocol.command import Encoding, RemotingCommand

@@ -17,7 +17,7 @@ from tests.docs.commands import ALL, PAGES, ROOT, RUN_IN
 from trimq.broker import health
 from trimq.broker.testing import SMALL, running_broker
 from trimq.protocol.codes import ResponseCode
-from trimq.remoting import health as phases
+from trimq.remoting.http import health as phases
 
 MANUAL = PAGES["operate"].read_text()
 TOOLS = str(Path(sys.executable).parent)

@@ -9,7 +9,7 @@ from trimq.protocol.body import (
     TopicConfigAndMappingSerializeWrapper,
 )
 from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 CLUSTER = "DefaultCluster"
 

@@ -13,7 +13,7 @@ from trimq.namesrv.controller import NamesrvController
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
 from trimq.protocol.register_broker_body import encode_register_broker_body
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 
 class Wire:

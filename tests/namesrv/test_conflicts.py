@@ -13,7 +13,7 @@ from trimq.namesrv.conflicts import BrokerIdConflictError
 from trimq.protocol.body import encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
-from trimq.remoting.connection import PROBE_SECONDS, Connection
+from trimq.remoting.server.connection import PROBE_SECONDS, Connection
 
 FIRST, SECOND = "127.0.0.1:1", "127.0.0.1:2"
 ONE, TWO = object(), object()

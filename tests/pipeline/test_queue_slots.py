@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from trimq.broker.store.consume_queue import ConsumeQueue, QueueShape
+from trimq.broker.store.queue.consume_queue import ConsumeQueue, QueueShape
 from trimq.pipeline.jobs.queue_slots import QueueImage
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.record import OVERHEAD_V1

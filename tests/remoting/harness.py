@@ -10,8 +10,8 @@ import trio
 
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
-from trimq.remoting.clock import Clock
-from trimq.remoting.server import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, listen
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.server.reactor import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, listen
 
 ECHO = 1
 _opaque = itertools.count(1)

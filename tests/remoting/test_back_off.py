@@ -2,7 +2,7 @@
 
 import random
 
-from trimq.remoting.back_off import BackOff
+from trimq.remoting.client.back_off import BackOff
 
 
 def test_the_first_attempt_is_free() -> None:

@@ -4,8 +4,8 @@ import trio
 
 from tests.remoting.harness import ECHO, echo_table, serving
 from trimq.protocol.command import Encoding, RemotingCommand
-from trimq.remoting.client import ClientConnection, RemotingClient
-from trimq.remoting.server import Connection, Outcome
+from trimq.remoting.client.remoting_client import ClientConnection, RemotingClient
+from trimq.remoting.server.reactor import Connection, Outcome
 
 
 async def test_many_callers_both_ways_in_every_encoding() -> None:

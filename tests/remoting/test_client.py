@@ -14,10 +14,10 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import MAX_FRAME, FrameDecoder, encode
-from trimq.remoting.client import CallbackCall, ClientConnection, RemotingClient, split_address
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.client.remoting_client import CallbackCall, ClientConnection, RemotingClient, split_address
 from trimq.remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError
-from trimq.remoting.log_setup import StructuredLog
+from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.runtime.log_setup import StructuredLog
 
 Main = Callable[[], Awaitable[None]]
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.lowlevel
 
-from trimq.remoting.client_call import running_loop
+from trimq.remoting.client.call import running_loop
 
 Main = Callable[[], Awaitable[None]]
 

@@ -10,10 +10,10 @@ import structlog.testing
 
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
-from trimq.remoting import client_socket
-from trimq.remoting.client import ClientConnection, RemotingClient
-from trimq.remoting.client_socket import connect_socket
-from trimq.remoting.log_setup import StructuredLog
+from trimq.remoting.client import client_socket
+from trimq.remoting.client.client_socket import connect_socket
+from trimq.remoting.client.remoting_client import ClientConnection, RemotingClient
+from trimq.remoting.runtime.log_setup import StructuredLog
 
 Main = Callable[[], Awaitable[None]]
 

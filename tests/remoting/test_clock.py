@@ -5,7 +5,7 @@ import time
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trimq.remoting.clock import Clock, ManualClock, SystemClock
+from trimq.remoting.runtime.clock import Clock, ManualClock, SystemClock
 
 
 async def test_a_manual_clock_stands_still_until_it_is_moved() -> None:

@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from trimq.remoting.config import Configuration, LogConfig, NettyServerConfig, Schema, option, parse_changes
-from trimq.remoting.config_doc import render_conf
-from trimq.remoting.options import camel_case, options_of
-from trimq.remoting.properties import ConfigError
+from trimq.remoting.config.configuration import (
+    Configuration,
+    LogConfig,
+    NettyServerConfig,
+    Schema,
+    option,
+    parse_changes,
+)
+from trimq.remoting.config.documentation import render_conf
+from trimq.remoting.config.options import camel_case, options_of
+from trimq.remoting.config.properties import ConfigError
 
 
 class Colour(enum.StrEnum):

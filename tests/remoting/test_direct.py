@@ -8,10 +8,10 @@ from tests.remoting.harness import request as any_request
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.remoting.handler_table import HandlerTable, json_front
-from trimq.remoting.handlers import DEFERRED, FastHandler, Later
-from trimq.remoting.limits import ReactorLimits
-from trimq.remoting.server import Connection
+from trimq.remoting.server.handler_table import HandlerTable, json_front
+from trimq.remoting.server.handlers import DEFERRED, FastHandler, Later
+from trimq.remoting.server.limits import ReactorLimits
+from trimq.remoting.server.reactor import Connection
 
 ECHO = 100
 

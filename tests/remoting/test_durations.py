@@ -1,7 +1,7 @@
 import pytest
 
-from trimq.remoting.durations import Durations
-from trimq.remoting.loop_probe import LoopProbe
+from trimq.remoting.runtime.durations import Durations
+from trimq.remoting.runtime.loop_probe import LoopProbe
 
 
 def test_each_duration_is_in_the_first_bucket_that_is_long_enough() -> None:

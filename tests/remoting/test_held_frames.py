@@ -15,11 +15,11 @@ from tests.remoting.harness import Peer, Server, echo, serving
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.remoting.handler_table import HandlerTable
-from trimq.remoting.handlers import DEFERRED, Later
-from trimq.remoting.held_frames import FEW, LEAST, LONGEST, MOST
-from trimq.remoting.limits import RECEIVE_BUFFER, ReactorLimits
-from trimq.remoting.server import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import DEFERRED, Later
+from trimq.remoting.server.held_frames import FEW, LEAST, LONGEST, MOST
+from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits
+from trimq.remoting.server.reactor import Connection
 
 ECHO = 100
 OTHER = 101

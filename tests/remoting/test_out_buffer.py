@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimq.remoting.out_buffer import MAX_BUFFERS, OutBuffer
+from trimq.remoting.server.out_buffer import MAX_BUFFERS, OutBuffer
 
 
 class NarrowSocket:

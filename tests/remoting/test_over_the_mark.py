@@ -17,10 +17,10 @@ from tests.remoting.harness import within_seconds as serving
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import MAX_FRAME, encode
-from trimq.remoting import large_reply
 from trimq.remoting.errors import RemotingSendError
-from trimq.remoting.large_reply import LargeReply, in_slices
-from trimq.remoting.server import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
+from trimq.remoting.server import large_reply
+from trimq.remoting.server.large_reply import LargeReply, in_slices
+from trimq.remoting.server.reactor import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
 
 PLAIN, TASK, WAITS, LARGE, DEFER, HOLD, DIRECT = 5, 6, 7, 8, 9, 10, 11
 SIZE = 100_000

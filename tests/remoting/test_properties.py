@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimq.remoting import properties
-from trimq.remoting.properties import ConfigError, Entry, escape, parse, replace_values
+from trimq.remoting.config import properties
+from trimq.remoting.config.properties import ConfigError, Entry, escape, parse, replace_values
 
 
 def values(text: str) -> dict[str, str]:

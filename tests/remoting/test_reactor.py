@@ -16,9 +16,9 @@ from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import MAX_FRAME, FrameDecoder, encode
 from trimq.remoting.errors import RemotingSendError, RemotingTimeoutError
-from trimq.remoting.intake import BIG_FRAME
-from trimq.remoting.limits import RECEIVE_BUFFER
-from trimq.remoting.server import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
+from trimq.remoting.server.intake import BIG_FRAME
+from trimq.remoting.server.limits import RECEIVE_BUFFER
+from trimq.remoting.server.reactor import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
 
 
 @pytest.mark.parametrize("encoding", Encoding)
@@ -510,7 +510,7 @@ async def test_after_replies_to_several_clients_the_reactor_looks_again_before_i
             client.setblocking(True)
             server.reactor.adopt(served, table)
         await trio.testing.wait_all_tasks_blocked()
-        monkeypatch.setattr("trimq.remoting.server.perf_counter", clock)
+        monkeypatch.setattr("trimq.remoting.server.reactor.perf_counter", clock)
         monkeypatch.setattr(trio.lowlevel, "wait_readable", counted)
         for client, _ in ends:  # both are there when the reactor looks
             client.sendall(encode(request(2)))

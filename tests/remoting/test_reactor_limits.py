@@ -17,10 +17,10 @@ from tests.remoting.harness import ECHO, Peer, Server, echo_table, request, serv
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.remoting.accept import Acceptor
-from trimq.remoting.clock import ManualClock
-from trimq.remoting.config import NettyServerConfig
-from trimq.remoting.server import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits, listen
+from trimq.remoting.config.configuration import NettyServerConfig
+from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.server.accept import Acceptor
+from trimq.remoting.server.reactor import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits, listen
 
 KEEP = 2
 

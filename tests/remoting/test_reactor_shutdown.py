@@ -10,7 +10,7 @@ import trio.testing
 
 from tests.remoting.harness import echo_table, request, serving, until
 from trimq.protocol.command import RemotingCommand
-from trimq.remoting.server import DEFERRED, Connection, Outcome, Reactor, ReactorLimits, listen
+from trimq.remoting.server.reactor import DEFERRED, Connection, Outcome, Reactor, ReactorLimits, listen
 
 
 async def test_shutdown_finishes_what_is_in_flight_and_reads_no_more() -> None:

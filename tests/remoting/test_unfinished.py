@@ -12,10 +12,10 @@ import trio.testing
 from tests.remoting.harness import Peer, Server, request, until
 from tests.remoting.harness import within_seconds as serving
 from trimq.protocol.frame import encode
-from trimq.remoting.clock import ManualClock
-from trimq.remoting.config import NettyServerConfig
-from trimq.remoting.memory_limit import memory_allowed, unfinished_allowed
-from trimq.remoting.server import Connection, ReactorLimits
+from trimq.remoting.config.configuration import NettyServerConfig
+from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.runtime.memory_limit import memory_allowed, unfinished_allowed
+from trimq.remoting.server.reactor import Connection, ReactorLimits
 
 MIB = 1 << 20
 FRAME = encode(request(body=bytes(2 * MIB)))

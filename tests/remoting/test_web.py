@@ -13,9 +13,10 @@ from hypercorn.config import Config
 from structlog.testing import capture_logs
 
 from tests.web_client import get
-from trimq.remoting import accept, web
-from trimq.remoting.health import Health, Reason
-from trimq.remoting.web_config import MetricsExporterType, WebConfig
+from trimq.remoting.http import web
+from trimq.remoting.http.health import Health, Reason
+from trimq.remoting.http.web_config import MetricsExporterType, WebConfig
+from trimq.remoting.server import accept
 
 ON = WebConfig(health_port=0)
 

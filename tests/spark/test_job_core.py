@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from tests.spark.logs import START, LogWriter
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mixed, queue_files
-from trimq.broker.store.consume_queue import QueueShape
-from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.dispatcher import StoreDispatcher
-from trimq.broker.store.dropped_topics import Dropped, DroppedTopics
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
+from trimq.broker.store.queue.consume_queue import QueueShape
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue.dropped_topics import Dropped, DroppedTopics
 from trimq.broker.store.stats import StoreStats
 from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
 from trimq.pipeline.jobs.index_files import read_index_file, write_index_files

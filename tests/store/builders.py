@@ -9,17 +9,17 @@ import trio.testing
 
 from tests.store.simdisk import SimDisk
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
-from trimq.broker.store.commit_log import CommitLog
-from trimq.broker.store.disk import Disk
-from trimq.broker.store.durable_files import make_durable_directory
-from trimq.broker.store.log_sync import SyncPlace
-from trimq.broker.store.mapped_file_queue import MappedFileQueue
-from trimq.broker.store.memory import LogMemory
-from trimq.broker.store.puts import MessageBatch, MessageInner, Put
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import make_durable_directory
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.disk.memory import LogMemory
+from trimq.broker.store.durability.log_sync import SyncPlace
+from trimq.broker.store.durability.write_path import WritePath
+from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.log.puts import MessageBatch, MessageInner, Put
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult
-from trimq.broker.store.write_path import WritePath
 from trimq.protocol.batch import BatchColumns
 from trimq.protocol.message import StoredMessage, decode_message
 from trimq.protocol.record import MAGIC_BLANK, SIZE_MAGIC, pack_host

@@ -17,7 +17,7 @@ from typing import Final, TypeVar, TypeVarTuple
 
 import trio
 
-from trimq.broker.store.disk import DiskSpace, FileInfo, FileSystem, MappedPart, Mapping
+from trimq.broker.store.disk.disk import DiskSpace, FileInfo, FileSystem, MappedPart, Mapping
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -94,7 +94,7 @@ class _SimMapping:
 
 
 class SimDisk:
-    """Implements trimq.broker.store.disk.Disk. ``names`` maps paths to inodes; None is a directory.
+    """Implements trimq.broker.store.disk.disk.Disk. ``names`` maps paths to inodes; None is a directory.
 
     ``fail(name, number, nth)`` lets the nth call of a method from now on fail; ``cut_at`` the nth call of any method.
     """

@@ -9,13 +9,13 @@ import trio.testing
 from tests.store.builders import Answers, message
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
-from trimq.broker.store.disk import Disk
-from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import GetMessageStatus, PutMessageResult, PutMessageStatus
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.message import StoredMessage, decode_messages
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 TOPIC = "TopicTest"
 FAR = 1 << 62

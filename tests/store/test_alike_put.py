@@ -15,15 +15,15 @@ from tests.store.builders import Answers, batch, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, opened, settings
 from tests.store.test_plain_put import _traces
+from trimq.broker.store.log.puts import MessageInner, MessageRows
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.puts import MessageInner, MessageRows
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.alike_rows import Rows
 from trimq.protocol.hashing import crc32_of_each
 from trimq.protocol.index_batch_numpy import AlikeKeys
 from trimq.protocol.record import encode_record, layout
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 MOST = 64
 TAG = 97

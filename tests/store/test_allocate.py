@@ -12,12 +12,12 @@ from structlog.testing import capture_logs
 
 from tests.store.builders import LOG, Rig, config, message, records
 from tests.store.simdisk import SimDisk
-from trimq.broker.store.disk import FileSystem
-from trimq.broker.store.mapped_file import MappedFile
-from trimq.broker.store.page_reuse import PageReuse
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.disk import FileSystem
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.log.page_reuse import PageReuse
+from trimq.broker.store.log.transient_store_pool import PooledMappedFile
 from trimq.broker.store.running_flags import Flag
-from trimq.broker.store.transient_store_pool import PooledMappedFile
 from trimq.broker.store.types import PutMessageStatus
 
 _T = TypeVar("_T")

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
-from trimq.broker.store.disk import DiskSpace
-from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.disk.disk import DiskSpace
+from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.running_flags import Flag
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 HOUR = 3_600_000
 NOON = 1_700_000_000_000 // (24 * HOUR) * 24 * HOUR

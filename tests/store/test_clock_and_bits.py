@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.stores import TOPIC, check_all, fill, opened, put, settings
+from trimq.broker.store.disk.store_lock import StoreLock
 from trimq.broker.store.message_store import MessageStore, StoreInUseError
-from trimq.broker.store.store_lock import StoreLock
 from trimq.broker.store.types import PutMessageResult
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 DAY = 86_400_000
 NOW = 1_700_000_000_000

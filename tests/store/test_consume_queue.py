@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.simdisk import SimDisk
-from trimq.broker.store import consume_queue_store
-from trimq.broker.store.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
-from trimq.broker.store.consume_queue_flush import FlushConsumeQueueService
-from trimq.broker.store.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.queue_clean import QueueCleaner
-from trimq.broker.store.queue_files import erase_units, load_queue, read_units
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.queue import consume_queue_store
+from trimq.broker.store.queue.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
+from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueService
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue.queue_clean import QueueCleaner
+from trimq.broker.store.queue.queue_files import erase_units, load_queue, read_units
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.protocol.queue_unit import FILLER, FILLER_SIZE, UNIT
 
@@ -133,8 +133,8 @@ async def test_open_files_do_not_grow_with_the_queues() -> None:
 
 
 async def test_the_tails_of_all_queues_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimq.broker.store.consume_queue_flush._KEEP_UNITS", 8)
-    monkeypatch.setattr("trimq.broker.store.consume_queue_flush._KEEP_UNITS_ALL", 20)
+    monkeypatch.setattr("trimq.broker.store.queue.consume_queue_flush._KEEP_UNITS", 8)
+    monkeypatch.setattr("trimq.broker.store.queue.consume_queue_flush._KEEP_UNITS_ALL", 20)
     rig = Rig()
     for queue_id in range(10):
         rig.put(30, queue_id=queue_id)

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.store.simdisk import PAGE, Loss, MappedStoreError, PowerCut, SimDisk
-from trimq.broker.store import real_disk
-from trimq.broker.store.disk import Disk, MappedPart
-from trimq.broker.store.durable_files import make_durable_directory, read_whole, write_durably
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk import real_disk
+from trimq.broker.store.disk.disk import Disk, MappedPart
+from trimq.broker.store.disk.durable_files import make_durable_directory, read_whole, write_durably
+from trimq.broker.store.disk.real_disk import RealDisk
 
 
 @pytest.fixture(params=["real", "simulated"])

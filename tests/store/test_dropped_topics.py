@@ -9,7 +9,7 @@ from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, drain, fill, killed, opened, put, settings
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 PATH = "/store/topics.dropped"
 OTHER = "Other"

@@ -10,12 +10,12 @@ from tests.store.builders import LOG, Rig, batch, config, message
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, settings
-from trimq.broker.store.durable_files import make_durable_directory
-from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.disk.durable_files import make_durable_directory
+from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.message import decode_messages
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 FIRST = f"{LOG}/{0:020d}"
 OK = PutMessageStatus.PUT_OK

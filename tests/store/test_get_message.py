@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, drain, fill, opened, put, settings
 from trimq.broker.filters.tag import TagFilter
-from trimq.broker.store.consume_queue import ConsumeQueue
-from trimq.broker.store.get_message import MessageGetter
 from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.queue.consume_queue import ConsumeQueue
+from trimq.broker.store.read.get_message import MessageGetter
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.message import decode_messages

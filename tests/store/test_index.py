@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.store.simdisk import SimDisk
-from trimq.broker.store.index_file import Cold, IndexShape
-from trimq.broker.store.index_service import IndexService
+from trimq.broker.store.index.index_file import Cold, IndexShape
+from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.protocol.hashing import key_hash, string_hash
 from trimq.protocol.index_batch import Batch, PlainBatch, make_batch, seconds_since

@@ -4,9 +4,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from tests.store.simdisk import SimDisk
-from trimq.broker.store.durable_files import make_durable_directory
-from trimq.broker.store.log_scan import Blank, Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
-from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.disk.durable_files import make_durable_directory
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.log.log_scan import Blank, Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
 from trimq.protocol import record
 from trimq.protocol.record import encode_record, pack_host
 

@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 from tests.store.builders import message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, settings
-from trimq.broker.store.disk import MappedPart
-from trimq.broker.store.log_sync import SyncPace, SyncPlace
+from trimq.broker.store.disk.disk import MappedPart
+from trimq.broker.store.durability.log_sync import SyncPace, SyncPlace
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -52,7 +52,7 @@ def test_inline_only_while_syncs_are_short() -> None:
 
 def test_each_long_sync_soon_after_another_doubles_the_time_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("trimq.broker.store.log_sync.time.perf_counter", lambda: now)
+    monkeypatch.setattr("trimq.broker.store.durability.log_sync.time.perf_counter", lambda: now)
     pace = SyncPace(SyncPlace.AUTO)
 
     def inline_after(seconds: float) -> bool:

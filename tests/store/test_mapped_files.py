@@ -3,9 +3,9 @@ import errno
 import pytest
 
 from tests.store.simdisk import Loss, SimDisk
-from trimq.broker.store.durable_files import make_durable_directory
-from trimq.broker.store.mapped_file import MappedFile
-from trimq.broker.store.mapped_file_queue import MappedFileQueue, StoreLoadError
+from trimq.broker.store.disk.durable_files import make_durable_directory
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue, StoreLoadError
 
 LOG = "/store/commitlog"
 

@@ -10,17 +10,17 @@ import trio.testing
 from tests.store.builders import Answers, batch, message
 from tests.store.simdisk import Loss, SimDisk
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
-from trimq.broker.store.disk import Disk
-from trimq.broker.store.flush import GroupCommitService
-from trimq.broker.store.log_sync import SyncPlace
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.durability.flush import GroupCommitService
+from trimq.broker.store.durability.log_sync import SyncPlace
+from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
-from trimq.broker.store.puts import MessageInner
-from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.types import GetMessageStatus, PutMessageResult, PutMessageStatus
 from trimq.protocol.message import decode_messages
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 OK = PutMessageStatus.PUT_OK
 

@@ -8,12 +8,12 @@ from structlog.testing import capture_logs
 
 from tests.store.builders import LOG
 from tests.store.simdisk import SimDisk
-from trimq.broker.store import page_reuse
-from trimq.broker.store.mapped_file import MappedFile
-from trimq.broker.store.mapped_file_queue import MappedFileQueue
-from trimq.broker.store.memory import log_memory
-from trimq.broker.store.page_reuse import PageReuse
-from trimq.broker.store.warm_ranges import CHUNK
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.disk.memory import log_memory
+from trimq.broker.store.disk.warm_ranges import CHUNK
+from trimq.broker.store.log import page_reuse
+from trimq.broker.store.log.page_reuse import PageReuse
 
 STEP = 4 * CHUNK
 SIZE = 8 * STEP

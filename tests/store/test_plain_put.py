@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.store.builders import Answers, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, opened, settings
-from trimq.broker.store.commit import CommitRealTimeService
-from trimq.broker.store.flush import GroupCommitService
+from trimq.broker.store.durability.commit import CommitRealTimeService
+from trimq.broker.store.durability.flush import GroupCommitService
+from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.puts import MessageInner
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 Plain = dict[str, Any]
 ROOMY = settings(mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)

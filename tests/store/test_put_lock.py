@@ -2,7 +2,7 @@ import trio
 import trio.testing
 
 from tests.store.builders import Rig, batch, config, message, records
-from trimq.broker.store.mapped_file import MappedFile
+from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.types import PutMessageStatus
 
 BUSY = PutMessageStatus.OS_PAGE_CACHE_BUSY

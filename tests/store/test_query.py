@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, by_key, fill, opened, put, settings
-from trimq.broker.store.key_match import HEAD_SIZE, Matches, matches
+from trimq.broker.store.disk.warm_ranges import CHUNK
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.query import MessageFinder, _at_once, store_timestamp_of
-from trimq.broker.store.warm_ranges import CHUNK
+from trimq.broker.store.read.key_match import HEAD_SIZE, Matches, matches
+from trimq.broker.store.read.query import MessageFinder, _at_once, store_timestamp_of
 from trimq.protocol.message import decode_message
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 NOW = 1_700_000_000_000
 BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000)
@@ -128,7 +128,7 @@ async def test_what_is_not_in_memory_is_waited_for() -> None:
 
 
 async def test_views_of_large_answers_hold_their_files_until_they_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimq.broker.store.query._COPIED", 1000)
+    monkeypatch.setattr("trimq.broker.store.read.query._COPIED", 1000)
     async with opened(SimDisk()) as store:
         await fill(store, 60)
         await by_key(store, "k3")

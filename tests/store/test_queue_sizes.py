@@ -7,10 +7,10 @@ import pytest
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, check_all, fill, killed, opened, settings
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.queue_sizes import QueueFileError, other_size
-from trimq.broker.store.real_disk import RealDisk
-from trimq.remoting.clock import ManualClock
+from trimq.broker.store.queue.queue_sizes import QueueFileError, other_size
+from trimq.remoting.runtime.clock import ManualClock
 
 COUNT = 35
 BASE = "/store/consumequeue"

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
 from trimq.broker.store.message_store import MessageStore, StoreLoadError
-from trimq.broker.store.recovery import RecoveryReport
+from trimq.broker.store.recovery.recovery import RecoveryReport
 from trimq.protocol import checkpoint_layout
 from trimq.protocol.queue_unit import UNIT
 

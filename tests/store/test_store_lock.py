@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.simdisk import Loss, PowerCut, SimDisk
-from trimq.broker.store.real_disk import RealDisk
-from trimq.broker.store.store_lock import AbortFile, StoreInUseError, StoreLock
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.disk.store_lock import AbortFile, StoreInUseError, StoreLock
 
 OTHER_PROCESS = """
 import fcntl, sys

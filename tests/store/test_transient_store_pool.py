@@ -19,12 +19,12 @@ from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, opened, put, settings
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
-from trimq.broker.store.commit import CommitRealTimeService
-from trimq.broker.store.flush import GroupCommitService
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.durability.commit import CommitRealTimeService
+from trimq.broker.store.durability.flush import GroupCommitService
+from trimq.broker.store.log.transient_store_pool import PooledMappedFile, TransientStorePool, WriteBuffer, lock_memory
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.real_disk import RealDisk
 from trimq.broker.store.running_flags import Flag
-from trimq.broker.store.transient_store_pool import PooledMappedFile, TransientStorePool, WriteBuffer, lock_memory
 from trimq.broker.store.types import PutMessageStatus
 
 NEVER = 1 << 30

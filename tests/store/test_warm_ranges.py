@@ -4,11 +4,11 @@ import pytest
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, opened, put, settings
-from trimq.broker.store import warm_ranges
-from trimq.broker.store.disk import MappedPart
+from trimq.broker.store.disk import warm_ranges
+from trimq.broker.store.disk.disk import MappedPart
+from trimq.broker.store.disk.warm_ranges import CHUNK, WARM_SECONDS, WarmRanges
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
-from trimq.broker.store.warm_ranges import CHUNK, WARM_SECONDS, WarmRanges
 from trimq.protocol.message import decode_messages
 
 BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000)

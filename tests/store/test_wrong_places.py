@@ -19,7 +19,7 @@ from tests.broker.wire_client import WireClient
 from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, by_key, fill, opened, settings
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.record_look import is_message, place_of
+from trimq.broker.store.read.record_look import is_message, place_of
 from trimq.broker.store.types import GetMessageStatus, MessageFilter
 from trimq.broker.testing import running_broker
 from trimq.protocol.message import StoredMessage, decode_message, decode_messages

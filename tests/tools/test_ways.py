@@ -12,8 +12,8 @@ from tools.ways import ROOT, reads_property_text, static
 
 def test_the_code_has_one_of_each() -> None:
     found = static(ROOT)
-    assert found["appends"] == ["broker/store/commit_log.py:append"]
-    assert found["dispatches"] == ["broker/store/dispatcher.py:dispatch"]
+    assert found["appends"] == ["broker/store/log/commit_log.py:append"]
+    assert found["dispatches"] == ["broker/store/dispatch/dispatcher.py:dispatch"]
     readers = set(found["readers of property text"])
     assert not [path for path in readers if path.startswith("broker/")]
     # the other one learns by numpy how the texts of a batch are laid out
@@ -63,7 +63,7 @@ def test_it_runs_a_broker() -> None:
         sends = [kind for kind in kinds if kind.startswith(("send", "batch"))]
         assert len(sends) == 6
         for kind in sends:
-            assert kinds[kind]["broker/store/commit_log.py"].count("CommitLog.append") == 1
-            assert kinds[kind]["broker/store/write_path.py"]
-        assert "broker/processors/send_direct.py" in kinds["send, JSON"]
-        assert "broker/processors/send_direct.py" not in kinds["send, binary"]
+            assert kinds[kind]["broker/store/log/commit_log.py"].count("CommitLog.append") == 1
+            assert kinds[kind]["broker/store/durability/write_path.py"]
+        assert "broker/processors/send/send_direct.py" in kinds["send, JSON"]
+        assert "broker/processors/send/send_direct.py" not in kinds["send, binary"]

@@ -6,8 +6,8 @@ from typing import Any, cast
 from trimq.broker.config import SCHEMA
 from trimq.broker.services.client_channel import ClientChannel
 from trimq.protocol.command import RemotingCommand
-from trimq.remoting.config import Configuration
-from trimq.remoting.connection import Connection
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.server.connection import Connection
 
 
 class FakeConnection:

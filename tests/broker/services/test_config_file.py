@@ -8,7 +8,7 @@ from tests.store.simdisk import SimDisk
 from trimq.broker.config import MessageStoreConfig, load_broker
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.state_file import StateFileError
-from trimq.broker.store.real_disk import RealDisk
+from trimq.broker.store.disk.real_disk import RealDisk
 
 
 async def test_a_change_goes_into_the_file_the_broker_was_started_with(tmp_path: Path) -> None:

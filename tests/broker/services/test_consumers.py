@@ -15,8 +15,8 @@ from trimq.broker.services.producers import ProducerManager
 from trimq.protocol.body import SubscriptionData
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
-from trimq.remoting.clock import ManualClock
-from trimq.remoting.config import Configuration
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import ManualClock
 
 
 def sub(topic: str, version: int = 1, text: str = "*") -> SubscriptionData:

@@ -10,8 +10,8 @@ from trimq.broker.services.groups import FORBIDDEN_READ, SubscriptionGroupManage
 from trimq.broker.services.state_file import StateFileError, replace_file
 from trimq.protocol.body import SubscriptionGroupConfig
 from trimq.protocol.topic_rules import SYSTEM_GROUPS
-from trimq.remoting.clock import ManualClock
-from trimq.remoting.config import Configuration
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import ManualClock
 
 PATH = "/store/config/subscriptionGroup.json"
 

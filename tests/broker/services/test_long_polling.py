@@ -9,8 +9,8 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.pull import PullMessageRequestHeader
-from trimq.remoting.clock import ManualClock
-from trimq.remoting.config import Configuration
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import ManualClock
 
 
 class Tags:

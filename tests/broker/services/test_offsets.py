@@ -10,7 +10,7 @@ from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.state_file import StateFileError, replace_file
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 PATH = "/store/config/consumerOffset.json"
 

@@ -3,7 +3,7 @@ import trio.testing
 
 from tests.broker.services.fakes import FakeConnection, channel, configuration
 from trimq.broker.services.producers import ProducerManager
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 
 def test_members_come_and_go() -> None:

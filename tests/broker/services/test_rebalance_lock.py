@@ -1,6 +1,6 @@
 from trimq.broker.services.rebalance_lock import RebalanceLockManager
 from trimq.protocol.body import MessageQueue
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 
 def queue(number: int, topic: str = "T") -> MessageQueue:

@@ -31,8 +31,8 @@ from trimq.protocol.headers.namesrv import (
     UnRegisterBrokerRequestHeader,
 )
 from trimq.protocol.register_broker_body import decode_register_broker_body
-from trimq.remoting.clock import ManualClock
 from trimq.remoting.errors import RemotingConnectError
+from trimq.remoting.runtime.clock import ManualClock
 
 
 class NameServers:

@@ -12,13 +12,13 @@ from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError, replace_file
-from trimq.broker.store.puts import MessageInner
+from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, PutCallback, PutMessageResult, PutMessageStatus
 from trimq.protocol import record
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.property_text import encode_properties
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 PATH = "/store/config/delayOffset.json"
 HOST = record.pack_host("10.0.0.1", 10911)

@@ -16,7 +16,7 @@ from trimq.broker.services.state_file import (
     replace_file,
 )
 from trimq.protocol.body import TopicConfig
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 PATH = "/store/config/x.json"
 

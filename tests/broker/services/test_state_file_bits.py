@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.store.simdisk import SimDisk
 from trimq.broker.services.state_file import StateFile, encode_pieces, replace_file
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 PATH = "/store/config/topics.json"
 TABLE = "topicConfigTable"

@@ -5,7 +5,7 @@ import trio
 import trio.testing
 
 from trimq.broker.services.stats import GROUP_GET_NUMS, NAMES, TOPIC_PUT_NUMS, BrokerStats, seconds_to_midnight
-from trimq.remoting.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock
 
 
 async def test_counts_show_at_once_and_in_all_windows() -> None:

@@ -11,8 +11,8 @@ from trimq.broker.services.state_file import StateFileError, replace_file
 from trimq.broker.services.topic_attributes import alter, parse_changes
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.protocol.body import TopicConfig
-from trimq.remoting.clock import ManualClock
-from trimq.remoting.config import Configuration
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import ManualClock
 
 PATH = "/store/config/topics.json"
 SYSTEM = {

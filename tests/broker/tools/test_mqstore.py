@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from tests.store.stores import fill, opened, put, settings
 from trimq.broker.config import MessageStoreConfig
-from trimq.broker.store.real_disk import RealDisk
-from trimq.broker.store.store_lock import StoreLock
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.disk.store_lock import StoreLock
 from trimq.broker.tools.cli import main
 from trimq.broker.tools.offline_store import ReadOnlyDisk
 from trimq.protocol import sysflag

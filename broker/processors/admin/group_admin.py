@@ -1,0 +1,191 @@
+"""Administration of consumer groups and clients: 200, 201, 203, 204, 207, 225, 328, 343, 345, 352, 353."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from msgspec import field
+
+from trimq.broker.processors.common import invalid
+from trimq.broker.services.client_channel import ClientChannel
+from trimq.broker.services.groups import FORBIDDEN_READ
+from trimq.protocol.body import Body, SubscriptionGroupConfig, decode_json, encode_json
+from trimq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.admin import (
+    ConsumerGroupRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    GroupRequestHeader,
+    ProducerGroupRequestHeader,
+    QuerySubscriptionByConsumerRequestHeader,
+    UpdateGroupForbiddenRequestHeader,
+)
+from trimq.protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
+from trimq.protocol.topic_rules import group_problem
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import Outcome
+from trimq.remoting.server.large_reply import in_slices
+
+if TYPE_CHECKING:
+    from trimq.broker.parts import BrokerParts
+
+
+class SubscriptionGroupList(Body):
+    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+
+    group_config_list: list[SubscriptionGroupConfig] = field(default_factory=list)
+
+
+class GroupAdminProcessor:
+    """Creates, changes, shows and deletes consumer groups; shows who is connected."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._parts = parts
+        self._groups = parts.groups
+        self._consumers = parts.consumers
+        self._producers = parts.producers
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update, copy_body=True)
+        table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.update_list, copy_body=True)
+        table.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
+        table.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.config)
+        table.register(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
+        table.register(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid)
+        table.register(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics)
+        table.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
+        table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
+        table.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
+        table.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
+
+    async def update(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200); INVALID_PARAMETER for the name, SYSTEM_BUSY for one too many."""
+        await self._put([decode_json(command.body, SubscriptionGroupConfig)])
+        return command.reply()
+
+    async def update_list(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): all of them or none."""
+        await self._put(decode_json(command.body, SubscriptionGroupList).group_config_list)
+        return command.reply()
+
+    async def _put(self, configs: list[SubscriptionGroupConfig]) -> None:
+        for config in configs:
+            problem = group_problem(config.group_name)
+            if problem is not None:
+                raise invalid(problem)
+        if configs:
+            self._groups.check_room([config.group_name for config in configs])
+            self._groups.put(*configs)
+            await self._groups.persisted()
+
+    async def all_configs(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
+        return await in_slices(connection, command, self._groups.pieces())
+
+    def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352): made with the defaults where that is allowed."""
+        group = command.header(GroupRequestHeader).group
+        found = self._groups.find(group)
+        if found is None:
+            raise self._groups.missing(group)
+        return command.reply(body=encode_json(found))
+
+    async def delete(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """DELETE_SUBSCRIPTIONGROUP (207), with its offsets where ``cleanOffset`` says so."""
+        header = command.header(DeleteSubscriptionGroupRequestHeader)
+        self._groups.delete(header.group_name)
+        self._parts.stats.remove_group(header.group_name)
+        self._parts.offsets.remove_pulls(header.group_name)
+        if header.clean_offset:
+            self._parts.offsets.remove_group(header.group_name)
+            await self._parts.offsets.persisted()
+        await self._groups.persisted()
+        return command.reply()
+
+    async def forbid(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): whether a group may read a topic; ``readable`` changes it."""
+        header = command.header(UpdateGroupForbiddenRequestHeader)
+        if header.readable is not None:
+            self._groups.set_forbidden(header.group, header.topic, FORBIDDEN_READ, not header.readable)
+            await self._groups.persisted()
+        readable = self._groups.may_read(header.group, header.topic)
+        return command.reply(body=encode_json({"group": header.group, "topic": header.topic, "readable": readable}))
+
+    async def topics(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """QUERY_TOPICS_BY_CONSUMER (343): topics in which the group has offsets."""
+        topics = self._parts.offsets.topics_of(command.header(GroupRequestHeader).group)
+        body = object_pieces(("brokerAddr", self._parts.address), ("topicList", list_pieces(in_order(topics))))
+        return await in_slices(connection, command, body)
+
+    def subscription(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """QUERY_SUBSCRIPTION_BY_CONSUMER (345): what the members want of the topic; left out where nobody is online."""
+        header = command.header(QuerySubscriptionByConsumerRequestHeader)
+        body: dict[str, Any] = {"group": header.group, "topic": header.topic}
+        found = self._consumers.find_subscription(header.group, header.topic)
+        if found is not None:
+            body["subscriptionData"] = found
+        return command.reply(body=encode_json(body))
+
+    async def consumer_connections(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """GET_CONSUMER_CONNECTION_LIST (203); CONSUMER_NOT_ONLINE."""
+        group = command.header(ConsumerGroupRequestHeader).consumer_group
+        info = self._consumers.group(group)
+        if info is None:
+            raise RemotingError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group {group} is not online")
+        body = object_pieces(
+            ("connectionSet", list_pieces(_connections(info.channels.values()))),
+            ("consumeFromWhere", info.consume_from_where),
+            ("consumeType", info.consume_type),
+            ("messageModel", info.message_model),
+            ("subscriptionTable", table_pieces(info.subscriptions)),
+        )
+        return await in_slices(connection, command, body)
+
+    async def producer_connections(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """GET_PRODUCER_CONNECTION_LIST (204); SYSTEM_ERROR for none."""
+        group = command.header(ProducerGroupRequestHeader).producer_group
+        channels = self._producers.channels(group)
+        if not channels:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the producer group {group} is not online")
+        body = object_pieces(("connectionSet", list_pieces(_connections(channels))))
+        return await in_slices(connection, command, body)
+
+    async def all_producers(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """GET_ALL_PRODUCER_INFO (328)."""
+        groups = [
+            (group, list_pieces(_producers(members.values()))) for group, members in self._producers.table.items()
+        ]
+        return await in_slices(connection, command, object_pieces(("data", object_pieces(*groups))))
+
+
+def _connections(channels: Iterable[ClientChannel]) -> Iterator[dict[str, Any]]:
+    """The rows of clients as they are now: the table may change before the last one is asked for."""
+    return (
+        {
+            "clientAddr": channel.connection.peer_text,
+            "clientId": channel.client_id,
+            "language": _language(channel.language),
+            "version": channel.version,
+        }
+        for channel in list(channels)
+    )
+
+
+def _producers(channels: Iterable[ClientChannel]) -> Iterator[dict[str, Any]]:
+    return (
+        {
+            "clientId": channel.client_id,
+            "language": _language(channel.language),
+            "lastUpdateTimestamp": channel.last_update_timestamp,
+            "remoteIP": "/" + channel.connection.peer_text,
+            "version": channel.version,
+        }
+        for channel in list(channels)
+    )
+
+
+def _language(language: Any) -> str:
+    """A name of RocketMQ's list: its own tools read no other."""
+    return str(language) if str(language) in LanguageCode.__members__ else LanguageCode.OTHER.name

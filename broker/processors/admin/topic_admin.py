@@ -1,0 +1,217 @@
+"""Administration of topics: 17, 18, 21, 202, 215, 300, 305, 306, 316, 329, 351 (RocketMQ's AdminBrokerProcessor).
+
+A reply that promises a change is sent when the change is on disk and the name servers know it.
+"""
+
+from typing import TYPE_CHECKING
+
+from msgspec import field, structs
+
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.admin.consume_stats import QueueTable
+from trimq.broker.processors.common import invalid, no_such_topic
+from trimq.broker.services.stats import TOPIC_PUT_NUMS
+from trimq.broker.services.topic_attributes import alter, parse_changes
+from trimq.protocol.body import Body, TopicConfig, decode_json, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.admin import CreateTopicRequestHeader, TopicRequestHeader
+from trimq.protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
+from trimq.protocol.topic_rules import topic_problem
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import Outcome
+from trimq.remoting.server.large_reply import LargeReply, in_slices
+
+if TYPE_CHECKING:
+    from trimq.broker.parts import BrokerParts
+
+_MAX_QUEUES = 65_536
+
+
+class TopicConfigList(Body):
+    """Body of UPDATE_AND_CREATE_TOPIC_LIST (18)."""
+
+    topic_config_list: list[TopicConfig] = field(default_factory=list)
+
+
+class TopicOffset(Body):
+    """A queue in the reply to GET_TOPIC_STATS_INFO (202)."""
+
+    min_offset: int
+    max_offset: int
+    last_update_timestamp: int
+
+
+class TopicAdminProcessor:
+    """Creates, changes, shows and deletes topics."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._parts = parts
+        self._topics = parts.topics
+        self._store = parts.store
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update)
+        table.register(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_list, copy_body=True)
+        table.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_configs)
+        table.register(RequestCode.GET_TOPIC_CONFIG, self.config)
+        table.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
+        table.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
+        table.register(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
+        table.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.consumed_by)
+        table.register(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_consume_queues)
+        table.register(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_unused)
+        table.register(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired)
+
+    async def update(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_AND_CREATE_TOPIC (17). INVALID_PARAMETER for names and numbers, SYSTEM_ERROR for attributes."""
+        header = command.header(CreateTopicRequestHeader)
+        try:
+            changes = parse_changes(header.attributes or "")
+        except ValueError as error:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        wanted = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+            attributes=changes,
+        )
+        await self._put([wanted])
+        return command.reply()
+
+    async def update_list(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them or none. Attributes may stand there with or without a sign."""
+        wanted = [
+            structs.replace(
+                config,
+                attributes={
+                    name if name[:1] in "+-" else "+" + name: value for name, value in config.attributes.items()
+                },
+            )
+            for config in decode_json(command.body, TopicConfigList).topic_config_list
+        ]
+        await self._put(wanted)
+        return command.reply()
+
+    async def _put(self, wanted: list[TopicConfig]) -> None:
+        changed = [config for config in map(self._checked, wanted) if config != self._topics.get(config.topic_name)]
+        if not changed:
+            return
+        self._topics.put(*changed)
+        await self._topics.persisted()
+        await self._parts.registration.registered()
+
+    def _checked(self, wanted: TopicConfig) -> TopicConfig:
+        """The topic as it will be: ``wanted.attributes`` are changes (+name, -name) to those it has."""
+        topic = wanted.topic_name
+        self._check_name(topic)
+        if not (0 <= wanted.read_queue_nums <= _MAX_QUEUES and 0 <= wanted.write_queue_nums <= _MAX_QUEUES):
+            raise invalid(f"a topic has 0 to {_MAX_QUEUES} queues to read and to write")
+        if not 0 <= wanted.perm <= 15:
+            raise invalid(f"perm is a sum of 4 (read), 2 (write), 1 (inherit) and 8 (priority), not {wanted.perm}")
+        known = self._topics.get(topic)
+        try:
+            attributes = alter(known.attributes if known is not None else None, wanted.attributes)
+        except ValueError as error:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        return structs.replace(wanted, attributes=attributes)
+
+    def _check_name(self, topic: str) -> None:
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise invalid(problem)
+        self._check_not_ours(topic)
+
+    def _check_not_ours(self, topic: str) -> None:
+        config = self._parts.configuration.section(BrokerConfig)
+        if config.validate_system_topic_when_update_topic and self._topics.is_system(topic):
+            raise invalid(f"the topic {topic} belongs to the broker itself (validateSystemTopicWhenUpdateTopic)")
+
+    async def all_configs(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """GET_ALL_TOPIC_CONFIG (21)."""
+        wrapper = self._topics.serialize_wrapper()
+        names = structs.fields(wrapper)
+        members = [(each.encode_name, getattr(wrapper, each.name)) for each in names]
+        pieces = [(name, table_pieces(value) if isinstance(value, dict) else value) for name, value in members]
+        return await in_slices(connection, command, object_pieces(*pieces))
+
+    def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_TOPIC_CONFIG (351); TOPIC_NOT_EXIST."""
+        return command.reply(body=encode_json(self._existing(command.header(TopicRequestHeader).topic)))
+
+    def _existing(self, topic: str) -> TopicConfig:
+        config = self._topics.get(topic)
+        if config is None:
+            raise no_such_topic(topic)
+        return config
+
+    async def delete(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """DELETE_TOPIC_IN_BROKER (215): the topic, its queues and what groups had read of it. Succeeds without one."""
+        topic = command.header(TopicRequestHeader).topic
+        if not topic.strip():
+            raise invalid("the topic is blank")
+        self._check_not_ours(topic)
+        if self._topics.delete(topic):
+            self._parts.offsets.remove_topic(topic)
+            self._parts.stats.remove_topic(topic)
+            self._parts.long_polling.wake_topic(topic)
+            # the queues go in this turn: a send that makes the topic anew a moment later has queues of its own
+            await self._store.delete_topic(topic)
+            await self._topics.persisted()
+            await self._parts.offsets.persisted()
+            await self._parts.registration.registered()
+        return command.reply()
+
+    def system_topics(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
+        return command.reply(body=encode_json({"topicList": self._topics.system_topics()}))
+
+    async def stats(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """GET_TOPIC_STATS_INFO (202): for each queue its limits and the store time of its last message."""
+        config = self._existing(command.header(TopicRequestHeader).topic)
+        async with LargeReply(connection, command) as reply:
+            table = QueueTable(reply, b'{"offsetTable":{')
+            table.open()
+            for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+                await table.add(self._parts.queue(config.topic_name, queue_id), await self._limits(config, queue_id))
+            tps = self._parts.stats.tps(TOPIC_PUT_NUMS, config.topic_name)
+            reply.add(b'},"topicPutTps":%b}' % encode_json(tps))
+            return reply.end()
+
+    async def _limits(self, config: TopicConfig, queue_id: int) -> TopicOffset:
+        topic = config.topic_name
+        end = max(0, self._store.max_offset(topic, queue_id))
+        last = await self._store.message_store_time(topic, queue_id, end - 1) if end else 0
+        return TopicOffset(
+            min_offset=max(0, self._store.min_offset(topic, queue_id)),
+            max_offset=end,
+            last_update_timestamp=max(0, last),
+        )
+
+    async def consumed_by(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe to the topic or have offsets in it."""
+        topic = command.header(TopicRequestHeader).topic
+        groups = self._parts.offsets.groups_of(topic) | set(self._parts.consumers.groups_of(topic))
+        return await in_slices(connection, command, object_pieces(("groupList", list_pieces(in_order(groups)))))
+
+    async def clean_consume_queues(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
+        await self._store.clean_expired_consume_queues()
+        return command.reply()
+
+    async def clean_unused(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """CLEAN_UNUSED_TOPIC (316): queues whose topic is not there any more."""
+        await self._store.clean_unused_topics(self._topics.table)
+        return command.reply()
+
+    async def delete_expired(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """DELETE_EXPIRED_COMMITLOG (329): look for expired files now, whatever the hour."""
+        await self._store.delete_expired_now()
+        return command.reply()

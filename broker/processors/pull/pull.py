@@ -1,0 +1,319 @@
+"""Pulling: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
+
+What is found goes out as views into the commit log's mapped files; a body is never copied here. Cold data is read by a
+coroutine. Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultHandler.
+"""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from trimq.broker.config import BrokerConfig
+from trimq.broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
+from trimq.broker.processors.common import check_commit_offset, invalid, let_go, no_such_topic
+from trimq.broker.processors.pull.pull_direct import COPIED, DirectPulls
+from trimq.broker.processors.pull.pull_reply import (
+    BROADCASTING_FORBIDDEN,
+    BROKER_FORBIDDEN,
+    GROUP_FORBIDDEN,
+    NOT_FOUND,
+    SUBSCRIPTION_FORBIDDEN,
+    TOPIC_FORBIDDEN,
+    PullForbiddenError,
+    code_of,
+    forbidden,
+    pull_head,
+)
+from trimq.broker.services.consumers import BROADCASTING
+from trimq.broker.services.long_polling import PullRequest
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus
+from trimq.protocol.body import PERM_READ, SubscriptionData
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.pull import PullMessageRequestHeader
+from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import HELD, Outcome
+from trimq.remoting.server.out_buffer import SMALL
+
+if TYPE_CHECKING:
+    from trimq.broker.parts import BrokerParts
+
+_FILTERS_KEPT: Final = 10_000
+_LONGEST_CACHED: Final = 256
+_FEW: Final = 2
+_MAX_BYTES: Final = 128 * 1024 * 1024
+_LITE: Final = int(RequestCode.LITE_PULL_MESSAGE)
+_FOUND: Final = GetMessageStatus.FOUND
+
+
+def _parsed_filter(text: str | None) -> TagFilter | None:
+    return filter_for(parse_tags("", text))
+
+
+_cached_filter: Final = lru_cache(maxsize=4096)(_parsed_filter)
+
+
+class PullMessageProcessor:
+    """Checks a pull, asks the store, answers or holds the request until something comes."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._section = parts.configuration.section
+        self._topics = parts.topics.table
+        self._find_group = parts.groups.find
+        self._groups = parts.groups
+        self._group_info = parts.consumers.group
+        self._offsets = parts.offsets
+        self._commit_pull = parts.offsets.commit_pull
+        self._holds = parts.long_polling
+        self._count = parts.stats.group_get
+        self._store = parts.store
+        self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
+        self._direct = DirectPulls(parts, self._filter)
+        self.prepare = self._direct.prepare
+        self._handlers: HandlerTable | None = None
+        parts.configuration.listeners.append(lambda _keys: self._register())
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family (the main port only: the VIP port serves no pulls)."""
+        self._handlers = table
+        self._register()
+
+    def _register(self) -> None:
+        table = self._handlers
+        if table is None:
+            return
+        config = self._section(BrokerConfig)
+        fast = self._direct.handlers if config.broker_permission & PERM_READ else {}
+        lite = fast if config.lite_pull_message_enable else {}
+        table.register(RequestCode.PULL_MESSAGE, self.pull, fast=fast.get(RequestCode.PULL_MESSAGE))
+        table.register(RequestCode.LITE_PULL_MESSAGE, self.pull, fast=lite.get(RequestCode.LITE_PULL_MESSAGE))
+
+    def again(self, request: PullRequest) -> None:
+        """Serve a held pull: something arrived, or its time is over. It is not held a second time."""
+        command = request.command
+        try:
+            outcome = self._pull(request.connection, command, request.header, first=False)
+        except PullForbiddenError as error:
+            outcome = forbidden(command, error)
+        except RemotingError as error:
+            outcome = command.reply(error.code, error.remark)
+        request.connection.settle(command, outcome)
+
+    def pull(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""
+        try:
+            return self._pull(connection, command, command.header(PullMessageRequestHeader), first=True)
+        except PullForbiddenError as error:
+            return forbidden(command, error)
+
+    def _pull(
+        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, *, first: bool
+    ) -> Outcome:
+        flags = self._check(command, header)
+        topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
+        if header.sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
+            accept = None
+        else:
+            accept = self._filter(header)
+        if self._offsets.reset_offset_table:
+            reset = self._offsets.take_reset(topic, group, queue_id)
+            if reset is not None:
+                return self._answer(connection, command, header, flags, accept, self._reset(header, reset), first)
+        limit = header.max_msg_bytes
+        if not limit or not 0 < limit < _MAX_BYTES:
+            limit = _MAX_BYTES
+        result = self._store.get_message(topic, queue_id, header.queue_offset, header.max_msg_nums, limit, accept)
+        if result is None:
+            return self._pull_cold(connection, command, header, flags, accept, limit, first)
+        if result.status is not _FOUND:
+            return self._answer(connection, command, header, flags, accept, result, first)
+        if first and header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commit(connection, header)
+        return self._found(connection, command, header, flags, result)
+
+    # checks, in RocketMQ's order
+
+    def _check(self, command: RemotingCommand, header: PullMessageRequestHeader) -> tuple[int, int]:
+        """Whether the group may pull there; the flags of topic and group for the reply."""
+        config = self._section(BrokerConfig)
+        if not config.broker_permission & PERM_READ:
+            raise PullForbiddenError(BROKER_FORBIDDEN, "this broker hands out no messages (brokerPermission)")
+        if command.code == _LITE and not config.lite_pull_message_enable:
+            raise PullForbiddenError(BROKER_FORBIDDEN, "this broker serves no lite pulls (litePullMessageEnable)")
+        group = self._find_group(header.consumer_group)
+        if group is None:
+            raise self._groups.missing(header.consumer_group)
+        if not group.consume_enable:
+            raise PullForbiddenError(
+                GROUP_FORBIDDEN, f"the group {header.consumer_group} may not consume (consumeEnable)"
+            )
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise no_such_topic(header.topic)
+        if not topic.perm & PERM_READ:
+            raise PullForbiddenError(TOPIC_FORBIDDEN, f"the topic {header.topic} hands out no messages (perm)")
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise invalid(f"the topic {header.topic} has {topic.read_queue_nums} queues to read, no {header.queue_id}")
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._check_commit(header)
+        return topic.topic_sys_flag, group.group_sys_flag
+
+    def _check_commit(self, header: PullMessageRequestHeader) -> None:
+        """The commit that comes with a pull: refused together with it, as UPDATE_CONSUMER_OFFSET would refuse it."""
+        try:
+            check_commit_offset(header.commit_offset)
+            self._offsets.check_room(header.consumer_group)
+        except RemotingError:
+            self._offsets.refused += 1
+            raise
+
+    def _filter(self, header: PullMessageRequestHeader) -> TagFilter | None:
+        """What the pull lets through, by the subscription in the request or by that of the group's heartbeats."""
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            if not is_tag_type(header.expression_type):
+                raise _no_such_filter(header.expression_type)
+            text = header.subscription
+            try:
+                if text is None or len(text) <= _LONGEST_CACHED:
+                    return _cached_filter(text)
+                return _parsed_filter(text)
+            except SubscriptionError as error:
+                raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
+        subscription = self._subscription(header)
+        key = (header.consumer_group, header.topic)
+        known = self._filters.get(key)
+        if known is not None and known[0] is subscription:
+            return known[1]
+        if not is_tag_type(subscription.expression_type):
+            raise _no_such_filter(subscription.expression_type)
+        if len(self._filters) >= _FILTERS_KEPT:
+            self._filters.clear()
+        accept = filter_for(subscription)
+        self._filters[key] = (subscription, accept)
+        return accept
+
+    def _subscription(self, header: PullMessageRequestHeader) -> SubscriptionData:
+        name, topic = header.consumer_group, header.topic
+        info = self._group_info(name)
+        if info is None:
+            raise RemotingError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"no heartbeat of the consumer group {name} has come yet"
+            )
+        group = self._find_group(name)
+        if info.message_model == BROADCASTING and (group is None or not group.consume_broadcast_enable):
+            raise PullForbiddenError(BROADCASTING_FORBIDDEN, f"the group {name} may not broadcast")
+        if not self._groups.may_read(name, topic):
+            raise PullForbiddenError(SUBSCRIPTION_FORBIDDEN, f"the group {name} may not read the topic {topic}")
+        subscription = info.subscriptions.get(topic)
+        if subscription is None:
+            raise RemotingError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the last heartbeat of the consumer group {name} does not subscribe to {topic}:"
+                " all members of a group have to subscribe to the same topics",
+            )
+        if subscription.sub_version < header.sub_version:
+            raise RemotingError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, f"the subscription of {name} to {topic} is an older one"
+            )
+        return subscription
+
+    # answers
+
+    def _reset(self, header: PullMessageRequestHeader, offset: int) -> GetMessageResult:
+        return GetMessageResult(
+            GetMessageStatus.OFFSET_RESET,
+            offset,
+            self._store.min_offset(header.topic, header.queue_id),
+            self._store.max_offset(header.topic, header.queue_id),
+        )
+
+    async def _pull_cold(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        flags: tuple[int, int],
+        accept: TagFilter | None,
+        limit: int,
+        first: bool,
+    ) -> Any:
+        result = await self._store.get_message_cold(
+            header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, limit, accept
+        )
+        return self._answer(connection, command, header, flags, accept, result, first)
+
+    def _answer(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        flags: tuple[int, int],
+        accept: TagFilter | None,
+        result: GetMessageResult,
+        first: bool,
+    ) -> Outcome:
+        """Answer with whatever the store has said, or hold the pull."""
+        status = result.status
+        code = code_of(status, header.queue_offset)
+        if first:
+            held = (
+                code == NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._hold(connection, command, header, accept)
+            )
+            if header.sys_flag & PULL_COMMIT_OFFSET and status is not GetMessageStatus.OFFSET_RESET:
+                self._commit(connection, header)
+            if held:
+                return HELD
+        if status is _FOUND:
+            return self._found(connection, command, header, flags, result)
+        self._commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_begin_offset)
+        result.release()
+        return pull_head(command, code, result, flags, 0)
+
+    def _hold(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        accept: TagFilter | None,
+    ) -> bool:
+        let_go(command)
+        request = PullRequest(connection, command, header, header.topic, header.queue_id, header.queue_offset, accept)
+        return self._holds.hold(request, header.suspend_timeout_millis)
+
+    def _commit(self, connection: Connection, header: PullMessageRequestHeader) -> None:
+        self._offsets.commit(
+            connection.peer_text, header.consumer_group, header.topic, header.queue_id, header.commit_offset
+        )
+
+    def _found(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        flags: tuple[int, int],
+        result: GetMessageResult,
+    ) -> Outcome:
+        group, topic = header.consumer_group, header.topic
+        self._commit_pull(group, topic, header.queue_id, result.next_begin_offset)
+        if command.flag & 2:
+            result.release()
+            return None
+        buffers, size = result.buffers, result.size
+        self._count(group, topic, result.count, size)
+        head = pull_head(command, 0, result, flags, size)
+        if size <= COPIED or (len(buffers) > _FEW and size < len(buffers) * SMALL):
+            reply = b"".join([head, *buffers])
+            buffers.clear()
+            result.release()
+            return reply
+        connection.write_owned([head, *buffers], result.release)
+        return None
+
+
+def _no_such_filter(expression_type: str | None) -> RemotingError:
+    return RemotingError(
+        ResponseCode.SYSTEM_ERROR,
+        f"the broker does not support consumers that filter by {expression_type}: subscribe by tags",
+    )

@@ -1,0 +1,209 @@
+"""The fast way of a pull: from the bytes of its header to the bytes of its reply, without an object in between.
+
+A pull that finds messages in memory takes it, of a known group and topic, with a JSON header. Whatever is found to be
+otherwise (nothing new, cold data, a reset, a refusal) is passed over before anything has happened, and pull.py, which
+knows every case, does it from the beginning.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from trimq.broker.filters.tag import ALL, TAG, TagFilter
+from trimq.broker.processors.pull.pull_reply import found_template
+from trimq.broker.services.stats import StatsItem
+from trimq.broker.store.message_store import ConsumeQueue
+from trimq.protocol.body import PERM_READ, SubscriptionGroupConfig, TopicConfig
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.pull import PullMessageRequestHeader
+from trimq.protocol.queue_unit import MAX_OFFSET
+from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handlers import FastHandler
+
+if TYPE_CHECKING:
+    from trimq.broker.parts import BrokerParts
+
+COPIED: Final = 64 * 1024
+"""Up to this much goes out as one buffer: one copy costs less than views, their owner and a vector for the kernel."""
+_READERS_KEPT: Final = 10_000
+_MAX_BYTES: Final = 128 * 1024 * 1024
+_pack_words: Final = struct.Struct(">II").pack
+
+
+class _Frame(Struct, gc=False):
+    """A pull's envelope and ext fields, decoded in one pass."""
+
+    header: PullMessageRequestHeader = field(name="extFields")
+    code: int
+    opaque: int = 0
+    flag: int = 0
+
+
+class _Reader:
+    """What a pull needs to know of a group in a topic, as long as both configurations are those in their tables."""
+
+    __slots__ = ("group", "key", "nums", "queues", "sizes", "template", "topic")
+
+    def __init__(self, group: SubscriptionGroupConfig, topic: TopicConfig, nums: StatsItem, sizes: StatsItem) -> None:
+        self.group = group
+        self.topic = topic
+        self.key = f"{topic.topic_name}@{group.group_name}"
+        self.queues: dict[int, ConsumeQueue] = {}
+        self.nums = nums
+        self.sizes = sizes
+        self.template = found_template(topic.topic_sys_flag, group.group_sys_flag)
+
+
+_Place = tuple[ConsumeQueue, int, int, int]
+"""What a pull without a filter asks for: queue, offset, messages and bytes at most."""
+
+
+class DirectPulls:
+    """Serves pulls that find something in memory.
+
+    A consumer that works through a backlog asks for the next messages when it has these. Where the loop has nothing to
+    do until then, ``prepare`` gets them together.
+    """
+
+    def __init__(self, parts: "BrokerParts", filter_of: Callable[[PullMessageRequestHeader], TagFilter | None]) -> None:
+        """``filter_of`` gives the filter of a pull, or raises RemotingError."""
+        self._filter_of = filter_of
+        self._groups = parts.groups.table
+        self._topics = parts.topics.table
+        self._offsets = parts.offsets
+        self._stats = parts.stats
+        self._find_in_store = parts.store.find_queue
+        self._hot = parts.store.get_hot
+        self._ahead = parts.store.get_ahead
+        self._count_found = parts.store.count_found
+        self._expected: _Place | None = None
+        self._prepared: tuple[_Place, bytes, int, int] | None = None
+        """What ``prepare`` has made: for which pull, the records, their number and the offset that follows."""
+        self._readers: dict[tuple[str, str], _Reader] = {}
+        self.handlers: dict[int, FastHandler] = {
+            code: self._handler(code) for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+        }
+        """Both kinds of pulls."""
+
+    def _handler(self, code: int) -> FastHandler:  # noqa: PLR0915 - as below
+        decode: Callable[[memoryview], Any] = msgspec.json.Decoder(_Frame, strict=False).decode
+        readers, groups, topics = self._readers, self._groups, self._topics
+        offsets, filter_of, hot = self._offsets, self._filter_of, self._hot
+        commit_pull, count_found, ahead = offsets.commit_pull, self._count_found, self._ahead
+        broker_get = self._stats.broker_get
+
+        def serve(  # noqa: PLR0912, PLR0915 - every pull passes here: a call more is a cost for all
+            connection: Connection, head: memoryview, _body: memoryview
+        ) -> bytes | None:
+            try:
+                frame = decode(head)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return None
+            header = frame.header
+            group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+            reader = readers.get((group, topic))
+            if reader is None or reader.topic is not topics.get(topic) or reader.group is not groups.get(group):
+                reader = self._find(group, topic)
+                if reader is None:
+                    return None
+            if (
+                frame.flag
+                or frame.code != code
+                or (offsets.reset_offset_table and reader.key in offsets.reset_offset_table)
+            ):
+                return None
+            queue = reader.queues.get(queue_id)
+            if queue is None or queue.deleted:
+                queue = self._find_queue(reader, queue_id)
+                if queue is None:
+                    return None
+            offset = header.queue_offset
+            if not queue.min_offset <= offset < queue.next_offset:
+                return None
+            sys_flag = header.sys_flag
+            if sys_flag & PULL_COMMIT_OFFSET and (
+                reader.key not in offsets.offset_table or not -1 <= header.commit_offset <= MAX_OFFSET
+            ):
+                return None
+            if sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
+                accept = None
+            else:
+                try:
+                    accept = filter_of(header)
+                except RemotingError:
+                    return None
+            limit = header.max_msg_bytes
+            if not limit or not 0 < limit < _MAX_BYTES:
+                limit = _MAX_BYTES
+            nums = header.max_msg_nums
+            prepared = self._prepared
+            if prepared is not None and accept is None and prepared[0] == (queue, offset, nums, limit):
+                self._prepared = None
+                _, body, count, following = prepared
+                buffers: list[bytes] | list[memoryview] = [body]
+                size = len(body)
+                count_found(count)
+            else:
+                found = ahead(queue, offset, nums, limit) if accept is None else hot(queue, offset, nums, limit, accept)
+                if found is None:
+                    return None
+                _, (buffers, count, size), following = found
+                if not count or size > COPIED:
+                    return None
+                if accept is None:
+                    count_found(count)
+            if accept is None and following < queue.next_offset:
+                self._expected = (queue, following, nums, limit)
+            if sys_flag & PULL_COMMIT_OFFSET:
+                offsets.commit(connection.peer_text, group, topic, queue_id, header.commit_offset)
+            commit_pull(group, topic, queue_id, following)
+            nums, sizes = reader.nums, reader.sizes
+            nums.value += count
+            nums.times += 1
+            sizes.value += size
+            sizes.times += 1
+            broker_get.value += count
+            broker_get.times += 1
+            text = reader.template % (queue.next_offset, queue.min_offset, following, frame.opaque)
+            length = len(text)
+            return b"".join([_pack_words(length + 4 + size, length), text, *buffers])
+
+        return serve
+
+    def prepare(self) -> None:
+        """Get together what the last pull's consumer will ask for next: there is a moment's time."""
+        place, self._expected = self._expected, None
+        if self._prepared is not None and self._prepared[0][0].deleted:
+            self._prepared = None
+        if place is None or place[0].deleted or not place[0].min_offset <= place[1] < place[0].next_offset:
+            return
+        found = self._ahead(*place)
+        if found is not None:
+            _, (buffers, count, size), following = found
+            # a pull that gets less than it may is answered with what there is when it comes
+            if size <= COPIED and (count == place[2] or following < place[0].next_offset):
+                self._prepared = place, b"".join(buffers), count, following
+
+    def _find(self, group: str, topic: str) -> _Reader | None:
+        """What is to be known of a group in a topic when it pulls for the first time, or again after a change."""
+        self._readers.pop((group, topic), None)
+        its, of = self._groups.get(group), self._topics.get(topic)
+        if its is None or of is None or not its.consume_enable or not of.perm & PERM_READ:
+            return None
+        if len(self._readers) >= _READERS_KEPT:
+            self._readers.clear()
+        reader = self._readers[group, topic] = _Reader(its, of, *self._stats.group_counters(group, topic))
+        return reader
+
+    def _find_queue(self, reader: _Reader, queue_id: int) -> ConsumeQueue | None:
+        if not 0 <= queue_id < reader.topic.read_queue_nums:
+            return None
+        queue = self._find_in_store(reader.topic.topic_name, queue_id)
+        if queue is not None:
+            reader.queues[queue_id] = queue
+        return queue

@@ -1,0 +1,1 @@
+"""Sends: single messages, batches, messages that consumers send back."""

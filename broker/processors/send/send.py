@@ -1,0 +1,410 @@
+"""Sending: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), with and without a reply.
+
+A send to a topic that exists, without any property that means something to the broker, takes the fast way through
+``_send`` and ``_put``. Everything else (new topics, retries, delays, batches, refusals) takes the checked way.
+Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each message with its own properties only).
+"""
+
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import born_host, let_go
+from trimq.broker.processors.send.message_properties import tag_hash, waits_for_store
+from trimq.broker.processors.send.send_batch import SentBatch, batch_reply, message_ids, parts_of
+from trimq.broker.processors.send.send_checks import (
+    SendChecks,
+    SendHeader,
+    illegal_queue,
+    properties_too_long,
+    random_queue,
+)
+from trimq.broker.processors.send.send_codes import STORED, refusal_code
+from trimq.broker.processors.send.send_direct import DirectSends
+from trimq.broker.store.log.puts import MessageBatch, MessageInner
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.protocol import sysflag
+from trimq.protocol.batch import BatchError
+from trimq.protocol.body import PERM_WRITE, TopicConfig
+from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
+from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_names import SLOW_NAMES
+from trimq.protocol.property_text import closed, decode_properties, join_properties
+from trimq.protocol.record import MAX_PROPERTIES
+from trimq.protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.gate import Sees
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import DEFERRED, Outcome
+
+if TYPE_CHECKING:
+    from trimq.broker.parts import BrokerParts
+    from trimq.broker.processors.send.send_alike import AlikeSends
+    from trimq.broker.processors.send.send_batch_alike import AlikeBatches
+
+_UNUSUAL_FLAGS: Final = (
+    sysflag.TRANSACTION_PREPARED
+    | sysflag.BORN_HOST_V6
+    | sysflag.STORE_HOST_V6
+    | sysflag.NEED_UNWRAP
+    | sysflag.INNER_BATCH
+)
+_pack_words: Final = struct.Struct(">II").pack
+
+
+def _nobody(_result: PutMessageResult) -> None:
+    """Takes the result of a one-way send."""
+
+
+def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> "AlikeSends | None":
+    try:
+        from trimq.broker.processors.send.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
+    except ImportError:
+        return None
+    return AlikeSends(parts, direct)
+
+
+def _alike_batches() -> "AlikeBatches | None":
+    try:
+        from trimq.broker.processors.send.send_batch_alike import AlikeBatches  # noqa: PLC0415 - numpy is optional
+    except ImportError:
+        return None
+    return AlikeBatches()
+
+
+class SendMessageProcessor:
+    """Checks a send, makes the message that is stored of it, and answers where it lies."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._configuration = parts.configuration
+        self._checks = SendChecks(parts)
+        self._direct = DirectSends(parts, self._answer)
+        self._batches = _alike_batches()
+        self._alike = _alike_sends(parts, self._direct)
+        batches = self._batches
+        self._direct_batches = None if batches is None else batches.direct(parts, self._direct, self._answer_batch)
+        self._topics = parts.topics
+        self._table = parts.topics.table
+        self._put_message = parts.store.put_message
+        self._tags = parts.store.indexes_tags
+        self._count = parts.stats.topic_put
+        self._store_host = parts.store_host
+        self._host_hex = parts.store_host.hex().upper()
+        self._next_unique = parts.unique_ids.next
+        self._handlers: HandlerTable | None = None
+        self._configure()
+        parts.configuration.listeners.append(lambda _keys: self._configure())
+
+    def _configure(self) -> None:
+        config = self._configuration.section(BrokerConfig)
+        self._checks_all = bool(config.start_accept_send_request_time_stamp) or not (
+            config.broker_permission & PERM_WRITE
+        )
+        self._ext = {"MSG_REGION": config.region_id, "TRACE_ON": "true" if config.trace_on else "false"}
+        self._added = self._ext | {"CLUSTER": config.broker_cluster_name}
+        self._added_text = join_properties(self._added)
+        region = config.region_id
+        self._templated = region.isascii() and region.isprintable() and not set('"\\%') & set(region)
+        self._template = (
+            f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{self._ext["TRACE_ON"]}",'
+            f'"msgId":"{self._host_hex}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%s"}},"flag":1,'
+            f'"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        ).encode()
+
+        self._register()
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        self._handlers = table
+        table.gate.listeners.append(self._register)
+        self._register()
+
+    def _register(self) -> None:
+        """Make the routes, as the configuration and the features let them be now."""
+        table = self._handlers
+        if table is None:
+            return
+        direct, alike, batches = self._direct, self._alike, self._direct_batches
+        direct.configure(table.gate.properties)
+        if alike is not None:
+            alike.forget()  # what it knows was learnt from frames that could go this way before
+        for code, handler in ((RequestCode.SEND_MESSAGE, self.send_v1), (RequestCode.SEND_MESSAGE_V2, self.send_v2)):
+            if direct.usable:
+                table.register(code, handler, fast=direct.handlers[code], grouped=alike, offers=Sees.PROPERTIES)
+            else:
+                table.register(code, handler)
+        fast = batches.serve if batches is not None and direct.usable else None
+        table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2, fast=fast, offers=Sees.PROPERTIES)
+
+    def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """SEND_MESSAGE (10): whole field names."""
+        return self._send(connection, command, command.header(SendMessageRequestHeader))
+
+    def send_v2(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320): one-letter names; the field ``m`` says what a batch is."""
+        return self._send(connection, command, command.header(SendMessageRequestHeaderV2))
+
+    def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
+        topic = header.topic
+        config = self._table.get(topic)
+        try:
+            if config is None or topic in NO_SEND_TOPICS or topic[:1] == "%" or self._checks_all:
+                return self._send_checked(connection, command, header)
+            if header.batch:
+                return self._put_batch(connection, command, header, config)
+            return self._put(connection, command, header, config)
+        except RemotingError as error:
+            return self._refuse(command, error)
+
+    def _put(
+        self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
+    ) -> Outcome:
+        queue_id = header.queue_id
+        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            raise illegal_queue(header, config)
+        if queue_id < 0:
+            queue_id = random_queue(config)
+        if not len(command.body):
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
+        text = header.properties or ""
+        if len(text) > MAX_PROPERTIES:
+            raise properties_too_long(len(text))
+        properties = decode_properties(text)
+        sys_flag = header.sys_flag
+        if sys_flag & _UNUSUAL_FLAGS or not SLOW_NAMES.isdisjoint(properties):
+            return self._put_unusual(connection, command, header, properties, header.topic, queue_id)
+        text = closed(text)
+        unique = properties.get("UNIQ_KEY")
+        if unique is None:
+            unique = properties["UNIQ_KEY"] = self._next_unique()  # the index finds it by this one too
+            text += join_properties({"UNIQ_KEY": unique})
+        message = MessageInner(
+            header.topic,
+            queue_id,
+            command.body,
+            (text + self._added_text).encode(),
+            header.born_timestamp,
+            connection.data.get("host") or born_host(connection),
+            self._store_host,
+            header.flag,
+            sys_flag,
+            header.reconsume_times or 0,
+            0,
+            tag_hash(properties) if "TAGS" in properties else 0,
+            index_keys(properties, tags=self._tags),
+            "WAIT" not in properties or waits_for_store(properties),
+        )
+        return self._store(connection, command, message, queue_id, unique)
+
+    def _store(
+        self, connection: Connection, command: RemotingCommand, message: MessageInner, queue_id: int, unique: str
+    ) -> Outcome:
+        topic = message.topic
+        if command.flag & 2:
+            result = self._put_message(message, _nobody)
+            if result is not None and result.ok:
+                self._count(topic, 1, result.size)
+            return None
+
+        result = self._put_message(message, partial(self._later, connection, command, topic, queue_id, unique))
+        if result is None:
+            let_go(command)
+            return DEFERRED
+        return self._answer(command, topic, queue_id, unique, result)
+
+    def _later(self, connection: Connection, command: RemotingCommand, *of: Any) -> None:
+        """The result of a put that had to wait."""
+        connection.complete(self._answer(command, *of))
+
+    def _answer(
+        self, command: RemotingCommand, topic: str, queue_id: int, unique: str, result: PutMessageResult
+    ) -> bytes | RemotingCommand:
+        status = result.status
+        if status > PutMessageStatus.SLAVE_NOT_AVAILABLE:
+            return command.reply(refusal_code(status), result.remark or status.name, self._ext)
+        self._count(topic, 1, result.size)
+        if not status and not command.encoding:
+            text = unique.encode()
+            if text.isalnum() and self._templated:
+                header = self._template % (
+                    result.physical_offset,
+                    queue_id,
+                    result.queue_offset,
+                    text,
+                    command.opaque,
+                )
+                size = len(header)
+                return _pack_words(size + 4, size) + header
+        ext = self._ext | {
+            "msgId": self._message_id(result.physical_offset),
+            "queueId": str(queue_id),
+            "queueOffset": str(result.queue_offset),
+            "transactionId": unique,
+        }
+        return command.reply(STORED[status], None, ext)
+
+    def _message_id(self, physical_offset: int) -> str:
+        return f"{self._host_hex}{physical_offset:016X}"
+
+    def _refuse(self, command: RemotingCommand, error: RemotingError) -> RemotingCommand:
+        return command.reply(error.code, error.remark, self._ext)
+
+    # the checked way
+
+    def _send_checked(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
+        before = self._topics.data_version
+        self._checks.started()
+        self._checks.permission(header)
+        config = self._checks.topic(header)
+        dead: TopicConfig | None = None
+        if header.topic.startswith(RETRY_PREFIX) and not header.batch:
+            dead = self._checks.dead_letter(command, header)
+        if self._topics.data_version is not before:
+            command.body = bytes(command.body)
+            return self._when_persisted(connection, command, header, config, dead)
+        return self._put_checked(connection, command, header, config, dead)
+
+    async def _when_persisted(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        config: TopicConfig,
+        dead: TopicConfig | None,
+    ) -> Any:
+        """The send that made a topic waits until the topic is on disk."""
+        try:
+            await self._topics.persisted()
+            return self._put_checked(connection, command, header, config, dead)
+        except RemotingError as error:
+            return self._refuse(command, error)
+
+    def _put_checked(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        config: TopicConfig,
+        dead: TopicConfig | None,
+    ) -> Outcome:
+        if header.batch:
+            return self._put_batch(connection, command, header, config)
+        if dead is None:
+            return self._put(connection, command, header, config)
+        text = header.properties or ""
+        if len(text) > MAX_PROPERTIES:
+            raise properties_too_long(len(text))
+        properties = decode_properties(text)
+        properties["DELAY"] = "-1"
+        return self._put_unusual(connection, command, header, properties, dead.topic_name, 0)
+
+    def _put_unusual(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        properties: dict[str, str],
+        topic: str,
+        queue_id: int,
+    ) -> Outcome:
+        if not len(command.body):
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
+        sys_flag = self._checks.flags(header.sys_flag, properties, header.reconsume_times or 0)
+        properties.pop("POP_CK", None)
+        unique = properties.get("UNIQ_KEY")
+        if unique is None:
+            unique = properties["UNIQ_KEY"] = self._next_unique()
+        properties |= self._added
+        stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
+        message = MessageInner(
+            stored_topic,
+            stored_queue,
+            command.body,
+            join_properties(properties).encode(),
+            header.born_timestamp,
+            born_host(connection),
+            self._store_host,
+            header.flag,
+            sys_flag,
+            header.reconsume_times or 0,
+            0,
+            tag_hash(properties),
+            index_keys(properties, tags=self._tags),
+            waits_for_store(properties),
+        )
+        return self._store(connection, command, message, queue_id, unique)
+
+    # batches
+
+    def _put_batch(
+        self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
+    ) -> Outcome:
+        batch, unique = self._batch(connection, command, header, config)
+        sent = SentBatch(command, batch.topic, batch.queue_id, len(batch.keys), unique)
+        if command.is_oneway:
+            result = self._put_message(batch, _nobody)
+            if result is not None and result.ok:
+                self._count(sent.topic, sent.messages, result.size)
+            return None
+
+        def done(result: PutMessageResult) -> None:
+            connection.complete(self._answer_batch(sent, result))
+
+        result = self._put_message(batch, done)
+        if result is None:
+            let_go(command)
+            return DEFERRED
+        return self._answer_batch(sent, result)
+
+    def _batch(
+        self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
+    ) -> tuple[MessageBatch, str | None]:
+        queue_id = header.queue_id
+        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            raise illegal_queue(header, config)
+        self._checks.batch(header)
+        text = header.properties or ""
+        if len(text) > MAX_PROPERTIES:
+            raise properties_too_long(len(text))
+        shared = decode_properties(text)
+        sys_flag = self._checks.flags(header.sys_flag, shared, 0)
+        parts = self._batches.parts_of(command.body, tags_too=self._tags) if self._batches is not None else None
+        try:
+            if parts is None:
+                parts = parts_of(command.body, self._checks.batch_item, tags_too=self._tags)
+        except BatchError as error:
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        if not parts.keys:
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the batch has no message")
+        batch = MessageBatch(
+            header.topic,
+            queue_id if queue_id >= 0 else random_queue(config),
+            *parts,
+            header.born_timestamp,
+            born_host(connection),
+            self._store_host,
+            sys_flag,
+            header.reconsume_times or 0,
+            waits_for_store(shared),
+        )
+        return batch, shared.get("UNIQ_KEY")
+
+    def _answer_batch(self, sent: SentBatch, result: PutMessageResult) -> bytes | RemotingCommand:
+        command, topic, queue_id, count, unique = sent
+        if not result.ok:
+            return command.reply(refusal_code(result.status), result.remark or result.status.name, self._ext)
+        self._count(topic, count, result.size)
+        ids = message_ids(self._store_host, result.offsets or [result.physical_offset])
+        added = self._ext
+        is_plain = unique is None or (unique.isascii() and unique.isalnum())
+        if is_plain and not result.status and not command.encoding and self._templated:
+            region, trace = added["MSG_REGION"], added["TRACE_ON"]
+            return batch_reply(region, trace, ids, queue_id, result.queue_offset, command.opaque, unique)
+        ext = added | {"msgId": ids, "queueId": str(queue_id), "queueOffset": str(result.queue_offset)}
+        if unique is not None:
+            ext["transactionId"] = unique
+        return command.reply(STORED[result.status], None, ext)

@@ -1,0 +1,187 @@
+"""The fast way of many sends at once: those that came in one round and are laid out alike become records by column.
+
+What send_direct.py does for one message is done for all of them: what cannot be done to each of them in the same way
+is passed over before anything has happened, and they are served one by one. Tests hold both to the same records and
+replies. Needs numpy.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from trimq.broker.processors.common import born_host
+from trimq.broker.processors.send.send_direct import DirectSends, SendTopic
+from trimq.broker.processors.send.send_layout import NotAlikeError, SendLayout
+from trimq.broker.store.log.puts import MessageRows
+from trimq.broker.store.types import PutMessageResult
+from trimq.protocol.alike_rows import Numbers, PlacedRows
+from trimq.protocol.alike_texts import Matrix
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.index_batch_numpy import AlikeKeys
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import FRONT, json_front
+from trimq.remoting.server.handlers import DEFERRED, Later
+
+if TYPE_CHECKING:
+    from trimq.broker.parts import BrokerParts
+
+Owners = Sequence[tuple[Connection, int]]
+
+_HEAD_AT: Final = 8
+_HOST: Final = 8
+"""Bytes of a host with an IPv4 address."""
+_LAYOUTS: Final = 16
+"""Layouts known at once: each has room for as many records as are served at once."""
+
+
+class _Asked(NamedTuple):
+    """What the replies need to know."""
+
+    owners: Owners
+    topic: SendTopic
+    layout: SendLayout
+    rows: PlacedRows
+    columns: Matrix
+    numbers: Numbers
+
+    def uniques(self) -> list[bytes]:
+        """Each message's unique key."""
+        unique = self.layout.keys[0]
+        width = unique.stop - unique.start
+        text = self.columns[:, unique].tobytes()
+        return [text[at : at + width] for at in range(0, len(text), width)]
+
+
+class AlikeSends:
+    """An GroupedServer of ordinary sends. ``lengths``: what is known of the frames of each length."""
+
+    def __init__(self, parts: "BrokerParts", direct: DirectSends) -> None:
+        """``direct`` serves them one by one."""
+        self.lengths: dict[int, SendLayout] = {}
+        self._direct = direct
+        self._store_host = parts.store_host
+        self._put = parts.store.put_now
+        self._waits = parts.store.syncs_each_put
+        self._tags = parts.store.indexes_tags
+        self._broker_put = parts.stats.broker_put
+        self._decoders = {json_front(code): decode for code, decode in direct.decoders.items()}
+
+    def forget(self) -> None:
+        """Know nothing any more: what could go this way may not be what can."""
+        self.lengths.clear()
+
+    def learn(self, frame: bytes, most: int) -> bool:
+        """See GroupedServer."""
+        decode = self._decoders.get(frame[_HEAD_AT : _HEAD_AT + FRONT])
+        if decode is None:
+            return False
+        try:
+            layout = SendLayout(frame, decode, self._store_host, self._direct.added, most)
+        except NotAlikeError:
+            return False
+        while len(self.lengths) >= _LAYOUTS:
+            del self.lengths[next(iter(self.lengths))]
+        self.lengths[layout.length] = layout
+        return True
+
+    def serve(self, frames: memoryview, length: int, owners: Owners) -> list[bytes] | Literal[Later.DEFERRED] | None:
+        """See GroupedServer."""
+        layout = self.lengths[length]
+        direct = self._direct
+        rows = np.frombuffer(frames, dtype=np.uint8).reshape(-1, length)
+        columns = layout.frames.columns(rows)
+        topic = direct.topic(layout.topic)
+        if columns is None or topic is None:
+            del self.lengths[length]
+            return None
+        numbers = layout.frames.numbers(columns)
+        hosts = b"".join([(connection.data.get("host") or born_host(connection)) * n for connection, n in owners])
+        if len(hosts) != _HOST * len(rows):
+            return None
+        placed = layout.fill(frames, rows, numbers, hosts)
+        queues = []
+        for queue_id in placed.queue_ids:
+            queue = direct.queue(topic, queue_id)
+            if queue is None:
+                return None
+            queues.append(queue)
+        keys = AlikeKeys([columns[:, key].copy() for key in layout.keys])
+        if layout.tag and self._tags:
+            keys = keys.with_tag(layout.tag)
+        put = MessageRows(
+            layout.topic, queues, placed, layout.body_length, layout.properties_length, layout.tags_code, keys
+        )
+        asked = _Asked(owners, topic, layout, placed, columns, numbers)
+        if self._waits:
+            return None if self._put(put, partial(self._durable, asked)) is None else DEFERRED
+        result = self._put(put, None)
+        return None if result is None else self._stored(asked, result)
+
+    def _stored(self, asked: _Asked, result: PutMessageResult) -> list[bytes]:
+        """Count them; the replies to each connection."""
+        count = len(asked.rows)
+        for item, value in ((asked.topic.nums, count), (asked.topic.sizes, result.size), (self._broker_put, count)):
+            item.value += value
+            item.times += count
+        layout, rows, columns = asked.layout, asked.rows, asked.columns
+        digits = len(str(rows.queue_offsets.max()))
+        if digits == len(str(rows.queue_offsets.min())):
+            form = layout.replies(self._direct.template, digits)
+            unique = columns[:, layout.keys[0]]
+            joined = form.joined(rows, columns[:, layout.queue_id], unique, columns[:, layout.opaque])
+            return list(_cut(joined, form.size, asked.owners))
+        replies = self._direct.replies(
+            rows.physical_offsets.tolist(),
+            asked.numbers[:, 0].tolist(),
+            rows.queue_offsets.tolist(),
+            asked.uniques(),
+            asked.numbers[:, 2].tolist(),
+        )
+        return [b"".join(own) for own in _shared(replies, asked.owners)]
+
+    def _durable(self, asked: _Asked, result: PutMessageResult) -> None:
+        """The end of sends that have waited for the disk."""
+        if result.status:
+            self._refuse(asked, result)
+            return
+        for (connection, count), replies in zip(asked.owners, self._stored(asked, result), strict=True):
+            connection.complete(replies, count)
+
+    def _refuse(self, asked: _Asked, result: PutMessageResult) -> None:
+        connections = [connection for connection, count in asked.owners for _ in range(count)]
+        rows, numbers = asked.rows, asked.numbers
+        placed = result.physical_offset >= 0
+        size = result.size // len(rows)
+        for connection, unique, (queue_id, _, opaque), offset, queue_offset in zip(
+            connections,
+            asked.uniques(),
+            numbers.tolist(),
+            rows.physical_offsets.tolist(),
+            rows.queue_offsets.tolist(),
+            strict=True,
+        ):
+            command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
+            own = PutMessageResult(result.status, remark=result.remark)
+            if placed:
+                own.physical_offset, own.queue_offset = offset, queue_offset
+                own.size, own.store_timestamp = size, result.store_timestamp
+            topic = asked.topic.config.topic_name
+            connection.complete(self._direct.answer(command, topic, queue_id, unique.decode(), own))
+
+
+def _cut(joined: bytes, size: int, owners: Owners) -> Iterator[bytes]:
+    at = 0
+    for _, count in owners:
+        stop = at + count * size
+        yield joined[at:stop]
+        at = stop
+
+
+def _shared(replies: list[bytes], owners: Owners) -> Iterator[list[bytes]]:
+    at = 0
+    for _, count in owners:
+        yield replies[at : at + count]
+        at += count

@@ -1,0 +1,187 @@
+"""CONSUMER_SEND_MSG_BACK (36): a message that a consumer could not handle is stored again.
+
+It goes to the group's retry topic with a delay level that grows with each try, or to its dead-letter topic once the
+tries are used up. Source: RocketMQ's AbstractSendMessageProcessor.consumerSendMsgBack.
+"""
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import let_go
+from trimq.broker.processors.send.message_properties import tag_hash
+from trimq.broker.processors.send.send_checks import UNIT_RETRY, V3_4_9, SendChecks
+from trimq.broker.processors.send.send_codes import refusal_code
+from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.types import PutMessageResult
+from trimq.protocol.body import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
+from trimq.protocol.message import StoredMessage, decode_message
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_text import join_properties
+from trimq.protocol.record import RecordError, pack_host
+from trimq.protocol.topic_rules import dlq_topic, retry_topic
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import DEFERRED, Outcome
+
+if TYPE_CHECKING:
+    from trimq.broker.parts import BrokerParts
+
+_FIRST_LEVEL = 3
+"""Delay level of the first retry when the consumer leaves it to the broker (10 s with the default levels)."""
+_READ_WRITE = PERM_READ | PERM_WRITE
+
+
+class SendBackProcessor:
+    """Takes messages back."""
+
+    def __init__(self, parts: "BrokerParts") -> None:
+        self._configuration = parts.configuration
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._store = parts.store
+        self._stats = parts.stats
+        self._checks = SendChecks(parts)
+        self._store_host = parts.store_host
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the code."""
+        table.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+
+    def send_back(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """CONSUMER_SEND_MSG_BACK (36). Replies once the copy is stored; it does not wait for the disk (WAIT=false)."""
+        header = command.header(ConsumerSendMsgBackRequestHeader)
+        group = self._groups.find(header.group)
+        if group is None:
+            raise self._groups.missing(header.group)
+        if not self._configuration.section(BrokerConfig).broker_permission & PERM_WRITE:
+            raise RemotingError(ResponseCode.NO_PERMISSION, "this broker takes no messages (brokerPermission)")
+        if group.retry_queue_nums <= 0:
+            return command.reply()
+        before = self._topics.data_version
+        retry = self._topics.create_on_send_back(
+            retry_topic(header.group), group.retry_queue_nums, _READ_WRITE, UNIT_RETRY if header.unit_mode else 0
+        )
+        if not retry.perm & PERM_WRITE:
+            raise RemotingError(ResponseCode.NO_PERMISSION, f"the topic {retry.topic_name} takes no messages (perm)")
+        record = self._store.look_message(header.offset)
+        if record is None:
+            return self._send_back_cold(connection, command, header, group, before)
+        return self._again(connection, command, header, group, _decode(record, header.offset), before)
+
+    async def _send_back_cold(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: ConsumerSendMsgBackRequestHeader,
+        group: SubscriptionGroupConfig,
+        before: Any,
+    ) -> Any:
+        record = await self._store.look_message_cold(header.offset)
+        return self._again(connection, command, header, group, _decode(record, header.offset), before)
+
+    def _again(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: ConsumerSendMsgBackRequestHeader,
+        group: SubscriptionGroupConfig,
+        message: StoredMessage,
+        before: Any,
+    ) -> Outcome:
+        limit = group.retry_max_times
+        if command.version >= V3_4_9 and header.max_reconsume_times is not None:
+            limit = header.max_reconsume_times
+        properties = message.properties
+        properties.setdefault("RETRY_TOPIC", message.topic)
+        properties.setdefault("ORIGIN_MESSAGE_ID", message.offset_message_id)
+        properties["WAIT"] = "false"
+        if message.reconsume_times >= limit or header.delay_level < 0:
+            topic = self._topics.create_on_send_back(dlq_topic(header.group), 1, _READ_WRITE).topic_name
+            queue_id = 0
+            properties["DELAY"] = "0"
+        else:
+            topic = retry_topic(header.group)
+            queue_id = _random_queue(self._topics.get(topic), group)
+            properties["DELAY"] = str(header.delay_level or _FIRST_LEVEL + message.reconsume_times)
+        copy = self._copy(message, properties, topic, queue_id)
+        if self._topics.data_version is not before:
+            return self._put_when_persisted(connection, command, header, copy)
+        return self._put(connection, command, header, copy)
+
+    def _copy(self, message: StoredMessage, properties: dict[str, str], topic: str, queue_id: int) -> MessageInner:
+        stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
+        return MessageInner(
+            stored_topic,
+            stored_queue,
+            message.body,
+            join_properties(properties).encode(),
+            message.born_timestamp,
+            pack_host(*message.born_host),
+            self._store_host,
+            message.flag,
+            message.sys_flag,
+            message.reconsume_times + 1,
+            0,
+            tag_hash(properties),
+            index_keys(properties, tags=self._store.indexes_tags),
+            wait=False,
+        )
+
+    async def _put_when_persisted(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: ConsumerSendMsgBackRequestHeader,
+        copy: MessageInner,
+    ) -> Any:
+        await self._topics.persisted()
+        return self._put(connection, command, header, copy)
+
+    def _put(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: ConsumerSendMsgBackRequestHeader,
+        copy: MessageInner,
+    ) -> Outcome:
+        def done(result: PutMessageResult) -> None:
+            connection.complete(self._answer(command, header, copy, result))
+
+        result = self._store.put_message(copy, done)
+        if result is None:
+            let_go(command)
+            return DEFERRED
+        return self._answer(command, header, copy, result)
+
+    def _answer(
+        self,
+        command: RemotingCommand,
+        header: ConsumerSendMsgBackRequestHeader,
+        copy: MessageInner,
+        result: PutMessageResult,
+    ) -> RemotingCommand:
+        if result.ok:
+            self._stats.topic_put(copy.topic, 1, result.size)
+            dead = copy.topic == dlq_topic(header.group)
+            self._stats.send_back(header.group, header.origin_topic or copy.topic, dead=dead)
+            return command.reply()
+        return command.reply(refusal_code(result.status), result.remark or result.status.name)
+
+
+def _decode(record: Any, offset: int) -> StoredMessage:
+    if record is not None and len(record):
+        try:
+            return decode_message(record)
+        except RecordError:
+            pass
+    raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message begins at the commit log offset {offset}")
+
+
+def _random_queue(topic: TopicConfig | None, group: SubscriptionGroupConfig) -> int:
+    queues = min(group.retry_queue_nums, topic.write_queue_nums) if topic is not None else 1
+    return random.randrange(queues) if queues > 1 else 0  # noqa: S311 - spreads load

@@ -1,0 +1,278 @@
+"""The fast way of a send: from the bytes of its header to the bytes of its reply, without an object in between.
+
+An ordinary message to an existing topic takes it: JSON header, no flag or property that means something to the broker,
+room in the log. Whatever is found to be otherwise is passed over before anything has happened, and send.py, which knows
+every case and every refusal, does it from the beginning; tests hold both ways to the same record and reply.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import born_host
+from trimq.broker.services.stats import StatsItem
+from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.message_store import TopicIllegalError, TopicQueue
+from trimq.broker.store.types import PutMessageResult
+from trimq.protocol import sysflag
+from trimq.protocol.body import PERM_WRITE, TopicConfig
+from trimq.protocol.codes import VERSION, RequestCode
+from trimq.protocol.command import LANGUAGE, RemotingCommand
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from trimq.protocol.message_keys import TAG_KEY, key_words
+from trimq.protocol.property_text import Matcher, join_properties, ordinary
+from trimq.protocol.record import MAX_PROPERTIES
+from trimq.protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handlers import DEFERRED, FastHandler, Later
+
+if TYPE_CHECKING:
+    from trimq.broker.parts import BrokerParts
+
+MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSION_MASK
+"""Bits of sysFlag that are stored as they come."""
+_LONGEST_REPLY: Final = 1024
+_LONGEST_UNIQUE: Final = 256
+"""Longer unique keys, which no client makes, are answered by the full way."""
+_WORDS: Final = tuple((size + 4).to_bytes(4, "big") + size.to_bytes(4, "big") for size in range(_LONGEST_REPLY))
+"""The two words in front of a reply's header, by the header's length."""
+
+
+class _Frame(Struct, gc=False):
+    """A send's envelope and ext fields, decoded in one pass."""
+
+    header: SendMessageRequestHeaderV2 = field(name="extFields")
+    code: int
+    opaque: int = 0
+    flag: int = 0
+
+
+class _FrameV1(Struct, gc=False):
+    """The same with whole field names."""
+
+    header: SendMessageRequestHeader = field(name="extFields")
+    code: int
+    opaque: int = 0
+    flag: int = 0
+
+
+class SendTopic:
+    """What a send needs to know of a topic, as long as ``config`` is the one in the topics' table."""
+
+    __slots__ = ("config", "nums", "queues", "sizes")
+
+    def __init__(self, config: TopicConfig, nums: StatsItem, sizes: StatsItem) -> None:
+        self.config = config
+        self.queues: dict[int, TopicQueue] = {}
+        self.nums = nums
+        self.sizes = sizes
+
+
+class DirectSends:
+    """Serves ordinary sends."""
+
+    def __init__(self, parts: "BrokerParts", answer: Callable[..., bytes | RemotingCommand]) -> None:
+        self.answer = answer
+        """Makes the reply of (command, topic, queue id, unique key, result), whatever came of the put."""
+        self._broker_put = parts.stats.broker_put
+        self._waits = parts.store.syncs_each_put
+        self._tags = parts.store.indexes_tags
+        self._configuration = parts.configuration
+        self._table = parts.topics.table
+        self._stats = parts.stats
+        self._topic_queue = parts.store.topic_queue
+        self._put = parts.store.put_now
+        self._store_host = parts.store_host
+        self._topics: dict[str, SendTopic] = {}
+        self.decoders: dict[int, Callable[[Any], Any]] = {
+            RequestCode.SEND_MESSAGE_V2: msgspec.json.Decoder(_Frame, strict=False).decode,
+            RequestCode.SEND_MESSAGE: msgspec.json.Decoder(_FrameV1, strict=False).decode,
+        }
+        """For the header of each form, see _Frame."""
+        self.usable = False
+        """Whether the configuration lets any send go this way."""
+        self.ordinary: Matcher = ordinary(frozenset())
+        """Matches the properties of messages that may go this way."""
+        self.handlers: dict[int, FastHandler] = {code: self._handler(code, of) for code, of in self.decoders.items()}
+        """Both forms of a send."""
+        self.configure(frozenset())
+        parts.topics.delete_listeners.append(self._forget)
+
+    def configure(self, reserved: frozenset[str]) -> None:
+        """Work out what all sends have in common, as the configuration says now.
+
+        ``reserved``: messages with one of these properties go the full way.
+        """
+        self.reserved = reserved
+        self.ordinary = ordinary(reserved)
+        config = self._configuration.section(BrokerConfig)
+        region, trace = config.region_id, "true" if config.trace_on else "false"
+        added = {"MSG_REGION": region, "TRACE_ON": trace, "CLUSTER": config.broker_cluster_name}
+        self.added = join_properties(added).encode()
+        self.template = (
+            f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{trace}",'
+            f'"msgId":"{self._store_host.hex().upper()}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%b"}},'
+            f'"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        ).encode()
+        self.usable = bool(
+            len(self._store_host) == 8
+            and not config.start_accept_send_request_time_stamp
+            and config.broker_permission & PERM_WRITE  # send.py knows which topics it means
+            and len(self.template) < _LONGEST_REPLY // 2
+            and region.isascii()
+            and region.isprintable()
+            and not set('"\\%') & set(region)
+        )
+
+    def _handler(self, code: int, decode: Callable[[memoryview], Any]) -> FastHandler:
+        topics = self._topics
+        table = self._table
+        put = self._put
+        waits = self._waits
+        broker_put = self._broker_put
+        tags = self._tags
+
+        def serve(connection: Connection, head: memoryview, body: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
+            try:
+                frame = decode(head)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return None
+            header = frame.header
+            name = header.topic
+            topic = topics.get(name)
+            if topic is None or topic.config is not table.get(name):
+                topic = self._find(name)
+                if topic is None:
+                    return None
+            text = header.properties
+            if (
+                text is None
+                or len(text) > MAX_PROPERTIES
+                or frame.flag
+                or header.batch
+                or frame.code != code
+                or header.sys_flag & ~MEANINGLESS
+            ):
+                return None
+            match = self.ordinary(text)
+            if match is None:
+                return None
+            keys, unique, tag = match.groups()
+            if unique is None or len(unique) > _LONGEST_UNIQUE:
+                return None
+            queue_id = header.queue_id
+            if not 0 <= queue_id < topic.config.write_queue_nums or not len(body):
+                return None
+            opaque = frame.opaque
+            words = (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *key_words(keys))
+            message = MessageInner(
+                name,
+                queue_id,
+                body,
+                text.encode() + self.added,
+                header.born_timestamp,
+                connection.data.get("host") or born_host(connection),
+                self._store_host,
+                header.flag,
+                header.sys_flag,
+                header.reconsume_times or 0,
+                0,
+                tags_code(tag) if tag else 0,
+                words if tag is None or not tags else (*words, TAG_KEY + tag),
+            )
+            done = partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None
+            result = put(message, done)
+            if result is None:
+                return None
+            if waits:
+                return DEFERRED
+            nums = topic.nums
+            nums.value += 1
+            nums.times += 1
+            sizes = topic.sizes
+            sizes.value += result.size
+            sizes.times += 1
+            broker_put.value += 1
+            broker_put.times += 1
+            reply = self.template % (
+                result.physical_offset,
+                queue_id,
+                result.queue_offset,
+                unique.encode(),
+                opaque,
+            )
+            return _WORDS[len(reply)] + reply
+
+        return serve
+
+    def _durable(
+        self,
+        connection: Connection,
+        topic: SendTopic,
+        queue_id: int,
+        unique: str,
+        opaque: int,
+        result: PutMessageResult,
+    ) -> None:
+        """The end of a send that has waited for the disk."""
+        status = result.status
+        if status:
+            command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
+            connection.complete(self.answer(command, topic.config.topic_name, queue_id, unique, result))
+            return
+        for item, value in ((topic.nums, 1), (topic.sizes, result.size), (self._broker_put, 1)):
+            item.value += value
+            item.times += 1
+        reply = self.template % (result.physical_offset, queue_id, result.queue_offset, unique.encode(), opaque)
+        connection.complete(_WORDS[len(reply)] + reply)
+
+    def topic(self, name: str) -> SendTopic | None:
+        """What sends to a topic need to know of it; None where they have to go the full way."""
+        topic = self._topics.get(name)
+        if topic is None or topic.config is not self._table.get(name):
+            topic = self._find(name)
+        return topic
+
+    def queue(self, topic: SendTopic, queue_id: int) -> TopicQueue | None:
+        """A queue of a topic that can be written to, kept in ``topic.queues``; None where there is none."""
+        queue = topic.queues.get(queue_id)
+        return queue if queue is not None and not queue.gone else self._find_queue(topic, queue_id)
+
+    def replies(
+        self,
+        offsets: Iterable[int],
+        queue_ids: Iterable[int],
+        queue_offsets: Iterable[int],
+        uniques: Iterable[bytes],
+        opaques: Iterable[int],
+    ) -> list[bytes]:
+        """Those to many sends."""
+        template, words = self.template, _WORDS
+        fields = zip(offsets, queue_ids, queue_offsets, uniques, opaques, strict=True)
+        return [words[len(reply)] + reply for reply in [template % values for values in fields]]
+
+    def _find(self, name: str) -> SendTopic | None:
+        """What is to be known of a topic that is sent to for the first time since it was made or changed."""
+        self._topics.pop(name, None)
+        config = self._table.get(name)
+        if config is None or name in NO_SEND_TOPICS or name == SCHEDULE_TOPIC or name[:1] == "%":
+            return None
+        topic = self._topics[name] = SendTopic(config, *self._stats.topic_counters(name))
+        return topic
+
+    def _forget(self, name: str) -> None:
+        self._topics.pop(name, None)
+
+    def _find_queue(self, topic: SendTopic, queue_id: int) -> TopicQueue | None:
+        if not 0 <= queue_id < topic.config.write_queue_nums:
+            return None
+        try:
+            queue = topic.queues[queue_id] = self._topic_queue(topic.config.topic_name, queue_id)
+        except TopicIllegalError:
+            return None
+        return queue

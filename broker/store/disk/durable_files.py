@@ -1,0 +1,51 @@
+"""Small files that are read and replaced as a whole, and directories, so that a power cut leaves the old or the new."""
+
+import os
+
+from trimq.broker.store.disk.disk import Disk
+
+
+def write_durably(disk: Disk, path: str, data: bytes) -> None:
+    """Replace a file so that a power cut leaves the old or the new content: temporary file, sync, rename, sync."""
+    disk.rename(write_beside(disk, path, data), path)
+    disk.sync_directory(os.path.dirname(path))
+
+
+def write_beside(disk: Disk, path: str, *data: bytes) -> str:
+    """A synced temporary file of ``data`` (in pieces) beside the one that it is to replace; its path."""
+    temporary = path + ".tmp"
+    if disk.stat(temporary) is not None:
+        disk.delete(temporary)
+    fd = disk.create(temporary, 0)
+    try:
+        at = 0
+        for piece in data:
+            disk.pwrite(fd, piece, at)
+            at += len(piece)
+        disk.data_sync(fd)
+    finally:
+        disk.close(fd)
+    return temporary
+
+
+def make_durable_directory(disk: Disk, path: str) -> None:
+    """A directory with its missing parents, each of them synced into its own parent."""
+    missing = []
+    while disk.stat(path) is None:
+        missing.append(path)
+        path = os.path.dirname(path)
+    for made in reversed(missing):
+        disk.make_directory(made)
+        disk.sync_directory(os.path.dirname(made))
+
+
+def read_whole(disk: Disk, path: str) -> bytes | None:
+    """All bytes of a file; None if there is none."""
+    try:
+        fd = disk.open(path, writable=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.pread(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)

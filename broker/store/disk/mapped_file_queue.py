@@ -1,0 +1,143 @@
+"""A row of files of equal size, each named by the offset it begins at (RocketMQ's MappedFileQueue)."""
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.disk.warm_ranges import WarmRanges
+from trimq.protocol.file_names import offset_name, parse_offset_name
+
+
+class StoreLoadError(Exception):
+    """The directory is not what the configuration says: the text names the file, what it is, what was expected."""
+
+
+class FileName(NamedTuple):
+    """A file of a row: where it begins, and its path."""
+
+    start: int
+    path: str
+
+
+def list_row(disk: Disk, directory: str, size: int) -> list[FileName]:
+    """The files of a row in order, by RocketMQ's rules of loading; none if the directory does not exist.
+
+    Sub-directories and names that are no offsets are passed over. A zero-length last file is deleted. Raises
+    StoreLoadError for a file of another length, or a gap between two files.
+    """
+    names: list[tuple[int, str, int]] = []
+    for name in disk.list(directory):
+        start = parse_offset_name(name)
+        path = os.path.join(directory, name)
+        info = disk.stat(path) if start is not None else None
+        if start is not None and info is not None and not info.is_directory:
+            names.append((start, path, info.size))
+    names.sort()
+    if names and names[-1][2] == 0:
+        disk.delete(names.pop()[1])
+        disk.sync_directory(directory)
+    for start, path, length in names:
+        if length != size:
+            raise StoreLoadError(
+                f"{path} has {length} bytes, the configured file size is {size}: start with the size the store was "
+                "made with, or move the file away if it is none of the store's"
+            )
+        if start % size:
+            raise StoreLoadError(f"{path} does not begin at a multiple of the configured file size of {size}")
+    for (before, _, _), (start, path, _) in itertools.pairwise(names):
+        if start != before + size:
+            raise StoreLoadError(f"the file {offset_name(before + size)} before {path} is missing")
+    return [FileName(start, path) for start, path, _ in names]
+
+
+class MappedFileQueue:
+    """The mapped files of a directory, oldest first."""
+
+    def __init__(self, disk: Disk, directory: str, size: int) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.size = size
+        self.files: list[MappedFile] = []
+        self.warm = WarmRanges()
+        self.own_from = sys.maxsize
+        """Everything from this offset on was put by this process, and not found by it in files."""
+
+    def load(self) -> None:
+        """Map what is there. Raises StoreLoadError or OSError, with nothing left open."""
+        try:
+            for start, path in list_row(self.disk, self.directory, self.size):
+                self.files.append(MappedFile.open(self.disk, path, start, self.size))
+        except BaseException:
+            self.close()
+            raise
+
+    def path_of(self, start: int) -> str:
+        """Path of the file that begins at ``start``."""
+        return os.path.join(self.directory, offset_name(start))
+
+    @property
+    def last(self) -> MappedFile | None:
+        """The file that is written."""
+        return self.files[-1] if self.files else None
+
+    @property
+    def min_offset(self) -> int:
+        """Where the oldest file begins; 0 without files."""
+        return self.files[0].start if self.files else 0
+
+    @property
+    def max_offset(self) -> int:
+        """Where the next record goes; 0 without files."""
+        return self.files[-1].start + self.files[-1].wrote if self.files else 0
+
+    @property
+    def flushed_offset(self) -> int:
+        """Everything below is durable: the contiguous prefix only."""
+        for file in self.files:
+            if file.flushed < file.size:
+                return file.start + file.flushed
+        return self.files[-1].end if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds the byte at ``offset``, or None where no file does."""
+        files = self.files
+        if not files:
+            return None
+        index = (offset - files[0].start) // self.size
+        return files[index] if 0 <= index < len(files) else None
+
+    def append(self, file: MappedFile) -> None:
+        """Add the file that follows the last one."""
+        if self.files and file.start != self.files[-1].end:
+            raise ValueError(f"{file.path} does not follow {self.files[-1].path}")
+        self.files.append(file)
+
+    def remove_first(self) -> MappedFile:
+        """Take the oldest file out of the row; the caller destroys it (in a thread: unlinking can block)."""
+        return self.files.pop(0)
+
+    def truncate_after(self, offset: int) -> list[MappedFile]:
+        """Set the row's end to ``offset`` and take out the files behind it, newest first; the caller destroys them.
+
+        Used by recovery. A file that begins exactly at ``offset`` goes too, unless it is the only one.
+        """
+        removed = []
+        while self.files and self.files[-1].start >= offset and len(self.files) > 1:
+            removed.append(self.files.pop())
+        if self.files:
+            file = self.files[-1]
+            file.set_position(max(0, min(offset - file.start, file.size)))
+        return removed
+
+    def holders(self) -> Iterator[MappedFile]:
+        """Files that readers hold."""
+        return (file for file in self.files if file.is_held)
+
+    def close(self) -> None:
+        """Unmap and close all files."""
+        while self.files:
+            self.files.pop().close()

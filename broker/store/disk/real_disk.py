@@ -1,0 +1,340 @@
+"""RealDisk: the store's disk on the operating system. What each method means is said in disk.py."""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, TypeVarTuple
+
+import trio
+
+from trimq.broker.store.disk.disk import DiskSpace, FileInfo, FileSystem, MappedPart, Mapping
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+_TOUCH_STEP: Final = 1 << 21
+_ZEROS: Final = memoryview(bytes(1 << 18))
+
+_MS_SYNC: Final = 4
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MADV_POPULATE_WRITE: Final = 23
+"""Linux 5.14 and later: take the pages of a map as stores would, without storing anything."""
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_READ_AT_ONCE: Final = 32 * 1024
+
+
+class _RealMapping:
+    """A shared mmap of a whole file."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        if sys.version_info >= (3, 13):  # one descriptor fewer for each mapped file
+            self._map = mmap.mmap(fd, size, trackfd=False)
+        else:
+            self._map = mmap.mmap(fd, size)
+        self.buffer = self._map
+        self.view = memoryview(self._map)
+
+    def close(self) -> None:
+        self.view.release()
+        with contextlib.suppress(BufferError):  # somebody reads: their views keep the map, the last one unmaps it
+            self._map.close()
+
+
+class RealDisk:
+    """The operating system's file system."""
+
+    def __init__(self, max_threads: int = 8) -> None:
+        self._max_threads = max_threads
+        self._limiter: trio.CapacityLimiter | None = None
+        self._zero = -1
+        self._populates = True
+        self._sees_pages: bool | None = None
+        """Whether mincore can be believed; None before the first look."""
+
+    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+        if self._limiter is None:
+            self._limiter = trio.CapacityLimiter(self._max_threads)
+        return await trio.to_thread.run_sync(fn, *args, limiter=self._limiter)
+
+    def create(self, path: str, size: int) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        if size:
+            os.ftruncate(fd, size)
+        return fd
+
+    def open(self, path: str, *, writable: bool = True) -> int:
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def map(self, fd: int, size: int) -> Mapping:
+        return _RealMapping(fd, size)
+
+    def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False, large: bool = False) -> None:
+        length = len(view)
+        if not length:
+            return
+        blank = self.next_data(fd, offset) >= offset + length
+        os.posix_fallocate(fd, offset, length)
+        if durable:
+            self._write_zeros(fd, offset, offset + length, large=large)
+            return
+        if not blank or not self._populates:
+            # Zeros written bring pages into memory many at a time; a fault would take and clear each of them alone.
+            self._clear(fd, offset, offset + length)
+        self._advise(view, mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE)
+        if large:
+            # A fault would bring in several large pages behind its own, and keep the processor until all are cleared.
+            self._advise(view, mmap.MADV_RANDOM)
+        for at in range(0, length, _TOUCH_STEP):
+            part = view[at : at + _TOUCH_STEP]
+            try:
+                self._touch(part)
+            except OSError as error:
+                if error.errno != errno.EFAULT:
+                    raise
+                self._clear(fd, offset + at, offset + at + len(part))  # a write says what a fault does not: no space
+                self._touch(part)
+
+    @staticmethod
+    def _clear(fd: int, offset: int, end: int) -> None:
+        while offset < end:
+            offset += os.pwrite(fd, _ZEROS[: end - offset], offset)
+
+    def _touch(self, view: memoryview) -> None:
+        """Take pages into the map that hold zeros, so that no store waits for it; without the interpreter's lock."""
+        if self._populates:
+            number = self._advise(view, _MADV_POPULATE_WRITE)
+            if not number:
+                return
+            if number != errno.EINVAL:
+                raise OSError(number, os.strerror(number))
+            self._populates = False
+        if self._zero < 0:
+            self._zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
+        at = 0
+        while at < len(view):
+            at += os.readv(self._zero, [view[at:]])
+
+    @staticmethod
+    def _advise(view: memoryview, advice: int) -> int:
+        """Tell the kernel about the pages that ``view`` lies in, without the interpreter's lock; its errno, or 0."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        ahead = address % mmap.PAGESIZE
+        return ctypes.get_errno() if _libc.madvise(address - ahead, ahead + len(view), advice) else 0
+
+    def let_go(self, fd: int, part: MappedPart) -> None:
+        with part.mapping.view[part.begin : part.end] as view:
+            self._advise(view, mmap.MADV_DONTNEED)  # the kernel keeps what is still mapped
+        os.posix_fadvise(fd, part.begin, part.end - part.begin, os.POSIX_FADV_DONTNEED)
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        if length:
+            os.posix_fallocate(fd, offset, length)
+
+    @staticmethod
+    def _write_zeros(fd: int, offset: int, end: int, *, large: bool) -> None:
+        """Zeros onto the device, a little at a time: a data sync that comes in between has little of it to wait for.
+
+        Through an open file of its own: the kernel tells each open file once of an error in writing pages back, and
+        this one must not hear what is meant for the next data sync of ``fd``.
+
+        A file system may keep what one call writes as one page, all of which goes to the device again for each record
+        that is synced. What was read without readahead lies in small ones.
+        """
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(own, 0, 0, os.POSIX_FADV_RANDOM)
+            scratch = None if large else bytearray(min(len(_ZEROS), end - offset))
+            while offset < end:
+                if scratch is not None:
+                    os.preadv(own, [scratch], offset)
+                offset += os.pwritev(own, [_ZEROS[: end - offset]], offset, os.RWF_DSYNC)
+        finally:
+            os.close(own)
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+        done = os.pwrite(fd, data, offset)
+        if done < len(data):
+            rest = memoryview(data)
+            while done < len(rest):
+                done += os.pwrite(fd, rest[done:], offset + done)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        data = os.pread(fd, length, offset)
+        while len(data) < length:
+            more = os.pread(fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
+        data = bytearray(length)
+        try:
+            got = os.preadv(fd, [data], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS):
+                return None
+            raise
+        return bytes(data) if got == length else None
+
+    def in_memory(self, fd: int, part: MappedPart) -> int:
+        """See Disk. A look at the kernel's tables costs less than a read of the bytes, which are not wanted here."""
+        if self._sees_pages is None:
+            self._sees_pages = _mincore_is_true()
+        begin = part.begin - part.begin % mmap.PAGESIZE
+        pages = _pages_of(part.mapping.buffer, begin, part.end) if self._sees_pages else None
+        if pages is not None:
+            missing = pages.find(0)
+            return part.end if missing < 0 else max(part.begin, begin + missing * mmap.PAGESIZE)
+        at = part.begin
+        while at < part.end:
+            count = min(_READ_AT_ONCE, part.end - at)
+            if self.pread_cached(fd, count, at) is None:
+                break
+            at += count
+        return at
+
+    def next_data(self, fd: int, offset: int) -> int:
+        """See Disk."""
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return os.fstat(fd).st_size
+            if error.errno == errno.EINVAL:  # a file system that does not know
+                return offset
+            raise
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
+        if part is None:
+            os.fdatasync(fd)
+            return
+        # mmap.flush would keep the interpreter until the device has answered; a call through ctypes gives it away
+        begin = part.begin - part.begin % mmap.PAGESIZE
+        address = ctypes.addressof(ctypes.c_char.from_buffer(part.mapping.buffer))
+        if _libc.msync(address + begin, part.end - begin, _MS_SYNC):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def delete(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def lengths(self, path: str) -> dict[str, int]:
+        try:
+            with os.scandir(path) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if not entry.is_dir()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
+    def stat(self, path: str) -> FileInfo | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileInfo(stat.S_ISDIR(found.st_mode), found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def space(self, path: str) -> DiskSpace:
+        found = os.statvfs(path)
+        used = found.f_blocks - found.f_bfree
+        return DiskSpace((used + found.f_bavail) * found.f_frsize, found.f_bavail * found.f_frsize)
+
+    def file_system(self, path: str) -> FileSystem:
+        return _find_mount(os.path.realpath(path))
+
+    def identity(self, path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def lock(self, fd: int) -> bool:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+
+def _pages_of(buffer: Any, begin: int, end: int) -> bytes | None:
+    """A byte for each page of [begin, end) of a map, which begins at a page: 0 where it is not in memory.
+
+    None where the kernel does not say.
+    """
+    found = ctypes.create_string_buffer(-(-(end - begin) // mmap.PAGESIZE))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return None if _libc.mincore(address + begin, end - begin, found) else found.raw
+
+
+def _mincore_is_true() -> bool:
+    """False where mincore calls a page present that nobody has touched yet, as a sandbox's kernel does."""
+    try:
+        fd = os.memfd_create("pages")
+    except OSError:
+        return False
+    try:
+        os.ftruncate(fd, mmap.PAGESIZE)
+        with mmap.mmap(fd, mmap.PAGESIZE) as probe:
+            untouched = _pages_of(probe, 0, mmap.PAGESIZE)
+            probe[0] = 1
+            return untouched == b"\0" and _pages_of(probe, 0, mmap.PAGESIZE) == b"\1"
+    finally:
+        os.close(fd)
+
+
+def _find_mount(path: str) -> FileSystem:
+    """The mount with the longest mount point above ``path``; of equal ones the last, which covers the others."""
+    best = FileSystem("/", "unknown", "unknown")
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                fields, _, rest = line.partition(" - ")
+                point = fields.split()[4].encode("latin-1", "replace").decode("unicode_escape")
+                kind, source = rest.split()[:2]
+                inside = path == point or path.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best.mount_point):
+                    best = FileSystem(point, kind, source)
+    except OSError:  # no /proc: not worth refusing to start for
+        pass
+    return best

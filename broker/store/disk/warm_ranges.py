@@ -1,0 +1,102 @@
+"""Which parts of the log behind its newest end are in memory, as far as a look a moment ago can tell.
+
+A page fault on cold data stops the event loop, so a record may only be read through the map where its pages are in
+memory. Those written lately are (``MappedFile.hot_from``); of others a chunk that a look has just found there counts as
+warm for two seconds. The kernel may give up within them what was only looked at and not read: where memory is short.
+"""
+
+from array import array
+from collections.abc import Sequence
+from time import monotonic
+from typing import Final, TypeAlias
+
+from trimq.broker.store.disk.mapped_file import MappedFile
+
+CHUNK: Final = 32 * 1024
+"""Bytes that are warm together, or not."""
+_AHEAD: Final = 8
+"""Chunks that are looked at together for a consumer, which goes on: the call costs more than what it looks at."""
+WARM_SECONDS: Final = 2
+_TICKS: Final = 8
+"""Ticks of the clock a second."""
+_MOST: Final = 1 << 20
+"""Chunks remembered (32 GiB of log, 4 MiB of memory); beyond that all are forgotten and looked at again."""
+_SPARSE: Final = 8
+"""Records spread over more than this many times their size are looked at one by one."""
+
+Chunks: TypeAlias = "array[int]"
+"""For each chunk of a file the tick at which what was seen of it is too old; 0 for what nobody has seen."""
+
+
+class WarmRanges:
+    """Chunks of the log's files that were found in memory. Belongs to the event loop; never waits."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, Chunks] = {}
+        self._count = 0
+
+    @staticmethod
+    def tick() -> int:
+        """The time for ``chunks_of``: chunks with a later one are warm."""
+        return int(monotonic() * _TICKS)
+
+    def chunks_of(self, file: MappedFile) -> Chunks:
+        """What was seen of a file's chunks; after another call it may be out of use, and still says the truth.
+
+        A row of numbers: a dict of as many chunks was two or three cache misses for each record of a query.
+        """
+        chunks = self._chunks.get(file.start)
+        if chunks is None:
+            count = -(-file.size // CHUNK)
+            if self._count + count > _MOST:
+                self._chunks.clear()
+                self._count = 0
+            chunks = self._chunks[file.start] = array("I", bytes(4 * count))
+            self._count += count
+        return chunks
+
+    def covers(self, file: MappedFile, begin: int, end: int, ahead: int = 1) -> bool:
+        """True where [begin, end) of a file, which it has written, is in memory; looks ``ahead`` chunks far."""
+        if begin >= file.hot_from:
+            return True
+        chunks = self.chunks_of(file)
+        tick = int(monotonic() * _TICKS)
+        first, last = begin // CHUNK, (min(end, file.hot_from) - 1) // CHUNK
+        if chunks[first] > tick and (last <= first or min(chunks[first : last + 1]) > tick):
+            return True
+        for number in range(first, max(first, last) + 1):  # a unit that the device has spoilt may tell of no bytes
+            if chunks[number] <= tick and not self._look(file, chunks, number, ahead, tick):
+                return False
+        return True
+
+    def _look(self, file: MappedFile, chunks: Chunks, number: int, count: int, tick: int) -> bool:
+        """Note which of ``count`` chunks are in memory; False where the first of them is not."""
+        at, wrote = number * CHUNK, file.wrote
+        seen = file.in_memory(at, min(at + count * CHUNK, wrote))
+        if seen < min(at + CHUNK, wrote):
+            return False
+        end = seen // CHUNK if seen < wrote else -(-seen // CHUNK)
+        chunks[number:end] = array("I", [tick + WARM_SECONDS * _TICKS]) * (end - number)
+        return True
+
+    def is_read(self, file: MappedFile, begin: int, end: int) -> bool:
+        """True where somebody has looked at a part of [begin, end) of a file a moment ago."""
+        chunks = self._chunks.get(file.start)
+        return chunks is not None and max(chunks[begin // CHUNK : -(-end // CHUNK)], default=0) > self.tick()
+
+    def forget(self, file: MappedFile, begin: int, end: int) -> None:
+        """[begin, end) of a file has left memory."""
+        chunks = self._chunks.get(file.start)
+        if chunks is not None:
+            for number in range(begin // CHUNK, -(-end // CHUNK)):
+                chunks[number] = 0
+
+    def covers_all(self, file: MappedFile, places: Sequence[int], sizes: Sequence[int]) -> bool:
+        """True where records at rising log offsets are all in memory."""
+        start = file.start
+        begin, end = places[0] - start, places[-1] + sizes[-1] - start
+        if begin >= file.hot_from or end - begin <= _SPARSE * (sum(sizes) + CHUNK):
+            return self.covers(file, begin, end, _AHEAD)
+        return all(
+            self.covers(file, place - start, place - start + size) for place, size in zip(places, sizes, strict=True)
+        )

@@ -1,0 +1,1 @@
+"""From the log to queues, index and whoever waits."""

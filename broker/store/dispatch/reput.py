@@ -1,0 +1,140 @@
+"""Dispatches what could not be dispatched when it was appended: reads on in the log, in order, until it has caught up.
+
+Source: RocketMQ's ReputMessageService. There it does all the dispatching; here appends dispatch themselves, and this
+service only runs while they are ahead of the dispatch position.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+import trio
+
+from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
+from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.log.log_scan import Blank, LogRecord, NoRecordError, RecordReader
+from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.protocol import record
+from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_text import decode_properties
+
+_log = structlog.get_logger(__name__)
+
+_SLICE: Final = 0.001
+_READ: Final = 64 << 10
+
+
+class ReputMessageService:
+    """``readable_offset`` tells up to where the log may be dispatched: under SYNC_FLUSH what is durable."""
+
+    def __init__(
+        self, log: CommitLog, dispatcher: StoreDispatcher, stats: StoreStats, readable_offset: Callable[[], int]
+    ) -> None:
+        self._log = log
+        self._dispatcher = dispatcher
+        self._stats = stats
+        self._readable_offset = readable_offset
+        self._reader = RecordReader(log.files.size)
+        self._wake = trio.Event()
+        self._data: Any = b""
+        self._data_at = -1
+        dispatcher.on_behind = self.wake
+
+    def behind(self) -> int:
+        """Bytes of the log that wait for their dispatch."""
+        return max(0, self._readable_offset() - self._dispatcher.position)
+
+    def wake(self) -> None:
+        """There is something to do."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Catch up whenever there is something left behind."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Dispatch up to the readable end of the log, in slices of a millisecond."""
+        while self.behind():
+            self._stats.dispatch_max_buffer = max(self._stats.dispatch_max_buffer, self.behind())
+            until = time.perf_counter() + _SLICE
+            while self.behind() and time.perf_counter() < until:
+                missing = self._step()
+                if missing:
+                    self._keep(self._dispatcher.position, await self._log.read_cold(*missing))
+            self._keep(-1, b"")
+            await trio.lowlevel.checkpoint()
+
+    def _keep(self, at: int, data: Any) -> None:
+        """Bytes read at once for several records. A view is not kept over an await: its file may go."""
+        self._data_at, self._data = at, data
+
+    def _step(self) -> tuple[int, int] | None:
+        """Dispatch the record at the position; what has to be read first where that needs the device."""
+        dispatcher = self._dispatcher
+        position = dispatcher.position
+        if position < self._log.min_offset:
+            _log.warning("dispatch_skips_deleted", position=position, log_min=self._log.min_offset)
+            dispatcher.position = self._log.min_offset
+            return None
+        file = self._log.files.find(position)
+        if file is None:
+            return None
+        try:
+            found, missing = self._read(position, file.end - position)
+        except NoRecordError as error:
+            self._skip(position, file.end, str(error))
+            return None
+        if missing:
+            return missing
+        if isinstance(found, Blank):
+            dispatcher.rolled(position, file.end)
+        elif found is not None:
+            self._dispatch(found)
+        return None
+
+    def _read(self, position: int, left: int) -> tuple[LogRecord | Blank | None, tuple[int, int] | None]:
+        """The record at the position, from what was read last or from the log."""
+        at = position - self._data_at
+        if self._data_at < 0 or not 0 <= at <= len(self._data) - record.BLANK_SIZE:
+            at = 0
+            data = self._log.read(position, min(_READ, left))
+            if data is None:
+                return None, (position, min(_READ, left))
+            self._keep(position, data)
+        if len(self._data) - at < record.BLANK_SIZE:
+            raise NoRecordError("the log ends inside a record")
+        size, magic = record.SIZE_MAGIC.unpack_from(self._data, at)
+        if size > len(self._data) - at and magic != record.MAGIC_BLANK and size <= left:
+            data = self._log.read(position, size)
+            if data is None:
+                return None, (position, size)
+            self._keep(position, data)
+            at = 0
+        return self._reader.read(self._data, at, position), None
+
+    def _skip(self, position: int, file_end: int, why: str) -> None:
+        """A damaged record: report it, and go on behind it where its length leads to another record."""
+        at = position - self._data_at  # it was just read from there, maybe from the device
+        size = int.from_bytes(self._data[at : at + 4], "big") if self._data_at >= 0 and at >= 0 else 0
+        following = position + size if record.OVERHEAD_V1 <= size <= file_end - position else file_end
+        following = min(following, self._readable_offset())
+        _log.error("commit_log_damaged", offset=position, length=following - position, why=why or "zeros")
+        self._dispatcher.position = following
+        self._keep(-1, b"")
+
+    def _dispatch(self, found: LogRecord) -> None:
+        properties = decode_properties(found.properties)
+        tags = self._dispatcher.index is not None and self._dispatcher.index.tags
+        message = MessageInner(found.topic, found.queue_id, b"", b"", 0, b"", b"", sys_flag=found.sys_flag)
+        message.tags_code = self._dispatcher.tags_code_of(found.topic, properties, found.store_timestamp)
+        message.keys = index_keys(properties, tags=tags)
+        result = PutMessageResult(
+            PutMessageStatus.PUT_OK, found.phy, found.queue_offset, found.size, found.store_timestamp
+        )
+        self._dispatcher.dispatch(message, result)

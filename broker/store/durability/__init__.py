@@ -1,0 +1,1 @@
+"""What a reply promises, and who brings the log to the device."""

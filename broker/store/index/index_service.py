@@ -1,0 +1,399 @@
+"""The index files of a store: keys wait in a queue and are put in batches, files are made ahead and roll over.
+
+Source: RocketMQ's IndexService. Unlike there nothing is thrown away after an abnormal exit: recovery cuts the newest
+file back to what is known to be durable, and the keys behind it are put again from the log.
+"""
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from operator import itemgetter
+from typing import Final, NamedTuple, cast
+
+import structlog
+import trio
+
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import make_durable_directory
+from trimq.broker.store.index.index_file import Cold, IndexFile, IndexShape, search
+from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.protocol.file_names import index_name, is_index_name
+from trimq.protocol.hashing import key_hash
+from trimq.protocol.index_batch import Batch, KeyRun, Message, Pending, Row, each_of, make_batch
+from trimq.protocol.index_layout import entry_at
+
+_log = structlog.get_logger(__name__)
+
+BATCH_KEYS: Final = 1024
+WAKE_AT: Final = 1024
+"""So many messages waiting wake the service; fewer wait for its next tick."""
+_TICK: Final = 0.1
+_RETRY: Final = 1.0
+_ENTRY_STEP: Final = 1 << 20
+_NEXT_FILE_AT: Final = 0.8
+
+_keys_of: Final = itemgetter(1)
+
+
+class IndexMark(NamedTuple):
+    """Where the index ends: the newest file's name as a number, its entry count, and how many files there are."""
+
+    file: int
+    entries: int
+    files: int
+
+
+class IndexService:
+    """Belongs to the event loop. ``pending`` is filled by the dispatcher, in log order."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        shape: IndexShape,
+        flags: RunningFlags,
+        *,
+        wall_ms: Callable[[], int],
+        batch: Batch | None = None,
+        tags: bool = True,
+    ) -> None:
+        """``tags``: keys of records have their tag among them (see dispatcher.index_keys)."""
+        self._disk = disk
+        self.tags = tags
+        self.directory = f"{root}/index"
+        self.shape = shape
+        self.files: list[IndexFile] = []
+        self.pending: deque[Pending] = deque()
+        self._flags = flags
+        self._wall_ms = wall_ms
+        self.batch = batch or make_batch()
+        self._runs = 0
+        """How many runs are among ``pending``."""
+        self._keys_in_runs = 0
+        """Keys of those that have come since the service was woken for them."""
+        self._next: IndexFile | None = None
+        self._wake = trio.Event()
+        self._space = trio.Lock()
+        self._readers = 0
+        self._closing = False
+        self._retired: list[IndexFile] = []
+
+    # -- putting
+
+    def put(self, topic: str, keys: tuple[str, ...], phy: int, store_timestamp: int) -> None:
+        """Queue a message's keys."""
+        self.pending.append((topic, keys, phy, store_timestamp))
+        if len(self.pending) == WAKE_AT:
+            self.wake()
+
+    def put_all(self, messages: Iterable[Message]) -> None:
+        """Queue the keys of many messages."""
+        waiting = len(self.pending)
+        self.pending.extend([message for message in messages if message[1]])
+        if waiting < WAKE_AT <= len(self.pending):
+            self.wake()
+
+    def put_run(self, run: KeyRun) -> None:
+        """Queue a run of messages."""
+        self.pending.append(run)
+        self._runs += 1
+        self._keys_in_runs += run.keys
+        if self._keys_in_runs >= WAKE_AT or len(self.pending) >= WAKE_AT:
+            self._keys_in_runs = 0
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the service put what waits as soon as the loop has a turn for it."""
+        self._wake.set()
+
+    def apply(self, max_keys: int = BATCH_KEYS) -> bool:
+        """Put up to ``max_keys`` waiting keys into files (0.4 us each); False where room has to be made first.
+
+        A message's keys stay together, so that they may be a few more.
+        """
+        if self._runs:
+            taken = self._take_with_runs(max_keys)
+            hashes, phys, timestamps = self.batch.flat_mixed(taken)
+        else:
+            messages = self._take(max_keys)
+            if not messages:
+                return True
+            hashes, phys, timestamps = self.batch.flat(messages)
+            taken = messages
+        done = self._put(hashes, phys, timestamps)
+        if done == len(hashes):
+            return True
+        self._give_back(each_of(taken), done)
+        return False
+
+    def _take(self, max_keys: int) -> list[Message]:
+        """What waits, in its order, where no run is among it; empty where nothing has a key."""
+        pending = cast("deque[Message]", self.pending)
+        if len(pending) <= max_keys:
+            taken = list(pending)
+            pending.clear()
+        else:
+            taken = [pending.popleft() for _ in range(max_keys)]
+        counts = list(map(len, map(_keys_of, taken)))
+        if sum(counts) > max_keys:
+            last = bisect_left(list(accumulate(counts)), max_keys)
+            pending.extendleft(reversed(taken[last + 1 :]))
+            del taken[last + 1 :]
+        elif not any(counts):
+            return []
+        return taken
+
+    def _take_with_runs(self, most: int) -> Sequence[Pending]:
+        """Runs and single messages together: a slice of few keys costs nearly what one of many does."""
+        pending = self.pending
+        taken: list[Pending] = []
+        while pending and most > 0:
+            entry = pending.popleft()
+            if isinstance(entry, tuple):
+                most -= len(entry[1])
+            else:
+                if entry.keys > most:
+                    entry, rest = entry.split(most)
+                    pending.appendleft(rest)
+                else:
+                    self._runs -= 1
+                most -= entry.keys
+            taken.append(entry)
+        return taken
+
+    def _put(self, hashes: Row, phys: Row, timestamps: Row) -> int:
+        """Put into the newest file and those after it; how many went in before room ran out."""
+        done = 0
+        while done < len(hashes):
+            file = self._writable()
+            if file is None:
+                break
+            end = min(done + file.room(), len(hashes))
+            if end == done:
+                break
+            file.put(self.batch, hashes[done:end], phys[done:end], timestamps[done:end])
+            done = end
+        return done
+
+    def _give_back(self, taken: Iterable[Message], done: int) -> None:
+        rest: list[Message] = []
+        for topic, keys, phy, timestamp in taken:
+            if done < len(keys):
+                rest.append((topic, keys[done:], phy, timestamp))
+            done = max(0, done - len(keys))
+        self.pending.extendleft(reversed(rest))
+
+    def _writable(self) -> IndexFile | None:
+        """The newest file, or the next one where that is full; None while there is none ready."""
+        file = self.files[-1] if self.files else None
+        if file is not None and not file.is_full:
+            return file
+        following, self._next = self._next, None
+        if following is None:
+            return None
+        if file is not None:
+            following.begin_timestamp = following.end_timestamp = file.end_timestamp
+            following.begin_phy = following.end_phy = file.end_phy
+        self.files.append(following)
+        return following
+
+    # -- room
+
+    def _needs_room(self) -> bool:
+        if self._closing:
+            return False
+        file = self.files[-1] if self.files else None
+        if file is None:
+            return self._next is None and bool(self.pending)
+        if not file.is_full and file.ready < self.shape.entries and (file.ready - file.count) * 20 < _ENTRY_STEP // 2:
+            return True
+        return self._next is None and file.count >= self.shape.entries * _NEXT_FILE_AT
+
+    async def _make_room(self) -> None:
+        """Make the next entries or the next file ready. Raises OSError."""
+        async with self._space:
+            file = self.files[-1] if self.files else None
+            if file is not None and not file.is_full and file.ready < self.shape.entries:
+                if not file.slots_warm:
+                    await self._disk.run(file.warm_slots)
+                begin = entry_at(self.shape.slots, max(file.ready, file.count))
+                end = min(math.ceil((begin + 1) / _ENTRY_STEP + 1) * _ENTRY_STEP, self.shape.file_size)
+                if file.room() * 20 < _ENTRY_STEP // 2:
+                    await self._disk.run(file.make_ready, end)
+                    file.mark_ready(end)
+            if self._next is None and (file is None or file.count >= self.shape.entries * _NEXT_FILE_AT):
+                await self._disk.run(make_durable_directory, self._disk, self.directory)
+                path = f"{self.directory}/{self._new_name():017d}"
+                self._next = await self._disk.run(IndexFile.create, self._disk, path, self.shape, _ENTRY_STEP)
+
+    def _new_name(self) -> int:
+        stamp = int(index_name(self._wall_ms()))
+        newest = max((file.stamp for file in self.files), default=0)
+        return max(stamp, newest + 1)
+
+    async def run(self) -> None:
+        """Put what waits, at every tick or when woken; make room ahead."""
+        while True:
+            with trio.move_on_after(_TICK):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            if not await self.flush_pending():
+                await trio.sleep(_RETRY)
+
+    async def flush_pending(self) -> bool:
+        """Put everything that waits now; False where the disk has no room for it."""
+        while (self.pending or self._needs_room()) and not self._closing:
+            complete = self.apply()
+            if self._needs_room():
+                try:
+                    await self._make_room()
+                except OSError as error:
+                    self._report(error)
+                    return False
+                self._flags.clear(Flag.WRITE_INDEX_FILE_ERROR)
+            elif complete:
+                await trio.lowlevel.checkpoint()
+        return True
+
+    def _report(self, error: OSError) -> None:
+        if not self._flags.has(Flag.WRITE_INDEX_FILE_ERROR):
+            _log.error("index_file_no_room", directory=self.directory, error=str(error))
+        self._flags.set(Flag.WRITE_INDEX_FILE_ERROR, f"no room for the index in {self.directory}: {error.strerror}")
+
+    # -- asking
+
+    def select(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[int]:
+        """Log offsets of messages that may have the key, newest first, without doubles; times are ms.
+
+        Raises Cold where the answer has to come from the device, or keys wait for a file that is not there yet.
+        """
+        while self.pending:
+            if not self.apply():
+                raise Cold
+        return search(self.files, key_hash(topic, key), begin, end, limit, False)
+
+    async def select_cold(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[int]:
+        """The same, waiting for the device. Keys that no file has room for are looked at where they wait."""
+        waiting: list[int] = []
+        if not await self.flush_pending():
+            waiting = [phy for name, keys, phy, _ in each_of(self.pending) if name == topic and key in keys]
+            waiting.reverse()
+        files = list(self.files)
+        self._readers += 1
+        try:
+            found = await self._disk.run(search, files, key_hash(topic, key), begin, end, limit, True)
+        finally:
+            self._readers -= 1
+            self._close_retired()
+        return list(dict.fromkeys(waiting + found))[:limit]
+
+    @property
+    def last_update(self) -> tuple[int, int]:
+        """Store time and log offset of the newest entry; zeros without one."""
+        for file in reversed(self.files):
+            if file.count > 1:
+                return file.end_timestamp, file.end_phy
+        return 0, 0
+
+    # -- durability
+
+    def mark(self) -> IndexMark | None:
+        """Where the index ends, with every key that waits put first; None where room has to be made for them."""
+        while self.pending:
+            if not self.apply():
+                return None
+        files = self.files
+        return IndexMark(files[-1].stamp, files[-1].count, len(files)) if files else IndexMark(0, 0, 0)
+
+    async def sync(self) -> None:
+        """Make everything that has been put durable. Raises OSError: then nothing may be trusted any more."""
+        for file in list(self.files):
+            if file.unsynced and not file.closed:
+                file.unsynced = False
+                await self._disk.run(file.sync)
+
+    # -- deletion
+
+    async def delete_expired(self, log_min: int) -> int:
+        """Delete the files whose newest entry points below ``log_min``, never the last one; how many."""
+        deleted = 0
+        while len(self.files) > 1 and self.files[0].end_phy < log_min and self.files[0].count > 1:
+            file = self.files[0]
+            await self._disk.run(self._disk.delete, file.path)
+            self.files.remove(file)
+            deleted += 1
+            self._retired.append(file)
+            self._close_retired()
+        return deleted
+
+    def _close_retired(self) -> None:
+        """Close deleted files once no thread reads any file."""
+        while self._retired and not self._readers:
+            self._retired.pop().close()
+
+    # -- opening and closing
+
+    def load(self) -> int:
+        """Open the files there are; blocks. Returns how many were damaged and had to be deleted."""
+        damaged = 0
+        for name in self._disk.list(self.directory):
+            path = f"{self.directory}/{name}"
+            info = self._disk.stat(path)
+            if not is_index_name(name) or info is None or info.is_directory:
+                continue
+            if info.size != self.shape.file_size:
+                _log.warning("index_file_wrong_size", path=path, size=info.size, expected=self.shape.file_size)
+                self._disk.delete(path)
+                damaged += 1
+                continue
+            file = IndexFile.open(self._disk, path, self.shape)
+            if not file.is_plausible:
+                _log.warning("index_file_damaged", path=path)
+                file.destroy()
+                damaged += 1
+                continue
+            self.files.append(file)
+        self.files.sort(key=lambda file: file.stamp)
+        self._drop_unused()
+        return damaged
+
+    def _drop_unused(self) -> None:
+        """A file that was made ahead and never used: delete it, so that the one before it is filled first."""
+        while len(self.files) > 1 and self.files[-1].count == 1:
+            self.files.pop().destroy()
+
+    def cut(self, position: int, count: int, end_timestamp: int) -> None:
+        """Forget the entries from ``count`` on of file number ``position``, and all files behind it. Blocks."""
+        while len(self.files) > position + 1:
+            self.files.pop().destroy()
+        if position < len(self.files):
+            file = self.files[position]
+            if count < file.count:
+                file.set_end(count, end_timestamp)
+            file.link(self.batch)
+        self._drop_unused()
+
+    def clear(self) -> None:
+        """Delete all files. Blocks."""
+        while self.files:
+            self.files.pop().destroy()
+
+    async def close(self) -> None:
+        """Close everything; a file that was made ahead and never used is deleted."""
+        self._closing = True
+        async with self._space:
+            following, self._next = self._next, None
+        if following is not None:
+            with suppress(OSError):
+                await self._disk.run(following.destroy)
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Close the files; also after a start that failed."""
+        for file in (*self.files, *self._retired):
+            file.close()
+        self.files.clear()
+        self._retired.clear()

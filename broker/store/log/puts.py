@@ -1,0 +1,436 @@
+"""What goes into the store: a message, a batch of them, or ordinary messages that are laid out alike.
+
+Each says how many bytes its records take, fills them in, and tells the dispatch what is new. All else (limits, room,
+the time, the order of writes, who waits for what) is the commit log's and the write path's, the same for all of them.
+Source: RocketMQ's MessageExtBrokerInner, MessageExtBatch, DefaultAppendMessageCallback.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import sub
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+
+from msgspec import Struct
+
+from trimq.broker.store.index.index_service import WAKE_AT
+from trimq.broker.store.log.topic_queue import V4_HOSTS, TopicQueue
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.protocol import record, sysflag
+from trimq.protocol.hashing import crc32
+from trimq.protocol.index_batch import KeyColumns
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.record_batch import NO_MESSAGES, BatchHead, BatchMessages
+
+if TYPE_CHECKING:
+    from trimq.broker.store.index.index_service import IndexService
+    from trimq.broker.store.log.commit_log import CommitLog
+    from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+
+Arrivals = Sequence[tuple[int, int, Sequence[int]]]
+"""New messages of a topic: (queue id, the first one's queue offset + 1, tags code of each)."""
+
+_V6_FLAGS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
+_NO_OFFSET: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
+_PACK_V4: Final = record.layout(0).pack
+_FIXED_V4: Final = record.layout(0).size
+_COPIED_ONCE: Final = 4096
+"""Bodies up to this size are stored in one piece with what stands behind them; larger ones are not copied twice."""
+_PACK_UNIT: Final = UNIT.pack
+_HEAD: Final = record.SIZE_MAGIC.size
+
+
+class RefusedError(Exception):
+    """A put that breaks a limit; ``result`` says which."""
+
+    def __init__(self, status: PutMessageStatus, remark: str) -> None:
+        super().__init__(remark)
+        self.result = PutMessageResult(status, remark=remark)
+
+
+class Put(Protocol):
+    """Records of one topic that are put together. The methods are called in this order, each at most once."""
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        ...
+
+    @property
+    def sys_flag(self) -> int:
+        """Tells kinds of transactions apart."""
+        ...
+
+    @property
+    def offsets(self) -> Sequence[int] | None:
+        """Log offset of each record, once they are in the log; None for one."""
+        ...
+
+    @property
+    def wait(self) -> bool:
+        """The WAIT property: False means that the reply does not wait for the disk."""
+        ...
+
+    def measure(self, log: "CommitLog") -> int:
+        """How many bytes its records take. Raises RefusedError, by ``log``, where they break a limit.
+
+        It may be asked again where there was no room.
+        """
+        ...
+
+    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
+        """Write the records from ``at`` on, all but their beginning, which goes in last: it is what is returned.
+
+        Also the queue offset of the first one: the queues' next offsets are behind the records from here on.
+        Raises struct.error for a number that does not fit its field: then nothing has happened.
+        """
+        ...
+
+    def let_go(self) -> None:
+        """The dispatch comes later: drop what it does not need, which may be a view of the receive buffer."""
+        ...
+
+    def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
+        """Hand the keys to the index."""
+        ...
+
+    def units_into(self, queues: "ConsumeQueueStore", result: PutMessageResult, /) -> None:
+        """Add the units to the queues."""
+        ...
+
+    def arrivals(self, result: PutMessageResult, /) -> Arrivals:
+        """What can be read now."""
+        ...
+
+
+class PatientPut(Put, Protocol):
+    """One that may wait for room."""
+
+    def keep(self) -> None:
+        """Copy what lies in buffers that others will overwrite."""
+        ...
+
+
+class MessageInner(Struct, gc=False):
+    """A message on its way into the log.
+
+    ``born_host`` and ``store_host`` are packed addresses (8 or 20 bytes); their IPv6 bits of ``sys_flag`` are set here.
+    ``properties`` is the encoded text, ``tags_code`` the hash of the tag, ``keys`` the words the index shall
+    find it by (UNIQ_KEY first). ``wait``: see Put. ``measure`` sets ``queue`` and ``size``, the record's.
+    """
+
+    topic: str
+    queue_id: int
+    body: Any
+    properties: bytes
+    born_timestamp: int
+    born_host: bytes
+    store_host: bytes
+    flag: int = 0
+    sys_flag: int = 0
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    tags_code: int = 0
+    keys: tuple[str, ...] = ()
+    wait: bool = True
+    queue: TopicQueue | None = None
+    size: int = 0
+
+    count: ClassVar[int] = 1
+    offsets: ClassVar[None] = None
+
+    def measure(self, log: "CommitLog") -> int:
+        """See Put."""
+        queue_id = self.queue_id
+        queue = self.queue = log.queues.get((self.topic, queue_id)) or log.queue_to_put(self.topic, queue_id)
+        body, properties = len(self.body), len(self.properties)
+        size = self.size = queue.overhead + len(self.born_host) + len(self.store_host) + body + properties
+        if size > log.small:
+            log.check(body, properties, size)
+        return size
+
+    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
+        """See Put."""
+        queue, body, sys_flag = self.queue, self.body, self.sys_flag
+        assert queue is not None
+        born_host, store_host, size = self.born_host, self.store_host, self.size
+        body_length = len(body)
+        if len(born_host) + len(store_host) == V4_HOSTS:
+            sys_flag &= ~_V6_FLAGS
+            pack, body_at = _PACK_V4, at + _FIXED_V4
+        else:
+            sys_flag = sys_flag & ~_V6_FLAGS | record.host_flags(born_host, store_host)
+            layout = record.layout(sys_flag)
+            pack, body_at = layout.pack, at + layout.size
+        takes_offset = sys_flag & 0xC not in _NO_OFFSET
+        queue_offset = queue.next_offset if takes_offset else 0
+        head = pack(
+            size,
+            queue.magic,
+            crc32(body),
+            self.queue_id,
+            self.flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            self.born_timestamp,
+            born_host,
+            store_timestamp,
+            store_host,
+            self.reconsume_times,
+            self.prepared_transaction_offset,
+            body_length,
+        )
+        properties = self.properties
+        tail = queue.topic_part + len(properties).to_bytes(2, "big") + properties
+        if body_length <= _COPIED_ONCE:
+            buffer[body_at : at + size] = b"".join((body, tail))
+        else:
+            body_end = body_at + body_length
+            buffer[body_at:body_end] = body
+            buffer[body_end : at + size] = tail
+        if takes_offset:
+            queue.next_offset = queue_offset + 1
+        return head, queue_offset
+
+    def keep(self) -> None:
+        """See PatientPut."""
+        self.body = bytes(self.body)
+
+    def let_go(self) -> None:
+        """See Put."""
+        self.body = b""
+
+    def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
+        """See Put."""
+        if self.keys:  # IndexService.put without the call
+            pending = index.pending
+            pending.append((self.topic, self.keys, result.physical_offset, result.store_timestamp))
+            if len(pending) == WAKE_AT:
+                index.wake()
+
+    def units_into(self, queues: "ConsumeQueueStore", result: PutMessageResult) -> None:
+        """See Put."""
+        try:
+            queue = queues.queues[self.topic][self.queue_id]
+        except KeyError:
+            queue = queues.find_or_create(self.topic, self.queue_id)
+        physical_offset, size, queue_offset = result.physical_offset, result.size, result.queue_offset
+        if queue_offset == queue.next_offset and physical_offset >= queue.max_phy and queue.dirty:
+            # ConsumeQueue.put's usual case, without the call
+            queue.tail += _PACK_UNIT(physical_offset, size, self.tags_code)
+            queue.next_offset = queue_offset + 1
+            queue.max_phy = physical_offset + size
+        else:
+            queue.put(physical_offset, size, self.tags_code, queue_offset)
+
+    def arrivals(self, result: PutMessageResult) -> Arrivals:
+        """See Put."""
+        return ((self.queue_id, result.queue_offset + 1, (self.tags_code,)),)
+
+
+class MessageBatch(Struct, gc=False):
+    """A traditional batch: messages of one topic and queue that get consecutive offsets and lie in one file.
+
+    ``messages``, ``tags_codes`` and ``keys`` are of the same length: what belongs to each message, as in MessageInner.
+    They are kept by column because what is done to them is done to all at once.
+    """
+
+    topic: str
+    queue_id: int
+    messages: BatchMessages
+    tags_codes: Sequence[int]
+    keys: list[tuple[str, ...]] | KeyColumns
+    born_timestamp: int
+    born_host: bytes
+    store_host: bytes
+    sys_flag: int = 0
+    reconsume_times: int = 0
+    wait: bool = True
+    queue: TopicQueue | None = None
+    offsets: Sequence[int] = ()
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return len(self.tags_codes)
+
+    def measure(self, log: "CommitLog") -> int:
+        """See Put."""
+        if self.sys_flag & sysflag.TRANSACTION_MASK:
+            raise RefusedError(PutMessageStatus.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
+        messages = self.messages
+        if not len(messages):
+            raise RefusedError(PutMessageStatus.MESSAGE_ILLEGAL, "the batch holds no message")
+        queue = self.queue = log.queue_to_put(self.topic, self.queue_id)
+        fixed = queue.overhead + len(self.born_host) + len(self.store_host)
+        if sum(messages.longest) + fixed > log.small:
+            for body, properties in messages.lengths():
+                log.check(body, properties, fixed + body + properties)
+        total = fixed * len(messages) + messages.size
+        log.check_batch(total)
+        return total
+
+    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
+        """See Put."""
+        queue = self.queue
+        assert queue is not None
+        sys_flag = self.sys_flag & ~_V6_FLAGS | record.host_flags(self.born_host, self.store_host)
+        shared = record.pack_shared(
+            sys_flag, self.born_timestamp, self.born_host, store_timestamp, self.store_host, self.reconsume_times
+        )
+        head = BatchHead(queue.magic, self.queue_id, queue.next_offset, physical_offset, shared, queue.topic_part)
+        first = queue.next_offset
+        records, self.offsets = self.messages.records(head)
+        queue.next_offset = first + len(self.offsets)
+        buffer[at + _HEAD : at + len(records)] = memoryview(records)[_HEAD:]
+        return bytes(records[:_HEAD]), first
+
+    def keep(self) -> None:
+        """See PatientPut."""
+        self.messages = self.messages.copied()
+
+    def let_go(self) -> None:
+        """See Put."""
+        self.messages = NO_MESSAGES
+
+    def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
+        """See Put."""
+        if isinstance(self.keys, list):
+            index.put_all(
+                zip(repeat(self.topic), self.keys, self.offsets, repeat(result.store_timestamp), strict=False)
+            )
+        else:
+            index.put_run(self.keys.run(self.topic, self.offsets, result.store_timestamp))
+
+    def units_into(self, queues: "ConsumeQueueStore", result: PutMessageResult) -> None:
+        """See Put."""
+        offsets = self.offsets
+        if isinstance(offsets, range):
+            sizes = [offsets.step] * len(offsets)
+        else:
+            sizes = list(map(sub, [*offsets[1:], result.physical_offset + result.size], offsets))
+        queue = queues.find_or_create(self.topic, self.queue_id)
+        queue.put_all(offsets, sizes, self.tags_codes, result.queue_offset)
+
+    def arrivals(self, result: PutMessageResult) -> Arrivals:
+        """See Put."""
+        return ((self.queue_id, result.queue_offset + 1, self.tags_codes),)
+
+
+class AlikeRows(Protocol):
+    """Records that are laid out alike, see trimq.protocol.alike_rows.PlacedRows."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many messages each queue has."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def records(self, starts: Sequence[int], physical_offset: int, store_timestamp: int) -> memoryview:
+        """Their bytes: ``starts`` has the next offset of each queue, ``physical_offset`` is the first one's.
+
+        Asked for once, before ``units``; they are copied before other rows are asked.
+        """
+        ...
+
+    def units(self, tags_code: int) -> bytes:
+        """The queues' units, those of each queue side by side, in the order of ``counts``."""
+        ...
+
+
+class MessageRows(Struct, gc=False):
+    """Ordinary messages of one topic that differ in nothing but what is known of each here; they lie in one file.
+
+    ``queues``: those that ``rows`` counts messages of, in its order. Bodies and properties have one length. Hosts are
+    IPv4. ``is_batch``: they came as one, which has a limit of its own. ``starts``, set by ``records``: the offset of
+    each queue's first message.
+    """
+
+    topic: str
+    queues: Sequence[TopicQueue]
+    rows: AlikeRows
+    body_length: int
+    properties_length: int
+    tags_code: int
+    keys: KeyColumns
+    is_batch: bool = False
+    starts: Sequence[int] = ()
+    offsets: Sequence[int] = ()
+
+    sys_flag: ClassVar[int] = 0
+    wait: ClassVar[bool] = True
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return len(self.rows)
+
+    def measure(self, log: "CommitLog") -> int:
+        """See Put."""
+        queues = self.queues
+        if any(queue.gone for queue in queues):
+            raise RefusedError(PutMessageStatus.SERVICE_NOT_AVAILABLE, f"the topic {self.topic} has been deleted")
+        if not self.body_length:
+            raise RefusedError(PutMessageStatus.MESSAGE_ILLEGAL, "the message has no body")
+        size = queues[0].overhead + V4_HOSTS + self.body_length + self.properties_length
+        if size > log.small:
+            log.check(self.body_length, self.properties_length, size)
+        total = size * len(self.rows)
+        if self.is_batch:
+            log.check_batch(total)
+        return total
+
+    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
+        """See Put."""
+        self.starts = [queue.next_offset for queue in self.queues]
+        records = self.rows.records(self.starts, physical_offset, store_timestamp)
+        for queue, added in zip(self.queues, self.rows.counts, strict=True):
+            queue.next_offset += added
+        size = len(records)
+        self.offsets = range(physical_offset, physical_offset + size, size // len(self.rows))
+        buffer[at + _HEAD : at + size] = records[_HEAD:]
+        return bytes(records[:_HEAD]), self.starts[0]
+
+    def let_go(self) -> None:
+        """See Put: its rows are its own."""
+
+    def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
+        """See Put."""
+        index.put_run(self.keys.run(self.topic, self.offsets, result.store_timestamp))
+
+    def units_into(self, queues: "ConsumeQueueStore", _result: PutMessageResult) -> None:
+        """See Put."""
+        units = self.rows.units(self.tags_code)
+        end = 0
+        for queue, count, start in self._by_queue():
+            begin, end = end, end + count * UNIT_SIZE
+            queues.find_or_create(self.topic, queue.queue_id).put_units(units[begin:end], start)
+
+    def arrivals(self, _result: PutMessageResult) -> Arrivals:
+        """See Put."""
+        return [(queue.queue_id, start + 1, [self.tags_code] * count) for queue, count, start in self._by_queue()]
+
+    def _by_queue(self) -> Iterable[tuple[TopicQueue, int, int]]:
+        return zip(self.queues, self.rows.counts, self.starts, strict=True)
+
+
+class Dispatcher(Protocol):
+    """What the log hands its records to, in log order, once they may be read (queue units, index, waiting pulls).
+
+    It keeps the one dispatch position: what does not begin there (live dispatch is off) is left to
+    ReputMessageService, which reads it from the log.
+    """
+
+    def dispatch(self, put: Put, result: PutMessageResult) -> None:
+        """Records that lie side by side. Never raises; never waits. A delayed message's tags code is its due time."""
+        ...
+
+    def rolled(self, blank_offset: int, next_offset: int) -> None:
+        """The log goes on at ``next_offset``: a BLANK fills [blank_offset, next_offset)."""
+        ...

@@ -1,0 +1,404 @@
+"""Reads messages of a queue for a consumer: units, filter, and the records as views of the mapped log.
+
+``get`` answers from memory in the same turn, or not at all (None): then ``get_cold`` waits for the device. Both run the
+same steps, written as a generator that yields what has to be waited for. Source: RocketMQ's
+DefaultMessageStore.getMessage, with its statuses, next offsets and limits.
+"""
+
+import time
+from collections.abc import Generator
+from typing import Final, NamedTuple
+
+import structlog
+
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.disk.mapped_file import Hold, MappedFile
+from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.queue.consume_queue import ConsumeQueue
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.read.hot_records import Found, hot_records, place_unpacker, tagged, views_of
+from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of
+from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
+from trimq.protocol.property_text import decode_properties
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.record import RecordError, decode_head
+
+_MIN_BYTES: Final = 100
+_FOUND: Final = GetMessageStatus.FOUND
+_ITERATE: Final = UNIT.iter_unpack
+
+_log = structlog.get_logger(__name__)
+_REPORTED: Final = 1000
+"""Messages that the log is told of; a consumer may ask for the same ones again and again."""
+
+ReadRequest = tuple[int, int]
+"""Offset and length in the log."""
+Hot = tuple[MappedFile, Found, int]
+"""The log file, what was found in it, and the queue offset that follows."""
+Steps = Generator[ReadRequest, bytes, GetMessageResult]
+
+
+Run = list[tuple[int, int, int]]
+
+
+class _Chosen(NamedTuple):
+    """Units that an answer is made of.
+
+    ``runs`` has those whose records lie side by side together: log offset, size and queue offset of each.
+    """
+
+    messages: int
+    scanned: int
+    size: int
+    runs: list[Run]
+    last_phy: int
+    status: GetMessageStatus
+
+
+class MessageGetter:
+    """The read path. ``config`` may be replaced at any time.
+
+    ``readable_offset`` tells the end of the log, ``memory`` how many bytes of RAM this machine has: what lies further
+    back than the configured part of it counts as on disk for the limits of a pull.
+    """
+
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueueStore, stats: StoreStats, config: MessageStoreConfig, memory: int
+    ) -> None:
+        self._log = log
+        self._warm = log.files.warm
+        self._queues = queues
+        self._stats = stats
+        self._ram = memory
+        self._reported: set[tuple[str, int, int]] = set()
+        self.set_config(config)
+
+    def set_config(self, config: MessageStoreConfig) -> None:
+        """Take changed limits."""
+        self._memory = self._ram * config.access_message_in_memory_max_ratio // 100
+        self._scan_units = config.max_filter_message_size // UNIT_SIZE
+        self._memory_limits = (
+            min(config.max_transfer_bytes_on_message_in_memory, FILLER_SIZE - 1),
+            config.max_transfer_count_on_message_in_memory,
+        )
+        self._disk_limits = (
+            config.max_transfer_bytes_on_message_in_disk,
+            config.max_transfer_count_on_message_in_disk,
+        )
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+    ) -> GetMessageResult | None:
+        """What a consumer gets at ``offset``; None where that has to come from the device."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.next_offset:
+            return self._refuse(queue, offset)
+        hot = self.hot(queue, offset, max_count, max_bytes, filter)
+        if hot is not None:
+            file, (buffers, count, size), following = hot
+            low, high = queue.min_offset, queue.next_offset
+            if not count:
+                return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
+            file.hold()
+            return GetMessageResult(_FOUND, following, low, high, buffers, count, size, False, file.release)
+        units = self._queues.read(queue, offset, self._units_to_read(max_count, filter))
+        if units is None:
+            return None
+        steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: GetMessageResult = end.value
+            return result
+        steps.close()
+        return None
+
+    def hot(
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+    ) -> Hot | None:
+        """Messages from a readable ``offset`` on that all lie in the memory of one log file; None for anything else.
+
+        None of them where the filter wants none of those that it may look at. The views are good until the next await,
+        or for as long as the caller holds the file.
+        """
+        if filter is not None:
+            return self._hot_tagged(queue, offset, max_count, max_bytes, filter)
+        found = self.ahead(queue, offset, max_count, max_bytes)
+        if found is not None:
+            self.count(found[1][1])
+        return found
+
+    def count(self, messages: int) -> None:
+        """Messages are given out that ``ahead`` has found."""
+        self._stats.transferred_messages_total += messages
+        self._stats.found_times_total += 1
+
+    def ahead(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> Hot | None:
+        """As ``hot`` without a filter, for somebody who has not asked yet: it is not counted."""
+        limit_bytes, limit_count = self._hot_limits(max_bytes, max_count)
+        if limit_count < 1:
+            return None
+        if offset >= queue.tail_offset:
+            at = (offset - queue.tail_offset) * UNIT_SIZE
+            units: bytes | bytearray | None = queue.tail[at : at + limit_count * UNIT_SIZE]
+        else:
+            units = self._queues.read(queue, offset, limit_count)
+        if not units:
+            return None
+        fields = place_unpacker(len(units) // UNIT_SIZE)(units)
+        file = self._hot_file(fields[0])
+        if file is None:
+            return None
+        if offset >= queue.known_from:
+            found = views_of(file, self._warm, fields[::2], fields[1::2], limit_bytes)
+        else:
+            place = place_of(queue.topic, queue.queue_id)
+            found = hot_records(file, self._warm, units, limit_bytes, limit_count, offset, place)
+        return None if found is None else (file, found, offset + found[1])
+
+    def _hot_limits(self, max_bytes: int, max_count: int) -> tuple[int, int]:
+        limit_bytes, limit_count = self._memory_limits
+        if max_bytes < limit_bytes:
+            limit_bytes = max(max_bytes, _MIN_BYTES)
+        return limit_bytes, min(max_count, limit_count)
+
+    def _hot_tagged(
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter
+    ) -> Hot | None:
+        """The same for a filter by tags alone, among units that this process has put itself."""
+        limit_bytes, limit_count = self._hot_limits(max_bytes, max_count)
+        codes: frozenset[int] | None = getattr(filter, "codes", None)
+        if codes is None or offset < queue.known_from:
+            return None
+        units = self._queues.read(queue, offset, self._units_to_read(limit_count, filter))
+        if not units:
+            return None
+        file = self._hot_file(int.from_bytes(units[:8], "big"))
+        if file is None:
+            return None
+        chosen = tagged(units, codes, limit_bytes, limit_count)
+        if chosen is None:
+            return None
+        places, sizes, scanned = chosen
+        if not places:
+            self._stats.missed_times_total += 1
+            return file, ([], 0, 0), offset + scanned
+        found = views_of(file, self._warm, places, sizes, limit_bytes)
+        if found is None:
+            return None
+        self.count(found[1])
+        return file, found, offset + scanned
+
+    def _hot_file(self, first: int) -> MappedFile | None:
+        """The log file of a message, unless that counts as on disk."""
+        log = self._log.files
+        files = log.files
+        if not files:
+            return None
+        index = (first - files[0].start) // log.size
+        last = files[-1]
+        if not 0 <= index < len(files) or first < last.start + last.wrote - self._memory:
+            return None
+        return files[index]
+
+    async def get_cold(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+    ) -> GetMessageResult:
+        """The same, waiting for the device."""
+        started = time.perf_counter()
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.next_offset:
+            return self._refuse(queue, offset)
+        units = await self._queues.read_cold(queue, offset, self._units_to_read(max_count, filter))
+        steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
+        result = await self._drive(steps)
+        took = int((time.perf_counter() - started) * 1000)
+        self._stats.get_message_entire_time_max = max(self._stats.get_message_entire_time_max, took)
+        return result
+
+    async def _drive(self, steps: Steps) -> GetMessageResult:
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(await self._log.read_cold(*request))
+        except StopIteration as end:
+            result: GetMessageResult = end.value
+            return result
+        finally:
+            steps.close()
+
+    def _units_to_read(self, max_count: int, filter: MessageFilter | None) -> int:
+        if filter is None:
+            return max(1, min(max_count, max(self._memory_limits[1], self._disk_limits[1])))
+        return max(self._scan_units, max_count)
+
+    def _limits(self, max_bytes: int, max_count: int, *, on_disk: bool) -> tuple[int, int]:
+        size, count = self._disk_limits if on_disk else self._memory_limits
+        if max_bytes < size:
+            size = max(max_bytes, _MIN_BYTES)
+        return size, min(count, max_count)
+
+    def _refuse(self, queue: ConsumeQueue | None, offset: int) -> GetMessageResult:
+        """The answer where there is no unit at ``offset``."""
+        self._stats.missed_times_total += 1
+        if queue is None:
+            return GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
+        low, high = queue.min_offset, queue.next_offset
+        if high == 0:
+            return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE)
+        if offset < low:
+            return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
+        if offset == high:
+            return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+
+    def _gather(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        units: bytes,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+    ) -> Steps:
+        """Choose the units that fit the limits and the filter, then read their records."""
+        border = self._log.max_offset - self._memory
+        chosen = yield from self._choose(offset, units, max_count, max_bytes, filter, border)
+        low, high = queue.min_offset, queue.next_offset
+        suggest = chosen.last_phy < border
+        if not chosen.messages:
+            self._stats.missed_times_total += 1
+            scanned = chosen.scanned if units else queue.file_of(offset) + queue.units_per_file - offset
+            return GetMessageResult(chosen.status, offset + scanned, low, high, suggest_slave=suggest)
+        following = offset + chosen.scanned
+        result = GetMessageResult(_FOUND, following, low, high, [], chosen.messages, chosen.size, suggest)
+        yield from self._read_runs(result, chosen.runs, queue)
+        self._stats.transferred_messages_total += result.count
+        self._stats.found_times_total += 1
+        return result
+
+    def _choose(
+        self, offset: int, units: bytes, max_count: int, max_bytes: int, filter: MessageFilter | None, border: int
+    ) -> Generator[ReadRequest, bytes, _Chosen]:
+        """Any units: messages that are gone, on disk only, or not wanted. ``border``: in memory from here on."""
+        log_min = self._log.min_offset
+        match = None if filter is None else filter.match_tags
+        needs_record = filter is not None and filter.needs_properties
+        on_disk = True
+        limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=True)
+        total = count = scanned = phy = 0
+        runs: list[Run] = []
+        run_end = -1
+        status = GetMessageStatus.NO_MATCHED_MESSAGE if units else GetMessageStatus.OFFSET_FOUND_NULL
+        for phy, size, tags in _ITERATE(units):
+            if on_disk and phy >= border:
+                on_disk = False
+                limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=False)
+            if size == FILLER_SIZE or phy < log_min:
+                scanned += 1
+                status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                continue
+            if count and (total + size > limit_bytes or count >= limit_count):
+                break
+            scanned += 1
+            if match is not None and not match(tags):
+                continue
+            if needs_record and not (yield from self._matches_record(filter, phy, size)):
+                continue
+            if phy != run_end:
+                runs.append([])
+            runs[-1].append((phy, size, offset + scanned - 1))
+            run_end = phy + size
+            total += size
+            count += 1
+        return _Chosen(count, scanned, total, runs, phy, status)
+
+    def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, bytes, bool]:
+        """Ask the filter about a record's properties; what is no record matches nothing."""
+        data = self._log.read(phy, size)
+        if data is None:
+            data = yield phy, size
+        if filter is None or not begins_record(data, phy, size):
+            return False
+        try:
+            head = decode_head(data)
+        except RecordError:
+            return False
+        text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
+        return filter.match_record(decode_properties(text))
+
+    def _read_runs(
+        self, result: GetMessageResult, runs: list[Run], queue: ConsumeQueue
+    ) -> Generator[ReadRequest, bytes, None]:
+        """Read the records that lie side by side at once; a run in which one is not as it should be is taken apart."""
+        log, place = self._log, place_of(queue.topic, queue.queue_id)
+        held: list[MappedFile] = []
+        buffers = result.buffers
+        file: MappedFile | None = None
+        start = end_of_file = -1
+        complete = False
+        try:
+            for run in runs:
+                begin = run[0][0]
+                end = run[-1][0] + run[-1][1]
+                if not start <= begin < end_of_file:
+                    file = log.files.find(begin)
+                    start, end_of_file = (file.start, file.end) if file is not None else (-1, -1)
+                    if file is not None:
+                        file.hold()
+                        held.append(file)
+                if file is not None and begin - start >= file.hot_from and end - start <= file.wrote:
+                    data: memoryview | bytes = file.view[begin - start : end - start]
+                else:
+                    read = log.read(begin, end - begin)
+                    data = (yield begin, end - begin) if read is None else read
+                if len(data) == end - begin and _are_messages(data, run, place):
+                    buffers.append(data)
+                else:
+                    yield from self._salvage(result, run, queue)
+            complete = True
+        finally:
+            if not complete:
+                Hold(held)()
+        if not result.buffers:
+            result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
+        if len(held) == 1:
+            result.release = held[0].release
+        elif held:
+            result.release = Hold(held)
+
+    def _salvage(self, result: GetMessageResult, run: Run, queue: ConsumeQueue) -> Generator[ReadRequest, bytes, None]:
+        """Go through the messages of a run one by one: only what is the message of its unit is given out."""
+        place = place_of(queue.topic, queue.queue_id)
+        for phy, size, offset in run:
+            data = self._log.read(phy, size)
+            if data is None:
+                data = yield phy, size
+            if len(data) == size and is_message(data, 0, phy, size, offset, place):
+                result.buffers.append(bytes(data))
+            else:
+                result.count -= 1
+                result.size -= size
+                self._report(queue, offset, phy)
+
+    def _report(self, queue: ConsumeQueue, offset: int, phy: int) -> None:
+        """Tell once of a message that is passed over, unless it is gone with the old end of the log."""
+        key = (queue.topic, queue.queue_id, offset)
+        if phy < self._log.min_offset or key in self._reported or len(self._reported) >= _REPORTED:
+            return
+        self._reported.add(key)
+        _log.error(
+            "message_passed_over",
+            topic=queue.topic,
+            queue=queue.queue_id,
+            offset=offset,
+            log_offset=phy,
+            reason="its unit leads to no record, or to one that tells another topic, queue or offset",
+        )
+
+
+def _are_messages(data: memoryview | bytes, run: Run, place: Place) -> bool:
+    """True where the records of a run, all of whose bytes are in ``data``, are the messages of their units."""
+    begin = run[0][0]
+    return all(is_message(data, phy - begin, phy, size, offset, place) for phy, size, offset in run)

@@ -1,0 +1,134 @@
+"""Which records have a key, by their bytes: nothing of them is decoded but a few numbers.
+
+The usual record only: sent over IPv4, its key the whole of UNIQ_KEY or KEYS, in memory. Others are left to query.py.
+"""
+
+import struct
+from functools import lru_cache
+from typing import Any, Final
+
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.disk.warm_ranges import CHUNK
+from trimq.protocol.hashing import crc32_of_each
+from trimq.protocol.message_keys import TAG_KEY
+from trimq.protocol.property_text import KEYS_NAME, has_key_for_sure, key_text
+from trimq.protocol.record import MAGIC_V1, MAGIC_V2, OVERHEAD_V1
+from trimq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from trimq.protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH
+
+HEAD_SIZE: Final = 88
+"""Bytes in front of the body, with IPv4 hosts."""
+_head_at = struct.Struct(">II20xQI16xQ20xI").unpack_from
+"""Size, magic, place in the log, sysFlag, store time and body length."""
+_crc_at = struct.Struct(">8xI").unpack_from
+_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
+_LAST_HEAD: Final = CHUNK - OVERHEAD_V1
+"""Where the head of a record has to begin in a chunk to lie in it as a whole."""
+_CRC_BITS: Final = 0x7FFFFFFF
+_LONGEST: Final = 0xFFFF
+"""Bytes of properties that the number in front of them can tell."""
+
+Matches = tuple[list[bytes], int]
+"""Records, the oldest first, and how many bytes they are together."""
+
+
+def is_usual(topic: str, key: str) -> bool:
+    """True for what ``matches`` knows: a topic that can be one, and one printable ASCII word, not a tag's."""
+    return (
+        len(topic) <= MAX_RETRY_TOPIC_LENGTH
+        and key.isascii()
+        and key.isprintable()
+        and bool(key)
+        and " " not in key
+        and not key.startswith(TAG_KEY)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _topic_part(topic: str) -> tuple[int, bytes]:
+    """Magic and topic as they stand in a record."""
+    name = topic.encode("utf-8", "replace")
+    wide = len(name) > MAX_TOPIC_LENGTH
+    return MAGIC_V2 if wide else MAGIC_V1, len(name).to_bytes(2 if wide else 1, "big") + name
+
+
+def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a call more is a cost for all
+    log: MappedFileQueue, offsets: list[int], topic: str, key: str, limit: int, times: tuple[int, int], most: int
+) -> Matches | None:
+    """Up to ``limit`` of the records at ``offsets``, newest first, that have the key and were stored in ``times`` (ms).
+
+    None where a candidate has to be looked at in another way: it is unusual, damaged, or not known to be in memory.
+    None as well for more than ``most`` bytes, as what is found is copied. Bodies that this process has put were whole
+    when they came in: their sums are not made again.
+    """
+    file = log.find(offsets[0]) if offsets else None
+    if file is None or not is_usual(topic, key):
+        return None
+    magic, front = _topic_part(topic)
+    begin = len(front) + 2
+    fronts: dict[int, bytes] = {}
+    first, last = times
+    text = key_text(key)
+    keys = text.keys
+    warm = log.warm
+    covers, chunks, tick = warm.covers, warm.chunks_of(file), warm.tick()
+    own_from = log.own_from
+    found: list[bytes] = []
+    bodies: list[memoryview] = []
+    sums: list[int] = []
+    left = most
+    start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
+    raw: Any = view.obj
+    before = file.end
+    for phy in offsets:
+        at = phy - start
+        if at < 0:
+            file = log.find(phy)
+            if file is None:
+                return None
+            start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
+            raw, chunks = view.obj, warm.chunks_of(file)
+            at = phy - start
+        if phy >= before or at + OVERHEAD_V1 > stop:
+            return None
+        before = phy
+        is_hot = at >= hot_from
+        within = at % CHUNK
+        if (
+            not is_hot
+            and (within > _LAST_HEAD or chunks[at // CHUNK] <= tick)
+            and not covers(file, at, at + OVERHEAD_V1)
+        ):
+            return None
+        size, own_magic, place, sys_flag, store_time, body_length = _head_at(view, at)
+        end = at + size
+        if place != phy or own_magic != magic or sys_flag & _V6 or end > stop:
+            return None
+        if not first <= store_time <= last:
+            continue
+        left -= size
+        if left < 0 or (not is_hot and within + size > CHUNK and not covers(file, at, end)):
+            return None
+        record = raw[at:end]
+        behind = HEAD_SIZE + body_length
+        length = size - behind
+        beginning = fronts.get(length)
+        if beginning is None:
+            if not 0 <= length - begin <= _LONGEST:
+                return None
+            beginning = fronts[length] = front + (length - begin).to_bytes(2, "big") + keys
+        if record.startswith(beginning, behind):  # many clients write KEYS first
+            if record.count(KEYS_NAME, behind + begin) != 1:
+                return None
+        elif not record.startswith(beginning[:begin], behind) or not has_key_for_sure(record, behind + begin, text):
+            return None
+        if body_length and phy < own_from:
+            bodies.append(view[at + HEAD_SIZE : at + behind])
+            sums += _crc_at(record)
+        found.append(record)
+        if len(found) >= limit:
+            break
+    if sums and [value & _CRC_BITS for value in crc32_of_each(bodies)] != sums:
+        return None
+    found.reverse()
+    return found, most - left

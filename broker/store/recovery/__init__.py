@@ -1,0 +1,1 @@
+"""How a store starts: checkpoint, recovery of log, queues and index."""

@@ -1,0 +1,122 @@
+"""What a start has to know after a sync has failed while the machine stayed up.
+
+The kernel takes pages that it could not write for clean: they are still in memory, so a restarted broker reads them as
+if nothing had happened, and a later sync returns without having written them. The note says which parts of the store
+such pages may belong to; the start writes those of the log again, and lets queues and index be built anew. The file
+needs no sync itself: if the machine goes down, the pages it tells of are gone too.
+"""
+
+import os
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import read_whole
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.running_flags import Flag
+
+_FILE: Final = "failed_sync"
+_CHUNK: Final = 1 << 20
+_PAGE: Final = 4096
+
+_log = structlog.get_logger(__name__)
+
+
+class FailedSync(Struct):
+    """``log_offset``: the log was durable up to here. ``flags``: which parts failed. ``reason``: for humans."""
+
+    log_offset: int
+    flags: int
+    reason: str
+
+
+class FaultNote:
+    """The file ``failed_sync`` in a store's directory."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self._path = f"{root}/{_FILE}"
+
+    def read(self) -> FailedSync | None:
+        """The note; None if there is none or it cannot be read."""
+        data = read_whole(self._disk, self._path)
+        if not data:
+            return None
+        try:
+            return msgspec.json.decode(data, type=FailedSync)
+        except msgspec.DecodeError:
+            return None
+
+    def add(self, flag: Flag, log_offset: int, reason: str) -> None:
+        """Note one more failed part. Raises OSError."""
+        before = self.read()
+        if before is not None:
+            flag |= Flag(before.flags)
+            log_offset = min(log_offset, before.log_offset)
+        data = msgspec.json.encode(FailedSync(log_offset, int(flag), reason))
+        exists = self._disk.stat(self._path) is not None
+        fd = self._disk.open(self._path) if exists else self._disk.create(self._path, 0)
+        try:
+            self._disk.truncate(fd, len(data))
+            self._disk.pwrite(fd, data, 0)
+        finally:
+            self._disk.close(fd)
+
+    def note(self, flag: Flag, log_offset: int, reason: str) -> None:
+        """The same where it is possible: a power cut, not this note, is what decides where it is not."""
+        with suppress(OSError):
+            self.add(flag, log_offset, reason)
+
+    async def mend(self, files: MappedFileQueue, queues: str, index: str | None) -> None:
+        """Write again what a failed sync of the last run left in memory only. Raises OSError if it fails again.
+
+        ``queues`` and ``index`` are directories whose files are made anew from the log.
+        """
+        note = self.read()
+        if note is None:
+            return
+        disk = self._disk
+        written = await disk.run(write_log_again, disk, files, note.log_offset)
+        if note.flags & Flag.WRITE_LOGICS_QUEUE_ERROR:
+            await disk.run(delete_files_below, disk, queues)
+        if note.flags & Flag.WRITE_INDEX_FILE_ERROR and index is not None:
+            await disk.run(delete_files_below, disk, index)
+        _log.warning("failed_sync_mended", reason=note.reason, log_from=note.log_offset, bytes_written=written)
+
+    def remove(self) -> None:
+        """Everything that it told of has been written again."""
+        if self._disk.stat(self._path) is not None:
+            self._disk.delete(self._path)
+
+
+def write_log_again(disk: Disk, files: MappedFileQueue, offset: int) -> int:
+    """Write what memory has of the log from ``offset`` on to the device; how many bytes. Blocks. Raises OSError."""
+    written = 0
+    for file in files.files:
+        if file.end <= offset:
+            continue
+        at = max(0, offset - file.start) // _PAGE * _PAGE
+        while (at := disk.next_data(file.fd, at) // _PAGE * _PAGE if at < file.size else at) < file.size:
+            data = disk.pread(file.fd, _CHUNK, at)
+            disk.pwrite(file.fd, data, at)
+            written += len(data)
+            at += len(data)
+        disk.data_sync(file.fd)
+    return written
+
+
+def delete_files_below(disk: Disk, directory: str) -> None:
+    """Delete all files in a directory and its sub-directories; the directories stay. Blocks."""
+    for name in disk.list(directory):
+        path = os.path.join(directory, name)
+        info = disk.stat(path)
+        if info is not None and info.is_directory:
+            delete_files_below(disk, path)
+        else:
+            disk.delete(path)
+    if disk.stat(directory) is not None:
+        disk.sync_directory(directory)

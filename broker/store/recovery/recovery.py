@@ -1,0 +1,280 @@
+"""Brings log, queues and index of a store together at start, after an orderly stop as after a kill or a power cut.
+
+What the checkpoint's mark vouches for is taken as it is. From there on (without a mark, or where something does not fit
+it: from the beginning of the log) every record is read and checked, its queue unit and its index entries are compared
+or made. Times are never trusted to tell what is complete. Afterwards each record in the log is in its queue at its
+offset and in the index under its keys; what stands behind the last record is zeros.
+"""
+
+import time
+from typing import Final
+
+import structlog
+import trio
+from msgspec import Struct, field
+
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
+from trimq.broker.store.index.index_service import IndexService
+from trimq.broker.store.log.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
+from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueService
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue.queue_files import delete_queue_files
+from trimq.broker.store.queue.queue_sizes import file_lengths, queue_directories
+from trimq.broker.store.recovery.checkpoint import StoreCheckpoint
+from trimq.broker.store.recovery.index_recovery import IndexRecovery
+from trimq.broker.store.recovery.queue_recovery import QueueRecovery
+from trimq.protocol import sysflag
+from trimq.protocol.checkpoint_layout import CheckpointMark
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.property_text import decode_properties, property_of
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+
+_log = structlog.get_logger(__name__)
+
+_SLICE: Final = 0.001
+_LOOK_AT_CLOCK: Final = 32
+_WRITE_EVERY: Final = 64 << 20
+_NO_QUEUE: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
+
+
+class RecoveryReport(Struct):
+    """What recovery found and did; ``position`` is where the log ends."""
+
+    position: int = 0
+    last_store_timestamp: int = 0
+    clean: bool = False
+    """There was nothing to read and nothing to repair."""
+    trusted: bool = False
+    """The checkpoint's mark held for log and queues."""
+    scanned_from: int = 0
+    bytes_total: int = 0
+    bytes_done: int = 0
+    records: int = 0
+    queues: int = 0
+    damaged: list[Damage] = field(default_factory=list)
+    erased: int = 0
+    """Bytes behind the last record that were not zero."""
+    units_rebuilt: int = 0
+    keys_rebuilt: int = 0
+    notes: list[str] = field(default_factory=list)
+    """Why something was not taken as it was."""
+    seconds: float = 0.0
+
+
+class StoreRecovery:
+    """One recovery. ``files`` are loaded; nothing is served and nothing else touches the store meanwhile."""
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        queues: ConsumeQueueStore,
+        flush_queues: FlushConsumeQueueService,
+        index: IndexService | None,
+        checkpoint: StoreCheckpoint,
+        dispatcher: StoreDispatcher,
+        *,
+        clean_exit: bool,
+        check_crc: bool = True,
+    ) -> None:
+        """``clean_exit``: the abort file was not there."""
+        self._files = files
+        self._disk = files.disk
+        self._queues = queues
+        self._flush_queues = flush_queues
+        self._index = index
+        self._checkpoint = checkpoint
+        self._dispatcher = dispatcher
+        self._clean_exit = clean_exit
+        self._reader = RecordReader(files.size, check_crc=check_crc)
+        self._queue_recovery = QueueRecovery(queues, files, self._note)
+        self._index_recovery = IndexRecovery(index, self._note) if index is not None else None
+        self._last_record = -1
+        self.report = RecoveryReport()
+        """Counts while ``run`` is going on: a progress bar may look at it."""
+
+    async def run(self) -> RecoveryReport:
+        """Do it. Raises OSError, StoreLoadError."""
+        started = time.perf_counter()
+        report = self.report
+        if self._index is not None and self._index.load():
+            self._note("damaged index files were deleted")
+        self._queues.dropped.load()
+        if self._files.files:
+            mark = self._trusted_mark()
+            report.trusted = mark is not None
+            log_min = self._files.min_offset
+            queues_from = await self._load_queues(mark)
+            index_from = queues_from
+            if self._index_recovery is not None:
+                index_from = self._index_recovery.load(mark, log_min, clean_exit=self._clean_exit)
+            start = min(log_min if mark is None else mark.position, queues_from, index_from)
+            known = self._checkpoint.mark
+            if known is not None and start < known.position:
+                await self._checkpoint.forget()
+            await self._scan(start, mark, queues_from, index_from)
+        else:
+            await self._start_empty()
+        self._queues.dropped.settle(self._files.min_offset, report.position)
+        report.queues = sum(map(len, self._queues.topics().values()))
+        report.seconds = time.perf_counter() - started
+        self._tell()
+        return report
+
+    async def _start_empty(self) -> None:
+        """Without a log there are no messages: queues and index begin anew, as RocketMQ does it."""
+        if self._checkpoint.known_log:
+            await self._checkpoint.forget()  # accepted, for this start: the next one finds what this one leaves
+        left = [directory for _, _, directory in queue_directories(self._disk, self._queues.directory)]
+        if any(file_lengths(self._disk, directory) for directory in left):
+            self._note("there is no commit log: queues and index begin anew")
+        for directory in left:
+            delete_queue_files(self._disk, directory)
+        if self._index is not None:
+            self._index.clear()
+        self._dispatcher.start_at(0, -1, 0)
+        self.report.clean = True
+
+    # -- what can be trusted
+
+    def _trusted_mark(self) -> CheckpointMark | None:
+        """The mark, if the log is the one it was written for."""
+        mark = self._checkpoint.mark
+        if mark is None:
+            self._note("no checkpoint of this broker")
+            return None
+        end = self._files.files[-1].end
+        if not self._files.min_offset <= mark.position <= end:
+            self._note(f"the checkpoint is of a log that ended at {mark.position}, this one is another")
+            return None
+        if mark.last_record >= self._files.min_offset and not self._is_last_record(mark):
+            self._note(f"the record at {mark.last_record} is not the one that the checkpoint knows")
+            return None
+        return mark
+
+    def _is_last_record(self, mark: CheckpointMark) -> bool:
+        file = self._files.find(mark.last_record)
+        if file is None:
+            return False
+        try:
+            found = self._reader.read(file.view, mark.last_record - file.start, mark.last_record)
+        except NoRecordError:
+            return False
+        if not isinstance(found, LogRecord) or found.store_timestamp != mark.store_timestamp:
+            return False
+        return found.phy + found.size == mark.position or file.end == mark.position
+
+    async def _load_queues(self, mark: CheckpointMark | None) -> int:
+        """Where in the log to go on for the queues."""
+        recovery = self._queue_recovery
+        if mark is not None and recovery.take(mark, clean_exit=self._clean_exit):
+            return mark.position
+        recovery.check_size()  # before anything is changed
+        if self._checkpoint.mark is not None:  # loading deletes files of queues that are not right
+            await self._checkpoint.forget()
+        return recovery.load()
+
+    def _note(self, text: str) -> None:
+        self.report.notes.append(text)
+
+    # -- the log
+
+    async def _scan(self, start: int, mark: CheckpointMark | None, queues_from: int, index_from: int) -> None:
+        """Read the log to its end; bring queues and index up to it."""
+        report = self.report
+        report.scanned_from = start
+        report.bytes_total = self._files.files[-1].end - start
+        last_timestamp = 0
+        if mark is not None and start == mark.position:
+            self._last_record = mark.last_record
+            last_timestamp = mark.store_timestamp
+        walk = LogWalk(self._disk, self._files.files, start, self._reader, last_timestamp)
+        written_at = start
+        while await self._slice(walk, queues_from, index_from):
+            report.bytes_done = walk.position - start
+            if walk.position - written_at >= _WRITE_EVERY:
+                written_at = walk.position
+                await self._write()
+        report.bytes_done = walk.position - start
+        await self._end(walk)
+
+    async def _slice(self, walk: LogWalk, queues_from: int, index_from: int) -> bool:
+        """Work for about a millisecond; False at the end of the log."""
+        until = time.perf_counter() + _SLICE
+        index = self._index_recovery
+        while True:
+            for _ in range(_LOOK_AT_CLOCK):
+                found = walk.step()
+                if isinstance(found, LogRecord):
+                    self.report.records += 1
+                    self._last_record = found.phy
+                    if found.phy >= queues_from and found.sys_flag & sysflag.TRANSACTION_MASK not in _NO_QUEUE:
+                        self._queue_recovery.put(found, self._tags_code(found))
+                    if index is not None and found.phy >= index_from:
+                        index.put(found)
+                elif isinstance(found, Damage):
+                    self.report.damaged.append(found)
+                    _log.error("commit_log_damaged", offset=found.phy, length=found.length, why=found.why)
+                elif found is None:
+                    return False
+            if time.perf_counter() >= until:
+                await trio.lowlevel.checkpoint()
+                return True
+
+    def _tags_code(self, found: LogRecord) -> int:
+        if found.topic != SCHEDULE_TOPIC:
+            return tags_code(property_of(found.properties, "TAGS"))
+        return self._dispatcher.tags_code_of(found.topic, decode_properties(found.properties), found.store_timestamp)
+
+    async def _write(self) -> None:
+        """Put what has been rebuilt so far into its files, so that memory stays bounded."""
+        await self._flush_queues.write()
+        if self._index_recovery is not None:
+            await self._index_recovery.flush()
+
+    async def _end(self, walk: LogWalk) -> None:
+        """The log ends where the walk ended: nothing stays behind it that could be taken for a record."""
+        report = self.report
+        position = walk.position
+        files = self._files.files
+        # the newest first, each for good before the next: a crash in between leaves no gap between files
+        for file in self._files.truncate_after(position):
+            file.destroy()
+            self._disk.sync_directory(self._files.directory)
+        last = files[-1]
+        if position < last.end:
+            report.erased = erase_behind(self._disk, last, position - last.start)
+        for file in files:
+            await self._disk.run(file.sync)
+        await self._disk.run(self._disk.sync_directory, self._files.directory)
+        if self._queue_recovery.finish():
+            for queue in self._queues.loaded_queues():
+                self._flush_queues.note_found(queue)
+        if self._index_recovery is not None:
+            self._index_recovery.finish(position)
+        await self._write()
+        report.position = position
+        report.last_store_timestamp = walk.last_timestamp
+        report.bytes_done = report.bytes_total = position - report.scanned_from
+        report.units_rebuilt = self._queue_recovery.rebuilt
+        report.keys_rebuilt = self._index_recovery.rebuilt if self._index_recovery is not None else 0
+        report.clean = not (report.records or report.damaged or report.erased or report.notes)
+        self._dispatcher.start_at(position, self._last_record, walk.last_timestamp)
+
+    def _tell(self) -> None:
+        report = self.report
+        tell = _log.info if report.clean else _log.warning
+        tell(
+            "store_recovered",
+            clean_exit=self._clean_exit,
+            log_end=report.position,
+            read_from=report.scanned_from,
+            records=report.records,
+            queues=report.queues,
+            units_rebuilt=report.units_rebuilt,
+            keys_rebuilt=report.keys_rebuilt,
+            damaged=len(report.damaged),
+            erased=report.erased,
+            notes=report.notes,
+            seconds=round(report.seconds, 3),
+        )

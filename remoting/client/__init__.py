@@ -1,0 +1,1 @@
+"""The client side: connections to brokers and name servers, for trio and asyncio."""

@@ -1,0 +1,329 @@
+"""ClientConnection: one connection to a server, shared by everybody in this program who talks to that address."""
+
+import math
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import anyio
+from anyio.abc import TaskGroup
+
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import REPLY_FLAG, Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import encode
+from trimq.protocol.frame_buffer import FrameBuffer
+from trimq.remoting.client.call import Call, WaitingCall, running_loop
+from trimq.remoting.client.client_log import ClientLog
+from trimq.remoting.errors import RemotingSendError
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.server.handlers import not_supported
+
+RequestProcessor: TypeAlias = Callable[
+    ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None
+]
+"""Serves a request of the server: a plain function or a coroutine function; returns the reply, or None for none."""
+
+_SEND: Final = 256 * 1024
+"""Bytes handed to the socket at once; what is behind them can still be taken back."""
+
+_READS: Final = 3
+"""More reads without a turn of the loop between: what comes while replies are served is there already."""
+
+_FULL: Final = 8 * 1024 * 1024
+"""Bytes waiting to be sent beyond which callers wait for room."""
+
+_FEW: Final = 8
+"""Up to so many requests under way, each goes to the socket at once; with more they gather for one system call."""
+
+_TICK: Final = 0.05
+"""Seconds between two looks at deadlines, at least: a cancel scope for each request would cost more than it."""
+
+
+class ClientConnection:
+    """A connection to ``address`` ("host:port"). ``encoding`` is that of the headers sent from here on.
+
+    ``data`` is for whoever has to remember something about it. ``close_reason`` says why it is closed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        sock: socket.socket,
+        processors: dict[int, RequestProcessor],
+        on_close: Callable[["ClientConnection"], None],
+        *,
+        encoding: Encoding,
+        clock: Clock,
+        log: ClientLog,
+    ) -> None:
+        self.address = address
+        self.encoding = encoding
+        self.data: dict[str, Any] = {}
+        self.closed: bool = False
+        self.close_reason: str = ""
+        self.received: int = 0
+        self.began_at: float = clock.monotonic()
+        self.active_at: float = self.began_at
+        self._on_close = on_close
+        self._clock = clock
+        self._log = log
+        self._socket = sock
+        self._processors = processors
+        self._calls: dict[int, Call] = {}
+        self._queue: list[bytes] = []
+        self._queued = 0
+        loop = running_loop()
+        self.new_call: Callable[[], WaitingCall] = loop.call
+        self.now: Callable[[], float] = loop.now
+        self._wanted = anyio.Event()
+        self._room = anyio.Event()
+        self._sending = False
+        self._scope = anyio.CancelScope()
+        self._event = type(self._room)  # of this backend; anyio.Event() asks which one runs each time
+        self._next_look: float = math.inf
+        self._earlier = anyio.Event()
+        self._arrived = FrameBuffer()
+        self._readable = loop.readable(sock)
+        self._tasks: TaskGroup | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClientConnection {self.address}{' closed' if self.closed else ''}>"
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a reply yet."""
+        return len(self._calls)
+
+    async def run(self) -> None:
+        """Own the connection until it ends: read, write, serve the server's requests. Closed when this returns."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as self._tasks:
+                    self._tasks.start_soon(self._write)
+                    self._tasks.start_soon(self._expire)
+                    await self._read()
+                    self._tasks.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - one connection's fault must not end the others
+            self._log.failed("connection_failed", error, address=self.address)
+            self.close(f"internal error: {error!r}")
+        finally:
+            self.close("the client was closed")
+            self._readable.close()
+            self._socket.close()
+
+    def close(self, reason: str) -> None:
+        """End the connection: what waits for a reply fails with ``reason``. Nothing where it is closed already."""
+        if self.closed:
+            return
+        self.closed = True
+        self.close_reason = reason
+        for call in list(self._calls.values()):
+            call.finish()
+        self._room.set()
+        self._scope.cancel()
+        self._on_close(self)
+
+    def send(self, command: RemotingCommand) -> None:
+        """Queue ``command``, numbered by its sender, in the connection's encoding. Raises FrameError (too long)."""
+        command.encoding = self.encoding
+        self._put(encode(command))
+
+    def begin(self, command: RemotingCommand, deadline: float, call: Call) -> None:
+        """Queue a request whose reply ``call`` wants until ``deadline`` (by ``now``). Raises FrameError (too long)."""
+        command.encoding = self.encoding
+        self.begin_frame(command.opaque, encode(command), deadline, call)
+
+    def begin_frame(self, opaque: int, frame: bytes, deadline: float, call: Call) -> None:
+        """As ``begin``, with the request's number and frame."""
+        call.opaque = opaque
+        call.frame = frame
+        call.deadline = deadline
+        self._calls[opaque] = call
+        if deadline < self._next_look:
+            self._next_look = deadline
+            self._earlier.set()
+        self._put(frame)
+
+    def end(self, call: Call) -> None:
+        """Forget a call; where it has not been handed to the socket, it never will be. Sets its ``written``."""
+        if call.reply is None:
+            self._calls.pop(call.opaque, None)
+            try:
+                self._queue.remove(call.frame)
+            except ValueError:
+                call.written = True
+            else:
+                self._queued -= len(call.frame)
+                self._there_is_room()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request can be queued without waiting."""
+        return self._queued < _FULL and not self.closed
+
+    async def wait_for_room(self) -> None:
+        """Return when there is room for one more request. Raises RemotingSendError where the connection has ended."""
+        while self._queued >= _FULL and not self.closed:
+            await self._room.wait()
+        if self.closed:
+            raise RemotingSendError(self.address, self.close_reason, written=False)
+
+    async def drained(self) -> None:
+        """Return when all that is queued has been handed to the socket, or the connection has ended."""
+        while (self._queue or self._sending) and not self.closed:
+            await self._room.wait()
+
+    def _put(self, frame: bytes) -> None:
+        if not self._queue and not self._sending and len(self._calls) <= _FEW:
+            try:
+                sent = self._socket.send(frame)
+            except OSError:  # no room, or it is broken: the writer will see
+                sent = 0
+            if sent == len(frame):
+                self.active_at = self._clock.monotonic()
+                return
+            frame = frame[sent:]
+        if not self._queue:
+            self._wanted.set()
+        self._queue.append(frame)
+        self._queued += len(frame)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted = self._event()
+                while self._queue:
+                    self._sending = True
+                    await self._send(self._take())
+                    self._sending = False
+                    self.active_at = self._clock.monotonic()
+                    self._there_is_room()
+        except OSError as error:
+            self.close(f"the connection was lost: {_text(error)}")
+
+    def _there_is_room(self) -> None:
+        self._room.set()
+        self._room = self._event()
+
+    async def _send(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._socket)
+
+    async def _expire(self) -> None:
+        """Ends calls whose time is over. Most have ended long before: few looks are needed."""
+        while True:
+            self._earlier = self._event()
+            with anyio.CancelScope(deadline=self._next_look):
+                await self._earlier.wait()
+                continue
+            for call in [call for call in self._calls.values() if call.deadline <= self.now()]:
+                call.finish()
+            await anyio.sleep(_TICK)
+            self._next_look = min((call.deadline for call in self._calls.values()), default=math.inf)
+
+    def _take(self) -> bytes:
+        count = size = 0
+        for frame in self._queue:
+            if count and size + len(frame) > _SEND:
+                break
+            count += 1
+            size += len(frame)
+        data = self._queue[0] if count == 1 else b"".join(self._queue[:count])
+        del self._queue[:count]
+        self._queued -= size
+        return data
+
+    async def _read(self) -> None:
+        while not self.closed:
+            await self._readable.wait()
+            reads = 1 + _READS
+            while reads and self.read_arrived():
+                reads -= 1
+
+    def read_arrived(self) -> bool:
+        """Takes what has arrived already: replies find who waits for them. False where there was nothing.
+
+        For who is about to wait for just that, and saves the loop's turn. What goes wrong closes the connection.
+        """
+        tasks = self._tasks
+        if self.closed or tasks is None:
+            return False
+        try:
+            count = self._socket.recv_into(self._arrived.space())
+            if not count:
+                self.close("the server has closed the connection")
+                return False
+            self.active_at = self._clock.monotonic()
+            for command in self._arrived.received(count):
+                self.received += 1
+                if command.flag & REPLY_FLAG:
+                    self._reply_arrived(command)
+                else:
+                    self._serve(command, tasks)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.close(f"the connection was lost: {_text(error)}")
+            return False
+        except FrameError as error:
+            self._log.warning("broken_frame", address=self.address, error=str(error))
+            self.close(f"the server sent a broken frame: {error}")
+            return False
+        except Exception as error:  # noqa: BLE001 - one connection's fault must not be that of who looks
+            self._log.failed("connection_failed", error, address=self.address)
+            self.close(f"internal error: {error!r}")
+            return False
+        return True
+
+    def _reply_arrived(self, command: RemotingCommand) -> None:
+        call = self._calls.pop(command.opaque, None)
+        if call is not None:
+            call.reply = command
+            call.written = True
+            call.finish()
+
+    def _serve(self, command: RemotingCommand, tasks: TaskGroup) -> None:
+        processor = self._processors.get(command.code)
+        if processor is None:
+            self._answer(command, not_supported(command))
+            return
+        try:
+            outcome = processor(self, command)
+        except Exception as error:  # noqa: BLE001 - a processor's fault ends one request
+            outcome = self._failure(command, error)
+        if outcome is None or isinstance(outcome, RemotingCommand):
+            self._answer(command, outcome)
+        else:
+            tasks.start_soon(self._serve_later, command, outcome)
+
+    async def _serve_later(self, command: RemotingCommand, outcome: Awaitable[RemotingCommand | None]) -> None:
+        try:
+            reply = await outcome
+        except Exception as error:  # noqa: BLE001 - as above
+            reply = self._failure(command, error)
+        self._answer(command, reply)
+
+    def _answer(self, command: RemotingCommand, reply: RemotingCommand | None) -> None:
+        if reply is None or command.is_oneway or self.closed:
+            return
+        try:
+            self._put(encode(reply))
+        except FrameError as error:
+            self._put(encode(command.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}")))
+
+    def _failure(self, command: RemotingCommand, error: Exception) -> RemotingCommand:
+        if isinstance(error, RemotingError):
+            return command.reply(error.code, error.remark)
+        self._log.failed("request_failed", error, address=self.address, code=command.code)
+        return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+def _text(error: Exception) -> str:
+    cause = error.__cause__ or error
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,1 @@
+"""Configuration: property files, options, environment, command line."""

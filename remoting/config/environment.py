@@ -1,0 +1,39 @@
+"""Environment variables as configuration, for containers. One rule gives their names: listenPort is TRIMQ_LISTEN_PORT.
+
+A variable wins over the configuration file, a flag of the command line over a variable. An empty one counts as not set.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from trimq.remoting.config.configuration import Configuration
+
+PREFIX: Final = "TRIMQ_"
+_BOUNDARY: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_NO_OPTIONS: Final = frozenset({"TRIMQ_HOME"})
+"""Variables of `make run`, not of a server."""
+
+
+def variable_of(key: str) -> str:
+    """``storePathRootDir`` -> ``TRIMQ_STORE_PATH_ROOT_DIR``, ``brokerIP1`` -> ``TRIMQ_BROKER_IP1``."""
+    return PREFIX + _BOUNDARY.sub("_", key).upper()
+
+
+def apply_environment(configuration: Configuration, environment: Mapping[str, str]) -> None:
+    """Take over all variables that begin with TRIMQ_. Unknown ones leave a warning; a bad value raises ConfigError."""
+    schema = configuration.schema
+    options = {variable_of(option.key): option.key for option in configuration.options()}
+    keys = {variable_of(key): key for key in (*schema.inert, *schema.unsupported)} | options
+    for name in sorted(environment):
+        value = environment[name]
+        if not name.startswith(PREFIX) or name in _NO_OPTIONS or not value.strip():
+            continue
+        key = keys.get(name)
+        if key is not None:
+            configuration.apply(key, value, name)
+            continue
+        near = difflib.get_close_matches(name, options, 1, 0.7)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        configuration.warnings.append(f"unknown variable {name}{hint}; ignored")

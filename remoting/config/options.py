@@ -1,0 +1,166 @@
+"""Options: a section of a configuration is a frozen dataclass; ``option`` makes its fields and says what they mean."""
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+from trimq.remoting.config.properties import ConfigError
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of one key.
+
+    `unit` is text for people ("ms", "bytes"); `dynamic` means that a change applies while the program runs.
+    """
+
+    key: str
+    name: str
+    doc: str
+    kind: type
+    optional: bool
+    default: Any
+    unit: str = ""
+    dynamic: bool = False
+    minimum: int | None = None
+    maximum: int | None = None
+    ours: bool = False
+    unset: str = ""
+    shown: str = ""
+    check: Callable[[Any], str] | None = None
+
+    def parse(self, text: str, where: str) -> Any:
+        """The value of a text from a file, a flag or a remote change. Raises ConfigError."""
+        text = text.strip()
+        if not text and self.optional:
+            return None
+        value = self._plain(text, where)
+        if self.check is not None and (problem := self.check(value)):
+            raise ConfigError(where, self.key, text, problem)
+        return value
+
+    def _plain(self, text: str, where: str) -> Any:
+        if self.kind is bool:
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+        elif self.kind is int:
+            try:
+                number = int(text)
+            except ValueError:
+                pass
+            else:
+                if (self.minimum is None or number >= self.minimum) and (
+                    self.maximum is None or number <= self.maximum
+                ):
+                    return number
+        elif issubclass(self.kind, enum.Enum):
+            for member in self.kind:
+                if member.value == text.upper() or member.value == text:
+                    return member
+        else:
+            return text
+        raise ConfigError(where, self.key, text, self.expected())
+
+    def expected(self) -> str:
+        """What a value has to look like, in words."""
+        if self.kind is bool:
+            return "true or false"
+        if issubclass(self.kind, enum.Enum):
+            return "one of " + ", ".join(str(m.value) for m in self.kind)
+        if self.kind is int:
+            unit = f" ({self.unit})" if self.unit else ""
+            if self.minimum is not None and self.maximum is not None:
+                return f"a whole number from {self.minimum} to {self.maximum}{unit}"
+            if self.minimum is not None:
+                return f"a whole number of at least {self.minimum}{unit}"
+            return f"a whole number{unit}"
+        return "text"
+
+    def text(self, value: Any) -> str:
+        """A value as it is written in a file."""
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, enum.Enum):
+            return str(value.value)
+        return str(value)
+
+
+def camel_case(name: str) -> str:
+    """`store_path_root_dir` -> `storePathRootDir`."""
+    head, *rest = name.split("_")
+    return head + "".join(part[:1].upper() + part[1:] for part in rest)
+
+
+class OptionFacts(TypedDict, total=False):
+    """What a field of a section may say beside its default and its doc sentence; see Option."""
+
+    key: str | None
+    unit: str
+    dynamic: bool
+    minimum: int | None
+    maximum: int | None
+    ours: bool
+    unset: str
+    shown: str
+    check: Callable[[Any], str] | None
+
+
+def option(default: Any, doc: str, **facts: Unpack[OptionFacts]) -> Any:
+    """A field of a section.
+
+    ``ours`` marks a key that RocketMQ does not have; ``unset`` says what an empty value means; ``check`` says what was
+    expected of a value that is no good, and "" for a good one; ``shown`` stands for a default that differs from machine
+    to machine. A callable ``default`` makes the value.
+    """
+    metadata = {"doc": doc, "key": None, "maximum": None, "unit": ""} | facts
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def options_of(section: type) -> list[Option]:
+    """The options of a section in the order of its fields."""
+    hints = typing.get_type_hints(section)
+    found = []
+    for field in dataclasses.fields(section):
+        if "doc" not in field.metadata:
+            continue
+        kind, optional = _kind(hints[field.name])
+        factory = field.default_factory
+        default = factory() if factory is not dataclasses.MISSING else field.default
+        facts = dict(field.metadata)
+        facts["key"] = facts["key"] or camel_case(field.name)
+        if kind is int and facts["maximum"] is None and facts["unit"] in ("ms", "s"):
+            facts["maximum"] = _INT32_MAX
+        found.append(Option(name=field.name, kind=kind, optional=optional, default=default, **facts))
+    return found
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    if isinstance(hint, types.UnionType):
+        (kind,) = (part for part in typing.get_args(hint) if part is not type(None))
+        return kind, True
+    return hint, False
+
+
+def describe(opt: Option) -> str:
+    """The meaning of an option in one line, with its unit and whether a change applies live."""
+    text = opt.doc
+    if opt.unset:
+        text += f" Empty: {opt.unset}."
+    facts = [f"unit: {opt.unit}"] if opt.unit else []
+    if issubclass(opt.kind, enum.Enum):
+        facts.append(opt.expected())
+    if opt.dynamic:
+        facts.append("changes apply live")
+    if opt.ours:
+        facts.append("TriMQ only")
+    return f"{text} ({'; '.join(facts)})" if facts else text

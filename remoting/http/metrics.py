@@ -1,0 +1,165 @@
+"""Metrics that every server has, in the families of prometheus-client. Imported only where metrics are on.
+
+Names, units and types follow Prometheus's conventions: base units, ``_total`` for what only grows.
+"""
+
+import os
+import resource
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from trimq.remoting.runtime.durations import Durations
+from trimq.remoting.runtime.loop_probe import LoopProbe
+from trimq.remoting.server.limits import ReactorStats
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_STARTED: Final = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _Single(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._family]
+
+
+def text_of(family: Metric) -> str:
+    """A family in Prometheus's text format."""
+    return generate_latest(_Single(family)).decode()
+
+
+def head(name: str, kind: str, doc: str) -> str:
+    """The two lines in front of a family whose many samples are written by hand, one by one."""
+    return f"# HELP {name} {doc}\n# TYPE {name} {kind}\n"
+
+
+def label(value: str) -> str:
+    """The value of a label as it stands between quotes."""
+    if '"' in value or "\\" in value or "\n" in value:
+        return value.translate(_ESCAPES)
+    return value
+
+
+def counter(name: str, doc: str, value: float) -> Metric:
+    """A counter without labels."""
+    return CounterMetricFamily(name.removesuffix("_total"), doc, value=value)
+
+
+def gauge(name: str, doc: str, value: float) -> Metric:
+    """A gauge without labels."""
+    return GaugeMetricFamily(name, doc, value=value)
+
+
+def gauges(name: str, doc: str, labels: Sequence[str], rows: Mapping[tuple[str, ...], float]) -> Metric:
+    """A gauge with labels."""
+    family = GaugeMetricFamily(name, doc, labels=labels)
+    for values, value in rows.items():
+        family.add_metric(values, value)
+    return family
+
+
+def counters(name: str, doc: str, labels: Sequence[str], rows: Mapping[tuple[str, ...], float]) -> Metric:
+    """A counter with labels."""
+    family = CounterMetricFamily(name.removesuffix("_total"), doc, labels=labels)
+    for values, value in rows.items():
+        family.add_metric(values, value)
+    return family
+
+
+def histogram(name: str, doc: str, durations: Durations) -> Metric:
+    """A histogram of seconds."""
+    buckets: list[tuple[str, float]] = []
+    seen = 0
+    for end, count in zip((*map(str, durations.ends), "+Inf"), durations.counts, strict=True):
+        seen += count
+        buckets.append((end, seen))
+    return HistogramMetricFamily(name, doc, buckets=buckets, sum_value=durations.total)
+
+
+def build_info(program: str) -> Metric:
+    """Which program this is."""
+    try:
+        found = version("trimq")
+    except PackageNotFoundError:
+        found = "unknown"
+    return InfoMetricFamily("trimq_build", "Program and version.", value={"program": program, "version": found})
+
+
+def process_families() -> Iterator[Metric]:
+    """What the process takes: under the names that Prometheus's own clients use."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield counter(
+        "process_cpu_seconds_total", "User and system CPU time spent.", round(usage.ru_utime + usage.ru_stime, 6)
+    )
+    size, resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[:2]
+    yield gauge("process_resident_memory_bytes", "Memory in RAM, mapped files included.", int(resident) * _PAGE)
+    yield gauge("process_virtual_memory_bytes", "Address space, mapped files included.", int(size) * _PAGE)
+    yield gauge("process_open_fds", "Open file descriptors.", open_descriptors())
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield gauge("process_max_fds", "The most file descriptors.", soft)
+    yield gauge("process_start_time_seconds", "When the process started, since 1970.", _start_time())
+
+
+def open_descriptors() -> int:
+    """How many there are. Newer kernels say so at once; older ones have to list them."""
+    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # noqa: PTH116, PTH208 - as quick as can be
+
+
+def _start_time() -> float:
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return round(_STARTED + int(fields[19]) / os.sysconf("SC_CLK_TCK"), 2)
+
+
+def loop_families(probe: LoopProbe) -> Iterator[Metric]:
+    """How late the event loop is."""
+    yield histogram(
+        "trimq_event_loop_late_seconds",
+        "By how much the event loop came too late to a timer, looked at 20 times a second.",
+        probe.lateness,
+    )
+    yield gauge(
+        "trimq_event_loop_stall_seconds", "The longest stop of the event loop in the last minute.", probe.longest
+    )
+
+
+def reactor_families(stats: ReactorStats) -> Iterator[Metric]:
+    """What goes on between the server and its clients."""
+    yield gauge("trimq_connections", "Open connections of clients.", stats.connections)
+    yield gauge("trimq_connections_paused", "Connections not read because they do not take replies.", stats.paused)
+    yield counter("trimq_connections_accepted_total", "Connections accepted.", stats.accepted)
+    yield counter("trimq_connections_refused_total", "Connections closed at once: too many.", stats.refused)
+    yield counter("trimq_connections_closed_total", "Connections closed, for whatever reason.", stats.closed)
+    yield counter("trimq_connections_broken_total", "Connections closed for what their peer sent.", stats.broken)
+    yield counter(
+        "trimq_connections_idle_closed_total", "Connections closed because they were idle.", stats.idle_closed
+    )
+    yield gauge(
+        "trimq_unfinished_frame_bytes", "Memory of frames that have begun to arrive and not ended.", stats.unfinished
+    )
+    yield counter(
+        "trimq_connections_unfinished_closed_total",
+        "Connections closed because their unfinished frame was too slow, or the slowest when memory ran out.",
+        stats.unfinished_closed,
+    )
+    yield counter("trimq_requests_total", "Frames received: requests, and replies to requests of ours.", stats.frames)
+    yield gauge("trimq_requests_in_flight", "Requests being worked on, without held pulls.", stats.inflight)
+    yield counter("trimq_requests_busy_total", "Requests answered SYSTEM_BUSY.", stats.busy)
+    yield counter("trimq_request_failures_total", "Requests whose handler failed unexpectedly.", stats.failures)
+    yield counter("trimq_received_bytes_total", "Bytes received from clients.", stats.bytes_in)
+    yield counter("trimq_sent_bytes_total", "Bytes sent to clients.", stats.bytes_out)
+    yield counter("trimq_reactor_rounds_total", "Rounds of the reactor.", stats.rounds)

@@ -1,0 +1,1 @@
+"""What programs need while they run: clock, logs, measurements."""

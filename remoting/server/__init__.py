@@ -1,0 +1,1 @@
+"""The server side: the reactor, its connections, the gate and the routes."""

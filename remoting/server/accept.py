@@ -1,0 +1,164 @@
+"""Acceptor: listening sockets, and what to do when there is no descriptor left for a client."""
+
+import errno
+import os
+import select
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from trimq.remoting.config.configuration import NettyServerConfig
+from trimq.remoting.runtime.log_budget import LogBudget
+from trimq.remoting.server.handler_table import HandlerTable
+
+if TYPE_CHECKING:
+    from trimq.remoting.server.reactor import Reactor
+
+_log = structlog.get_logger("remoting")
+
+_AT_ONCE: Final = 64
+"""Connections accepted in one turn."""
+
+_OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def listen(address: str, port: int, config: NettyServerConfig | None = None) -> socket.socket:
+    """A listening socket (port 0: any free one). ``::`` takes IPv4 clients too. Raises OSError, naming the address."""
+    sock = bind(address, port, config)
+    open_port(sock, config)
+    return sock
+
+
+def open_port(sock: socket.socket, config: NettyServerConfig | None = None) -> None:
+    """Let clients connect to a socket that ``bind`` made. Raises OSError, naming the address, and closes it then."""
+    try:
+        sock.listen((config or NettyServerConfig()).server_socket_backlog)
+    except OSError as error:
+        address, port = sock.getsockname()[:2]
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from error
+
+
+def bind(address: str, port: int, config: NettyServerConfig | None = None) -> socket.socket:
+    """A socket that has its address and does not listen yet: connections to it are refused. Raises as ``listen``."""
+    config = config or NettyServerConfig()
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if config.server_socket_rcv_buf_size:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.server_socket_rcv_buf_size)
+        if config.server_socket_snd_buf_size:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.server_socket_snd_buf_size)
+        sock.bind(where)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from error
+    return sock
+
+
+class Acceptor:
+    """Accepts for a reactor.
+
+    One descriptor is kept in reserve: where all others are taken, it serves to accept and close a client at once, who
+    otherwise would wait in the backlog, with the listening socket ready for ever.
+    """
+
+    def __init__(self, reactor: "Reactor", epoll: select.epoll, log_budget: LogBudget) -> None:
+        self._reactor = reactor
+        self._epoll = epoll
+        self._log_budget = log_budget
+        self._listeners: dict[int, tuple[socket.socket, HandlerTable]] = {}
+        self._resting: list[int] = []
+        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def add(self, sock: socket.socket, table: HandlerTable) -> None:
+        """Accept from ``sock`` from now on."""
+        sock.setblocking(False)
+        self._listeners[sock.fileno()] = (sock, table)
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def accept(self, fd: int) -> None:
+        """Take who waits at listener ``fd``; nothing where it is not (or no longer) one."""
+        listener = self._listeners.get(fd)
+        if listener is None:
+            return
+        sock, table = listener
+        for _ in range(_AT_ONCE):
+            try:
+                client, peer = sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    continue  # that client has gone already
+                self._turn_away(fd, sock, error)
+                return
+            self._admit(client, peer, table)
+
+    def resume(self) -> None:
+        """Listen again where nobody could be accepted a while ago."""
+        resting, self._resting = self._resting, []
+        for fd in resting:
+            if fd in self._listeners:
+                self._epoll.modify(fd, select.EPOLLIN)
+        self._take_reserve()
+
+    def close(self) -> None:
+        """Stop listening."""
+        for fd, (sock, _) in self._listeners.items():
+            self._epoll.unregister(fd)
+            sock.close()
+        self._listeners.clear()
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
+
+    def _admit(self, client: socket.socket, peer: tuple[str, int], table: HandlerTable) -> None:
+        stats = self._reactor.stats
+        if stats.connections >= self._reactor.limits.max_connections:
+            stats.refused += 1
+            client.close()
+            if self._log_budget.allows():
+                _log.warning("connection_refused", peer=peer[0], max_connections=stats.connections)
+            return
+        stats.accepted += 1
+        with suppress(OSError):  # not a TCP socket, or gone already
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reactor.adopt(client, table, (peer[0].removeprefix("::ffff:"), peer[1]))
+
+    def _turn_away(self, fd: int, sock: socket.socket, error: OSError) -> None:
+        """Accept and close whoever waits by means of the reserve; where that is gone too, look again after a while."""
+        try:
+            for _ in range(_AT_ONCE):
+                if self._reserve >= 0:
+                    os.close(self._reserve)
+                    self._reserve = -1
+                sock.accept()[0].close()
+                self._reactor.stats.refused += 1
+                if self._log_budget.allows():
+                    _log.error("no_descriptor_left", error=str(error), connections=self._reactor.stats.connections)
+        except BlockingIOError:
+            pass
+        except OSError as still:
+            if self._log_budget.allows():
+                _log.error("cannot_accept", error=str(still), connections=self._reactor.stats.connections)
+            self._rest(fd)
+        self._take_reserve()
+
+    def _take_reserve(self) -> None:
+        if self._reserve < 0:
+            with suppress(OSError):
+                self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _rest(self, fd: int) -> None:
+        """Do not look at a listener until the next scan."""
+        self._epoll.modify(fd, 0)
+        self._resting.append(fd)

@@ -1,0 +1,120 @@
+"""HandlerTable: the routes of what one listening port can do."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.server.gate import Gate, Sees
+from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Outcome, not_supported, with_copy
+
+if TYPE_CHECKING:
+    from trimq.remoting.server.connection import Connection
+
+FRONT: Final = 12
+"""Bytes of a JSON header by which a fast handler is found."""
+
+
+def json_front(code: int) -> bytes:
+    """How the JSON header of a request begins where its code stands in front, as all known clients write it.
+
+    Raises ValueError for a code of other than two or three digits: its front would not tell it from others.
+    """
+    if not 10 <= code <= 999:
+        raise ValueError(f"no fast handler can be found for the code {code}")
+    return (b'{"code":%d,"' % code)[:FRONT]
+
+
+@dataclass(frozen=True)
+class Route:
+    """The ways of one request code; replaced as a whole.
+
+    ``full`` knows all of its requests. ``fast`` and ``grouped`` know the ordinary ones; ``offers`` says what features
+    may count on with them, beyond what the gate does for every way.
+    """
+
+    full: Handler
+    fast: FastHandler | None = None
+    grouped: GroupedServer | None = None
+    offers: Sees = Sees.NOTHING
+
+
+class HandlerTable:
+    """Routes by request code, and what the gate lets be used of them now. A code without a route is answered with 3.
+
+    ``handlers`` has the full handlers behind the features' checks; ``fast`` and ``grouped`` have what is open, by the
+    first FRONT bytes of the header. Connections hold the table: what changes is so for their next request.
+    """
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate = gate or Gate()
+        self.routes: dict[int, Route] = {}
+        self.handlers: dict[int, Handler] = {}
+        self.fast: dict[bytes, FastHandler] = {}
+        self.grouped: dict[bytes, GroupedServer] = {}
+        self._followers: list[Callable[[int, Route], None]] = []
+        self.gate.listeners.append(self._compute)
+
+    def register(
+        self,
+        code: int,
+        handler: Handler,
+        *,
+        copy_body: bool = False,
+        fast: FastHandler | None = None,
+        grouped: GroupedServer | None = None,
+        offers: Sees = Sees.NOTHING,
+    ) -> None:
+        """Make these the ways of ``code`` from now on, on open connections too.
+
+        ``copy_body`` gives ``handler`` a command of its own bytes, that stays valid after it has returned.
+        Raises ValueError for a fast or grouped way of a code of other than two or three digits.
+        """
+        if fast is not None or grouped is not None:
+            json_front(code)
+        full = with_copy(handler) if copy_body or inspect.iscoroutinefunction(handler) else handler
+        self.route(int(code), Route(full, fast, grouped, offers))
+
+    def route(self, code: int, route: Route) -> None:
+        """Make ``route`` that of ``code``."""
+        self.routes[code] = route
+        self._place(code, route)
+        for follow in self._followers:
+            follow(code, route)
+
+    def without(self, *codes: int) -> "HandlerTable":
+        """A table of the same routes, now and later, but for ``codes`` (the VIP port serves no pulls)."""
+        table = HandlerTable(self.gate)
+
+        def follow(code: int, route: Route) -> None:
+            if code not in codes:
+                table.route(code, route)
+
+        for code, route in self.routes.items():
+            follow(code, route)
+        self._followers.append(follow)
+        return table
+
+    def unknown(self, connection: "Connection", command: RemotingCommand) -> Outcome:
+        """Serves what has no route."""
+        self.gate.check(connection, command)
+        return not_supported(command)
+
+    def _compute(self) -> None:
+        for code, route in self.routes.items():
+            self._place(code, route)
+
+    def _place(self, code: int, route: Route) -> None:
+        gate = self.gate
+        self.handlers[code] = gate.checked(code, route.full)
+        if not 10 <= code <= 999:
+            return
+        front = json_front(code)
+        is_open = gate.opens(code, route.offers)
+        self.fast.pop(front, None)
+        self.grouped.pop(front, None)
+        if is_open and route.fast is not None:
+            self.fast[front] = gate.guarded(code, route.fast)
+        if is_open and route.grouped is not None:
+            self.grouped[front] = gate.guarded_group(code, route.grouped)

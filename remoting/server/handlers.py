@@ -1,0 +1,99 @@
+"""What a server does with a request: handlers by request code, and the outcomes they may have."""
+
+from collections.abc import Awaitable, Callable, Container, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+
+from trimq.protocol.codes import NOT_SUPPORTED, ResponseCode
+from trimq.protocol.command import RemotingCommand
+
+if TYPE_CHECKING:
+    from trimq.remoting.server.connection import Connection
+
+
+class Later(Enum):
+    """Outcomes of a handler whose reply comes later."""
+
+    DEFERRED = "deferred"
+    """By ``Connection.complete``; counts as a request in flight until then."""
+
+    HELD = "held"
+    """By ``Connection.settle``: a long poll, which may wait for long and does not count as in flight."""
+
+
+DEFERRED: Final = Later.DEFERRED
+HELD: Final = Later.HELD
+
+Reply: TypeAlias = bytes | RemotingCommand | None
+Outcome: TypeAlias = Reply | Literal[Later.DEFERRED, Later.HELD] | Awaitable["Outcome"]
+"""bytes (a whole frame) or a RemotingCommand: the reply, queued now. None: nothing more to send. An awaitable: the
+reactor runs it as a task and treats its result in the same way."""
+
+Handler: TypeAlias = Callable[["Connection", RemotingCommand], Outcome]
+"""Called with each request. The reply to a one-way request is dropped.
+
+The body and the raw ext fields of the command are views into the receive buffer, valid until the handler returns. A
+handler that keeps them is registered with ``copy_body=True``; coroutine functions always are.
+
+RemotingError becomes an error reply; any other exception becomes SYSTEM_ERROR and an event in the log.
+"""
+
+
+FastHandler: TypeAlias = Callable[
+    ["Connection", memoryview, memoryview], bytes | Literal[Later.DEFERRED, Later.HELD] | None
+]
+"""Serves a request from its JSON header as it arrived and its body, both views of the receive buffer.
+
+None: this request is not an ordinary one, and nothing has happened; it is decoded and its code's Handler called.
+It is called only where the limits of requests in flight are kept, and it may raise whatever a Handler may.
+"""
+
+
+class GroupedServer(Protocol):
+    """Serves many requests at once where their frames differ in a few places only, which it has learnt from one."""
+
+    @property
+    def lengths(self) -> Container[int]:
+        """Lengths of whole frames, their length word included, of which it knows some."""
+        ...
+
+    def learn(self, frame: bytes, most: int) -> bool:
+        """Look at a whole frame whose request a fast handler has served; whether there was something to learn.
+
+        No more than ``most`` of its length will be served at once.
+        """
+        ...
+
+    def serve(
+        self, frames: memoryview, length: int, owners: Sequence[tuple["Connection", int]]
+    ) -> list[bytes] | Literal[Later.DEFERRED] | None:
+        """Serve frames of ``length`` that lie side by side: of each connection so many, in the order of ``owners``.
+
+        The first frame of each owner is of a code that it is registered for; the others may be anything.
+        The replies to each owner joined, or DEFERRED: they come by ``Connection.complete``. None: they are not as
+        expected, nothing has happened, and they are served one by one. ``frames`` is valid until this returns.
+        """
+        ...
+
+
+def own_bytes(command: RemotingCommand) -> None:
+    """Copy what ``command`` has in a receive buffer, so that it can be kept."""
+    command.body = bytes(command.body)
+    command.ext_raw = command.ext_raw.copy()
+
+
+def not_supported(command: RemotingCommand) -> RemotingCommand:
+    """The reply to a request code that nobody serves; it names the feature where the code is one of RocketMQ's."""
+    feature = NOT_SUPPORTED.get(command.code)
+    text = f"{feature} ({command.code}) are not supported" if feature else f" request type {command.code} not supported"
+    return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
+
+
+def with_copy(handler: Handler) -> Handler:
+    """A handler that gets a command of its own bytes."""
+
+    def copying(connection: "Connection", command: RemotingCommand) -> Outcome:
+        own_bytes(command)
+        return handler(connection, command)
+
+    return copying

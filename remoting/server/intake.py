@@ -1,0 +1,370 @@
+"""Intake: from the bytes of a socket to handler calls, and from their outcomes to replies. The reactor's hot path."""
+
+import struct
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import check_length, decode, decode_at, encode
+from trimq.remoting.server.big_frame import SPARE_SIZE, SPARES, BigFrame
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import FRONT
+from trimq.remoting.server.handler_tasks import HandlerTasks
+from trimq.remoting.server.handlers import DEFERRED, HELD, Outcome, Reply
+from trimq.remoting.server.held_frames import FEW, HELD_BYTES, HeldFrames
+from trimq.remoting.server.limits import RECEIVE_BUFFER
+
+if TYPE_CHECKING:
+    from trimq.remoting.server.reactor import Reactor
+
+BIG_FRAME: Final = 32 * 1024
+"""An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
+
+_WORDS: Final = 8
+_front_at = struct.Struct(f">II{FRONT}s").unpack_from
+_JSON: Final = Encoding.JSON
+_LOOK_EVERY: Final = 15
+"""Fast requests between two looks at the time, as a mask: all that one buffer can hold take a few turns at most."""
+_length_at = struct.Struct(">I").unpack_from
+
+_FOREIGN: Final = {
+    0x16: "a TLS handshake on a port without TLS: switch tls.enable off in the client",
+    0x47: "an HTTP request on a remoting port",
+    0x50: "an HTTP request or a proxy protocol preamble on a remoting port",
+}
+"""What other protocols begin with. As a length word each of these would be far over any limit."""
+
+
+class Intake:
+    """Receives into one shared buffer, decodes every whole frame in it, calls handlers and queues replies."""
+
+    def __init__(self, reactor: "Reactor") -> None:
+        self.reactor = reactor
+        self._stats = reactor.stats
+        limits = reactor.limits
+        self._max_total = limits.max_frame - 4
+        self._max_frame = limits.max_frame
+        self._high_water = limits.high_water
+        self._max_inflight = limits.max_inflight
+        self._max_inflight_here = limits.max_inflight_per_connection
+        self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + FRONT)  # a look at a front never ends behind it
+        self.view = memoryview(self._buffer)[:RECEIVE_BUFFER]
+        self.held = HeldFrames(self)
+        self.tasks = HandlerTasks(self)
+        self._unfinished = reactor.unfinished
+        self._continues = False  # the frame that is looked at first had begun in an earlier turn
+        self.all_fast = False
+        """Whether fast handlers have served all that was served last."""
+        self._spares: list[bytearray] = []
+        self.turn_end = 0.0
+        """When the turn that is going on has to stop, in perf_counter's time."""
+
+    def serve(self, conn: Connection) -> None:
+        """One turn of a connection: what it has sent, as far as one read brings it, or what is left of the last one."""
+        held = self.held
+        begin = held.end
+        if begin and (begin >= HELD_BYTES or conn.held_back or conn.rest or conn.big is not None):
+            held.serve()
+            begin = 0
+        if conn.big is not None:
+            self._serve_big(conn, conn.big)
+            return
+        view = self.view
+        end = start = begin
+        self._continues = False
+        if conn.rest:
+            end = start = len(conn.rest)
+            view[:start] = self._unfinished.take(conn)
+            self._continues = True
+        if conn.ready:
+            conn.ready = False
+        else:
+            try:
+                end += conn.sock.recv_into(view[start:] if start else view)
+            except BlockingIOError:
+                if start > begin:
+                    self._unfinished.keep(conn, bytes(view[begin:start]))
+                return
+            except OSError as error:
+                conn.close(f"the connection was lost: {error}")
+                return
+            if end == start:
+                cut = start > begin
+                conn.close("the client has closed it" + (" within a frame" if cut else ""), quiet=not cut)
+                return
+            self._stats.bytes_in += end - start
+            conn.active_at = self.reactor.now
+        total, word, front = _front_at(self._buffer, begin)
+        length = total + 4
+        server = conn.table.grouped.get(front)
+        if server is not None and (
+            length * FEW <= end - begin or (held.many and (length in server.lengths or held.learns_now))
+        ):
+            held.take(conn, server, length, begin, end)
+            return
+        if begin:
+            held.serve()
+            if conn.closed:
+                return
+        if length != end - begin or not self._serve_one(conn, begin + _WORDS, begin + _WORDS + word, end, front):
+            self.serve_received(conn, begin, end)
+
+    def _serve_one(self, conn: Connection, head_at: int, body_at: int, end: int, front: bytes) -> bool:
+        """What ``_frames`` does, for a connection that has sent one request.
+
+        False where it is not one for a fast handler: nothing has happened then.
+        """
+        fast = conn.table.fast.get(front)
+        stats = self._stats
+        if (
+            fast is None
+            or body_at > end
+            or conn.inflight >= self._max_inflight_here
+            or stats.inflight >= self._max_inflight
+            or end - head_at + 4 > self._max_total
+        ):
+            return False
+        view = self.view
+        try:
+            answer = fast(conn, view[head_at:body_at], view[body_at:end])
+        except Exception as error:  # noqa: BLE001 - as for any other handler
+            answer = self.fast_failure(conn, view[head_at - _WORDS : end], error)
+        if answer is None:
+            return False
+        stats.frames += 1
+        conn.encoding = _JSON
+        if type(answer) is not bytes:
+            conn.inflight += 1
+            stats.inflight += 1
+        elif not conn.closed:
+            out = conn.out
+            out.chunks.append(answer)
+            out.queued += len(answer)
+            if not conn.dirty:
+                self.reactor.mark(conn)
+            if out.queued - out.sent >= self._high_water:
+                self.reactor.is_stuck(conn)
+        return True
+
+    def serve_received(self, conn: Connection, begin: int, end: int) -> None:
+        """Serve what is in the receive buffer, and keep what is left."""
+        at = self._frames(conn, self._buffer, self.view, begin, end)
+        if at != end and not conn.closed:
+            self._keep(conn, at, end, first=at == begin)
+
+    def may_take(self, owners: Sequence[tuple[Connection, int]], count: int) -> bool:
+        """Whether so many requests more keep the limits of those in flight."""
+        if self._stats.inflight + count > self._max_inflight:
+            return False
+        return all(conn.inflight + frames <= self._max_inflight_here for conn, frames in owners)
+
+    def served_together(self, owners: Sequence[tuple[Connection, int]], replies: list[bytes] | None) -> None:
+        """Queue the replies to requests that were held; None: they come later."""
+        for at, (conn, frames) in enumerate(owners):
+            if conn.closed:
+                continue
+            conn.encoding = _JSON
+            if replies is None:
+                conn.inflight += frames
+                self._stats.inflight += frames
+            else:
+                conn.write(replies[at])
+                if conn.waiting >= self._high_water:
+                    self.reactor.is_stuck(conn)
+
+    def _serve_big(self, conn: Connection, big: BigFrame) -> None:
+        if big.filled == len(big.buffer) and not self._unfinished.grow(conn, big):
+            return
+        try:
+            count = big.receive(conn.sock)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            conn.close(f"the connection was lost: {error}")
+            return
+        if not count:
+            conn.close("the client has closed it within a frame")
+            return
+        self._stats.bytes_in += count
+        conn.active_at = self.reactor.now
+        if big.filled == big.size:
+            self._unfinished.ended(conn, big)
+            self._frames(conn, big.buffer, memoryview(big.buffer), 0, big.size)
+            if len(self._spares) < SPARES and big.size <= SPARE_SIZE:
+                self._spares.append(big.buffer if len(big.buffer) == SPARE_SIZE else bytearray(SPARE_SIZE))
+
+    def _frames(  # noqa: PLR0912, PLR0915 - every request passes here: a call more is a cost for all
+        self, conn: Connection, buffer: bytearray, view: memoryview, at: int, end: int
+    ) -> int:
+        """Serve whole frames until there is none, the turn is over, or the connection is; where the next one begins."""
+        table = conn.table
+        out = conn.out
+        max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
+        stats = self._stats
+        replies: list[bytes] = []
+        count = late = size = looked = 0
+        while end - at >= _WORDS:
+            total, word, front = _front_at(buffer, at)
+            stop = at + 4 + total
+            if stop > end or total > max_total:
+                break
+            fast = table.fast.get(front)
+            if fast is not None and conn.inflight < max_here and stats.inflight < max_inflight:
+                body_at = at + _WORDS + word
+                if body_at <= stop:
+                    try:
+                        answer = fast(conn, view[at + _WORDS : body_at], view[body_at:stop])
+                    except Exception as error:  # noqa: BLE001 - as for any other handler
+                        answer = self.fast_failure(conn, view[at:stop], error)
+                        late = -len(buffer)  # nothing to learn from
+                    if answer is not None:
+                        at = stop
+                        count += 1
+                        conn.encoding = _JSON
+                        if type(answer) is bytes:
+                            replies.append(answer)
+                        else:
+                            conn.inflight += 1
+                            stats.inflight += 1
+                            late += 1
+                        if not count & _LOOK_EVERY:
+                            size += sum(map(len, replies[looked:]))
+                            looked = len(replies)
+                            if perf_counter() >= self.turn_end or out.queued - out.sent + size >= self._high_water:
+                                break
+                        continue
+            try:
+                command = decode_at(view, word, at + _WORDS, stop)
+            except Exception as error:  # noqa: BLE001 - no frame may end the broker, whatever is wrong with it
+                conn.close(f"broken frame: {error}", broken=True)
+                break
+            at = stop
+            count += 1
+            conn.encoding = command.encoding
+            if command.flag & 1:
+                conn.reply_arrived(command)
+                continue
+            handler = table.handlers.get(command.code, table.unknown)
+            try:
+                if (conn.inflight >= max_here or stats.inflight >= max_inflight) and not command.flag & ONEWAY_FLAG:
+                    outcome: Outcome = self._busy(conn, command)
+                else:
+                    outcome = handler(conn, command)
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises ends one request, not the broker
+                outcome = self.failure(conn, command, error)
+            if type(outcome) is bytes:
+                if not command.flag & ONEWAY_FLAG and not conn.closed:
+                    out.chunks.append(outcome)
+                    out.queued += len(outcome)
+                    if not conn.dirty:
+                        self.reactor.mark(conn)
+            elif outcome is not None:
+                self.conclude(conn, command, outcome)
+            if conn.closed:
+                break
+            if out.queued - out.sent >= self._high_water and self.reactor.is_stuck(conn):
+                break
+            if perf_counter() >= self.turn_end:
+                break
+        stats.frames += count
+        self.all_fast = len(replies) + late == count
+        if replies and not conn.closed:
+            joined = replies[0] if len(replies) == 1 else b"".join(replies)
+            out.chunks.append(joined)
+            out.queued += len(joined)
+            if not conn.dirty:
+                self.reactor.mark(conn)
+            if out.queued - out.sent >= self._high_water:
+                self.reactor.is_stuck(conn)
+        return at
+
+    def _keep(self, conn: Connection, at: int, end: int, *, first: bool) -> None:
+        """Keep what was not served: the beginning of a frame, or whole ones that have to wait for another turn.
+
+        ``first``: nothing of this turn was served.
+        """
+        left = end - at
+        unfinished = self._unfinished
+        if not first or not self._continues:
+            conn.frame += 1
+        if left < 4:
+            unfinished.keep(conn, bytes(self.view[at:end]))
+            return
+        (total,) = _length_at(self._buffer, at)
+        try:
+            check_length(total, self._max_frame)
+        except FrameError as error:
+            known = _FOREIGN.get(self._buffer[at]) if first else None
+            conn.close(known or f"broken frame: {error}", broken=True)
+            return
+        if total + 4 <= left:
+            unfinished.keep(conn, bytes(self.view[at:end]))
+            if not conn.closed:
+                conn.ready = True
+                self.reactor.continue_later(conn)
+        elif total + 4 > BIG_FRAME:
+            spare = self._spares.pop() if self._spares and total + 4 <= SPARE_SIZE else None
+            if not unfinished.begin(conn, total + 4, self.view[at:end], spare):
+                if spare is not None:
+                    self._spares.append(spare)
+                if not conn.closed:
+                    unfinished.keep(conn, bytes(self.view[at:end]))
+                    unfinished.set_aside(conn)
+        else:
+            unfinished.keep(conn, bytes(self.view[at:end]))
+
+    def conclude(self, conn: Connection, command: RemotingCommand, outcome: Outcome) -> None:
+        """Do what an outcome asks for."""
+        if outcome is None:
+            return
+        if outcome is DEFERRED:
+            if not conn.closed:
+                conn.inflight += 1
+                self._stats.inflight += 1
+        elif outcome is HELD:
+            if not conn.closed:
+                conn.held += 1
+                self._stats.held += 1
+        elif isinstance(outcome, (bytes, RemotingCommand)):
+            if not command.flag & ONEWAY_FLAG:
+                self.answer(conn, outcome)
+        else:  # an awaitable; what is not one fails there, like any other mistake of a handler
+            self.tasks.add(conn, command, outcome)
+
+    def answer(self, conn: Connection, reply: Reply) -> None:
+        """Queue a reply; one that is too long for a frame becomes an error reply."""
+        if isinstance(reply, RemotingCommand):
+            try:
+                conn.send(reply)
+            except FrameError as error:
+                conn.send(reply.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}"))
+        elif reply is not None:
+            conn.write(reply)
+
+    def fast_failure(self, conn: Connection, frame: memoryview, error: Exception) -> bytes:
+        """The reply to a request whose fast handler has raised; nothing where it cannot even be decoded."""
+        try:
+            return encode(self.failure(conn, decode(frame[4:]), error))
+        except FrameError:
+            conn.close(f"broken frame: {error}", broken=True)
+            return b""
+
+    def failure(self, conn: Connection, command: RemotingCommand, error: Exception) -> RemotingCommand:
+        """The reply to a request whose handler has raised."""
+        if isinstance(error, RemotingError):
+            return command.reply(error.code, error.remark)
+        self.reactor.log_failure(conn, command, error)
+        return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _busy(self, conn: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        self._stats.busy += 1
+        if conn.inflight >= self._max_inflight_here:
+            where, limit = "on this connection", self._max_inflight_here
+        else:
+            where, limit = "on this server", self._max_inflight
+        return command.reply(
+            ResponseCode.SYSTEM_BUSY, f"system busy: {limit} requests are in flight {where}, try again in a moment"
+        )
