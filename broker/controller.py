@@ -30,6 +30,7 @@ from trimq.broker.processors.pull.pull import PullMessageProcessor
 from trimq.broker.processors.query import QueryMessageProcessor
 from trimq.broker.processors.send.send import SendMessageProcessor
 from trimq.broker.processors.send.send_back import SendBackProcessor
+from trimq.broker.processors.send.send_checks import SendChecks
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
@@ -335,12 +336,34 @@ class BrokerController:
     def _serve_with(self, parts: BrokerParts, sockets: list[socket.socket]) -> None:
         """Tie store, services, processors and reactor together."""
         table = HandlerTable(self.gate)
-        pulls = PullMessageProcessor(parts)
+        configuration, store, topics, groups = parts.configuration, parts.store, parts.topics, parts.groups
+        checks = SendChecks(
+            configuration=configuration, topics=topics, groups=groups, locks=parts.locks, clock=parts.clock
+        )
+        sends = SendMessageProcessor(
+            configuration=configuration,
+            topics=topics,
+            store=store,
+            stats=parts.stats,
+            checks=checks,
+            unique_ids=parts.unique_ids,
+            store_host=parts.store_host,
+        )
+        pulls = PullMessageProcessor(
+            configuration=configuration,
+            topics=topics,
+            groups=groups,
+            consumers=parts.consumers,
+            offsets=parts.offsets,
+            long_polling=parts.long_polling,
+            stats=parts.stats,
+            store=store,
+        )
         for processor in (
-            SendMessageProcessor(parts),
-            SendBackProcessor(parts),
+            sends,
+            SendBackProcessor(parts, checks),
             pulls,
-            QueryMessageProcessor(parts),
+            QueryMessageProcessor(configuration=configuration, store=store),
             OffsetProcessor(parts),
             ClientProcessor(parts),
             LockProcessor(parts),

@@ -21,6 +21,8 @@ LANGUAGE: Final = "PYTHON"
 
 T = TypeVar("T", bound=Struct)
 
+_NO_EXT: Final = Raw()
+
 
 class Encoding(IntEnum):
     """Header serialization, the top byte of a frame's header word (RocketMQ's SerializeType; MSGPACK is our own)."""
@@ -130,6 +132,19 @@ class RemotingCommand(Struct, gc=False):
             except (msgspec.DecodeError, UnicodeDecodeError):
                 pass
         return _tolerant(kind, self.ext_fields())
+
+    def copy_buffers(self) -> None:
+        """Copy what it has in a receive buffer, so that it can be kept."""
+        self.body = bytes(self.body)
+        self.ext_raw = self.ext_raw.copy()
+
+    def drop_buffers(self) -> None:
+        """Drop what it has of a receive buffer: it waits for its reply, and only its number is needed for that.
+
+        A buffer of up to 16 MiB would be kept for as long as the command otherwise.
+        """
+        self.body = b""
+        self.ext_raw = _NO_EXT
 
 
 def to_ext(header: Struct) -> dict[str, str]:

@@ -3,18 +3,14 @@
 from collections.abc import Callable
 from typing import Final
 
-from msgspec import Raw
-
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import ResponseCode
-from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.queue_unit import MAX_OFFSET
 from trimq.protocol.record import pack_host
 from trimq.remoting.server.connection import Connection
 
 UNKNOWN_HOST: Final = bytes(8)
-_NO_EXT: Final = Raw()
 
 
 def born_host(connection: Connection) -> bytes:
@@ -27,15 +23,6 @@ def born_host(connection: Connection) -> bytes:
             host = UNKNOWN_HOST
         connection.data["host"] = host
     return host
-
-
-def let_go(command: RemotingCommand) -> None:
-    """Drop what a command has of its receive buffer: it waits for its reply, and only its number is needed for that.
-
-    A buffer of up to 16 MiB would be kept for as long as the command otherwise.
-    """
-    command.body = b""
-    command.ext_raw = _NO_EXT
 
 
 def check_commit_offset(offset: int) -> None:

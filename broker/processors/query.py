@@ -1,13 +1,10 @@
 """Looking up messages: QUERY_MESSAGE (12) by key, VIEW_MESSAGE_BY_ID (33) by place (QueryMessageProcessor)."""
 
 import struct
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
-from msgspec import Struct, field
+from typing import Any, Final
 
 from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import QueryMessageResult
 from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
 from trimq.protocol.command import LANGUAGE, RemotingCommand
@@ -15,12 +12,11 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import MAX_FRAME, encode_head
 from trimq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from trimq.protocol.message_keys import TAG_KEY
+from trimq.protocol.typed_request import TypedRequest
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import FastHandler, Outcome
-
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
 
 _pack_words: Final = struct.Struct(">II").pack
 _TEMPLATE: Final = (
@@ -29,7 +25,6 @@ _TEMPLATE: Final = (
 ).encode()
 
 
-_QUERY: Final = int(RequestCode.QUERY_MESSAGE)
 _LARGEST: Final = MAX_FRAME - 4096
 _TAG: Final = "T"
 """Index type of a query by tag."""
@@ -37,46 +32,32 @@ _COPIED: Final = 32 * 1024
 """Up to this much goes out as one buffer with its head."""
 
 
-class _Frame(Struct, gc=False):
-    """A query's envelope and ext fields, decoded in one pass."""
-
-    header: QueryMessageRequestHeader = field(name="extFields")
-    code: int
-    opaque: int = 0
-    flag: int = 0
-
-
 class QueryMessageProcessor:
     """Answers with records as they lie in the commit log."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._configuration = parts.configuration
-        self._store = parts.store
+    def __init__(self, *, configuration: Configuration, store: MessageStore) -> None:
+        self._configuration = configuration
+        self._store = store
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""
-        table.register(RequestCode.QUERY_MESSAGE, self.query, fast=self._direct())
+        table.register(RequestCode.QUERY_MESSAGE, self.query, header=QueryMessageRequestHeader, fast=self._direct())
         table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
     def _direct(self) -> FastHandler:
-        """The fast way: from the header's bytes to the reply's, where few records are found in memory."""
-        decode: Callable[[memoryview], _Frame] = msgspec.json.Decoder(_Frame, strict=False).decode
+        """The fast way: from the header to the reply's bytes, where few records are found in memory."""
         query = self._store.query_hot
 
-        def serve(_connection: Connection, head: memoryview, _body: memoryview) -> bytes | None:
-            try:
-                frame = decode(head)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                return None
-            header = frame.header
-            if frame.flag or frame.code != _QUERY or header.unique_key_query or header.index_type == _TAG:
+        def serve(_connection: Connection, request: TypedRequest[Any]) -> bytes | None:
+            header = request.header
+            if request.flag or header.unique_key_query or header.index_type == _TAG:
                 return None
             times = header.begin_timestamp, header.end_timestamp
             found = query(header.topic, header.key, header.max_num, *times, _COPIED)
             if found is None:
                 return None
             records, size, timestamp, last_phy = found
-            text = _TEMPLATE % (last_phy, timestamp, frame.opaque)
+            text = _TEMPLATE % (last_phy, timestamp, request.opaque)
             length = len(text)
             return b"".join([_pack_words(length + 4 + size, length), text, *records])
 

@@ -12,7 +12,7 @@ from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode, encode_head
 from trimq.remoting.errors import RemotingSendError, RemotingTimeoutError
 from trimq.remoting.server.handler_table import HandlerTable
-from trimq.remoting.server.handlers import Outcome, Reply, own_bytes
+from trimq.remoting.server.handlers import Outcome, Reply
 from trimq.remoting.server.out_buffer import Buffer, OutBuffer
 from trimq.remoting.server.put_off import PutOff
 
@@ -308,7 +308,7 @@ class Connection:
         """A reply of the client to a request of ours; ignored where nobody waits for it any more."""
         pending = self._pending.get(command.opaque)
         if pending is not None and pending.reply is None:
-            own_bytes(command)
+            command.copy_buffers()
             pending.reply = command
             pending.event.set()
 

@@ -1,8 +1,8 @@
 """The gate: what has to be seen of a request before it is served, and which ways may serve it.
 
-A request can go three ways: decoded whole to its full handler, from the bytes of its header to a fast one, or together
-with others of its round to a grouped one. A feature says what it has to see. A way that does not offer that is off, by
-construction: nobody who writes a feature has to know the ways, and nobody who writes a way has to know the features.
+A request can go three ways: to its full handler, which sees all of it; to a fast one, which sees its code's header;
+or together with others of its round to a grouped one. A feature says what it has to see. A way that does not offer
+that is off, by construction: the author of a feature does not have to know the ways, nor that of a way the features.
 
 What decides is static (the configuration and the features, computed when one of them changes), of the connection
 (computed when it authenticates: ``Gate.admit``), or a state (``Readiness``, read for each request). A
@@ -12,9 +12,10 @@ feature that is not there costs nothing.
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Later, Outcome
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Sees(Flag):
 
     NOTHING = 0
     HEADER = auto()
-    """All of the request, each field of its header as it came: only full handlers' requests are decoded so far."""
+    """All of the request, each field of its header as it came: only full handlers see those that nobody declared."""
     IDENTITY = auto()
     """Who the client is. Other ways are open to connections that have been admitted."""
     READINESS = auto()
@@ -146,10 +147,8 @@ class Gate:
         if guard is None:
             return fast
 
-        def serve(
-            connection: "Connection", head: memoryview, body: memoryview
-        ) -> bytes | Literal[Later.DEFERRED, Later.HELD] | None:
-            return fast(connection, head, body) if guard(connection) else None
+        def serve(connection: "Connection", request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
+            return fast(connection, request) if guard(connection) else None
 
         return serve
 

@@ -3,9 +3,12 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.typed_request import TypedRequest, decoder
 from trimq.remoting.server.gate import Gate, Sees
 from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Outcome, not_supported, with_copy
 
@@ -26,15 +29,27 @@ def json_front(code: int) -> bytes:
     return (b'{"code":%d,"' % code)[:FRONT]
 
 
+class FastPath(NamedTuple):
+    """What is open of a route: ``decode`` takes the JSON header of a request of ``code`` for ``serve``.
+
+    It raises one of typed_request.NOT_DECODED where a header has to be decoded whole.
+    """
+
+    code: int
+    decode: Callable[[memoryview], TypedRequest[Any]]
+    serve: FastHandler
+
+
 @dataclass(frozen=True)
 class Route:
     """The ways of one request code; replaced as a whole.
 
-    ``full`` knows all of its requests. ``fast`` and ``grouped`` know the ordinary ones; ``offers`` says what features
-    may count on with them, beyond what the gate does for every way.
+    ``full`` knows all of its requests. ``fast`` and ``grouped`` know the ordinary ones; ``header`` is what ``fast``
+    gets of each. ``offers`` says what features may count on with them, beyond what the gate does for every way.
     """
 
     full: Handler
+    header: type[Struct] | None = None
     fast: FastHandler | None = None
     grouped: GroupedServer | None = None
     offers: Sees = Sees.NOTHING
@@ -51,7 +66,7 @@ class HandlerTable:
         self.gate = gate or Gate()
         self.routes: dict[int, Route] = {}
         self.handlers: dict[int, Handler] = {}
-        self.fast: dict[bytes, FastHandler] = {}
+        self.fast: dict[bytes, FastPath] = {}
         self.grouped: dict[bytes, GroupedServer] = {}
         self._followers: list[Callable[[int, Route], None]] = []
         self.gate.listeners.append(self._compute)
@@ -62,19 +77,23 @@ class HandlerTable:
         handler: Handler,
         *,
         copy_body: bool = False,
+        header: type[Struct] | None = None,
         fast: FastHandler | None = None,
         grouped: GroupedServer | None = None,
         offers: Sees = Sees.NOTHING,
     ) -> None:
         """Make these the ways of ``code`` from now on, on open connections too.
 
-        ``copy_body`` gives ``handler`` a command of its own bytes, that stays valid after it has returned.
-        Raises ValueError for a fast or grouped way of a code of other than two or three digits.
+        ``copy_body`` gives ``handler`` a command of its own bytes, that stays valid after it has returned. ``fast``
+        gets requests with ``header``. Raises ValueError for a fast or grouped way of a code of other than two or three
+        digits, and for a fast one without a header.
         """
         if fast is not None or grouped is not None:
             json_front(code)
+        if fast is not None and header is None:
+            raise ValueError(f"the fast handler of the code {code} needs the type of its header")
         full = with_copy(handler) if copy_body or inspect.iscoroutinefunction(handler) else handler
-        self.route(int(code), Route(full, fast, grouped, offers))
+        self.route(int(code), Route(full, header, fast, grouped, offers))
 
     def route(self, code: int, route: Route) -> None:
         """Make ``route`` that of ``code``."""
@@ -114,7 +133,7 @@ class HandlerTable:
         is_open = gate.opens(code, route.offers)
         self.fast.pop(front, None)
         self.grouped.pop(front, None)
-        if is_open and route.fast is not None:
-            self.fast[front] = gate.guarded(code, route.fast)
+        if is_open and route.fast is not None and route.header is not None:
+            self.fast[front] = FastPath(code, decoder(route.header), gate.guarded(code, route.fast))
         if is_open and route.grouped is not None:
             self.grouped[front] = gate.guarded_group(code, route.grouped)

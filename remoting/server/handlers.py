@@ -2,10 +2,11 @@
 
 from collections.abc import Awaitable, Callable, Container, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from trimq.protocol.codes import NOT_SUPPORTED, ResponseCode
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.typed_request import TypedRequest
 
 if TYPE_CHECKING:
     from trimq.remoting.server.connection import Connection
@@ -39,13 +40,12 @@ RemotingError becomes an error reply; any other exception becomes SYSTEM_ERROR a
 """
 
 
-FastHandler: TypeAlias = Callable[
-    ["Connection", memoryview, memoryview], bytes | Literal[Later.DEFERRED, Later.HELD] | None
-]
-"""Serves a request from its JSON header as it arrived and its body, both views of the receive buffer.
+FastHandler: TypeAlias = Callable[["Connection", TypedRequest[Any]], bytes | Literal[Later.DEFERRED] | None]
+"""Serves the ordinary requests of a code, as they arrived in JSON, decoded in one pass with the header of their code.
 
-None: this request is not an ordinary one, and nothing has happened; it is decoded and its code's Handler called.
-It is called only where the limits of requests in flight are kept, and it may raise whatever a Handler may.
+None: this request is not an ordinary one, and there are no side effects; the code's Handler gets it as a command that
+has its header already. It is called only where the limits of requests in flight are kept, and it may raise whatever a
+Handler may. The body is a view as it is for a Handler.
 """
 
 
@@ -76,12 +76,6 @@ class GroupedServer(Protocol):
         ...
 
 
-def own_bytes(command: RemotingCommand) -> None:
-    """Copy what ``command`` has in a receive buffer, so that it can be kept."""
-    command.body = bytes(command.body)
-    command.ext_raw = command.ext_raw.copy()
-
-
 def not_supported(command: RemotingCommand) -> RemotingCommand:
     """The reply to a request code that nobody serves; it names the feature where the code is one of RocketMQ's."""
     feature = NOT_SUPPORTED.get(command.code)
@@ -93,7 +87,7 @@ def with_copy(handler: Handler) -> Handler:
     """A handler that gets a command of its own bytes."""
 
     def copying(connection: "Connection", command: RemotingCommand) -> Outcome:
-        own_bytes(command)
+        command.copy_buffers()
         return handler(connection, command)
 
     return copying

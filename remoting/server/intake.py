@@ -3,17 +3,18 @@
 import struct
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import check_length, decode, decode_at, encode
+from trimq.protocol.typed_request import NOT_DECODED
 from trimq.remoting.server.big_frame import SPARE_SIZE, SPARES, BigFrame
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.handler_table import FRONT
+from trimq.remoting.server.handler_table import FRONT, FastPath
 from trimq.remoting.server.handler_tasks import HandlerTasks
-from trimq.remoting.server.handlers import DEFERRED, HELD, Outcome, Reply
+from trimq.remoting.server.handlers import DEFERRED, HELD, Later, Outcome, Reply
 from trimq.remoting.server.held_frames import FEW, HELD_BYTES, HeldFrames
 from trimq.remoting.server.limits import RECEIVE_BUFFER
 
@@ -58,6 +59,7 @@ class Intake:
         self._continues = False  # the frame that is looked at first had begun in an earlier turn
         self.all_fast = False
         """Whether fast handlers have served all that was served last."""
+        self._raised = False  # a fast handler, since this was looked at
         self._spares: list[bytearray] = []
         self.turn_end = 0.0
         """When the turn that is going on has to stop, in perf_counter's time."""
@@ -113,41 +115,91 @@ class Intake:
             self.serve_received(conn, begin, end)
 
     def _serve_one(self, conn: Connection, head_at: int, body_at: int, end: int, front: bytes) -> bool:
-        """What ``_frames`` does, for a connection that has sent one request.
-
-        False where it is not one for a fast handler: nothing has happened then.
-        """
-        fast = conn.table.fast.get(front)
+        """What ``_frames`` does, for a connection that has sent one request, if it is an ordinary one."""
+        path = conn.table.fast.get(front)
         stats = self._stats
         if (
-            fast is None
+            path is None
             or body_at > end
             or conn.inflight >= self._max_inflight_here
             or stats.inflight >= self._max_inflight
             or end - head_at + 4 > self._max_total
         ):
             return False
-        view = self.view
-        try:
-            answer = fast(conn, view[head_at:body_at], view[body_at:end])
-        except Exception as error:  # noqa: BLE001 - as for any other handler
-            answer = self.fast_failure(conn, view[head_at - _WORDS : end], error)
+        answer = self._fast(conn, path, self.view, head_at, body_at, end)
         if answer is None:
             return False
         stats.frames += 1
-        conn.encoding = _JSON
-        if type(answer) is not bytes:
+        if isinstance(answer, bytes):
+            conn.encoding = _JSON
+            if answer and not conn.closed:
+                out = conn.out
+                out.chunks.append(answer)
+                out.queued += len(answer)
+                if not conn.dirty:
+                    self.reactor.mark(conn)
+                if out.queued - out.sent >= self._high_water:
+                    self.reactor.is_stuck(conn)
+        elif answer is DEFERRED:
+            conn.encoding = _JSON
             conn.inflight += 1
             stats.inflight += 1
-        elif not conn.closed:
-            out = conn.out
-            out.chunks.append(answer)
-            out.queued += len(answer)
-            if not conn.dirty:
-                self.reactor.mark(conn)
-            if out.queued - out.sent >= self._high_water:
+        else:
+            self._full(conn, answer)
+            if not conn.closed and conn.waiting >= self._high_water:
                 self.reactor.is_stuck(conn)
         return True
+
+    def _fast(
+        self, conn: Connection, path: FastPath, view: memoryview, head_at: int, body_at: int, stop: int
+    ) -> bytes | Literal[Later.DEFERRED] | RemotingCommand | None:
+        """Decode a request in one pass and serve it if it is an ordinary one.
+
+        bytes: its reply, b"" for none. A command: its code's full handler has to serve it. None: it has to be decoded
+        whole. In the last two cases there are no side effects.
+        """
+        try:
+            request = path.decode(view[head_at:body_at])
+        except NOT_DECODED:
+            return None
+        if request.flag & ~ONEWAY_FLAG or request.code != path.code:
+            return None
+        request.body = view[body_at:stop]
+        try:
+            answer = path.serve(conn, request)
+        except Exception as error:  # noqa: BLE001 - as for any other handler
+            self._raised = True
+            command = request.command(view[head_at:body_at])
+            self.conclude(conn, command, self.failure(conn, command, error))
+            return b""
+        return request.command(view[head_at:body_at]) if answer is None else answer
+
+    def _full(self, conn: Connection, command: RemotingCommand) -> None:
+        """Have a command's full handler serve it, or take a reply of the client."""
+        conn.encoding = command.encoding
+        if command.flag & 1:
+            conn.reply_arrived(command)
+            return
+        table = conn.table
+        handler = table.handlers.get(command.code, table.unknown)
+        try:
+            if (
+                conn.inflight >= self._max_inflight_here or self._stats.inflight >= self._max_inflight
+            ) and not command.flag & ONEWAY_FLAG:
+                outcome: Outcome = self._busy(conn, command)
+            else:
+                outcome = handler(conn, command)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises ends one request, not the broker
+            outcome = self.failure(conn, command, error)
+        if type(outcome) is bytes:
+            if not command.flag & ONEWAY_FLAG and not conn.closed:
+                out = conn.out
+                out.chunks.append(outcome)
+                out.queued += len(outcome)
+                if not conn.dirty:
+                    self.reactor.mark(conn)
+        elif outcome is not None:
+            self.conclude(conn, command, outcome)
 
     def serve_received(self, conn: Connection, begin: int, end: int) -> None:
         """Serve what is in the receive buffer, and keep what is left."""
@@ -200,69 +252,48 @@ class Intake:
         self, conn: Connection, buffer: bytearray, view: memoryview, at: int, end: int
     ) -> int:
         """Serve whole frames until there is none, the turn is over, or the connection is; where the next one begins."""
-        table = conn.table
+        fast = conn.table.fast
         out = conn.out
         max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
         stats = self._stats
         replies: list[bytes] = []
-        count = late = size = looked = 0
+        count = others = size = looked = 0
+        self._raised = False
         while end - at >= _WORDS:
             total, word, front = _front_at(buffer, at)
             stop = at + 4 + total
             if stop > end or total > max_total:
                 break
-            fast = table.fast.get(front)
-            if fast is not None and conn.inflight < max_here and stats.inflight < max_inflight:
-                body_at = at + _WORDS + word
-                if body_at <= stop:
-                    try:
-                        answer = fast(conn, view[at + _WORDS : body_at], view[body_at:stop])
-                    except Exception as error:  # noqa: BLE001 - as for any other handler
-                        answer = self.fast_failure(conn, view[at:stop], error)
-                        late = -len(buffer)  # nothing to learn from
-                    if answer is not None:
-                        at = stop
-                        count += 1
-                        conn.encoding = _JSON
-                        if type(answer) is bytes:
-                            replies.append(answer)
-                        else:
-                            conn.inflight += 1
-                            stats.inflight += 1
-                            late += 1
-                        if not count & _LOOK_EVERY:
-                            size += sum(map(len, replies[looked:]))
-                            looked = len(replies)
-                            if perf_counter() >= self.turn_end or out.queued - out.sent + size >= self._high_water:
-                                break
-                        continue
+            path = fast.get(front)
+            body_at = at + _WORDS + word
+            answer: bytes | Literal[Later.DEFERRED] | RemotingCommand | None = None
+            if path is not None and conn.inflight < max_here and stats.inflight < max_inflight and body_at <= stop:
+                answer = self._fast(conn, path, view, at + _WORDS, body_at, stop)
+            if type(answer) is bytes or answer is DEFERRED:
+                at = stop
+                count += 1
+                conn.encoding = _JSON
+                if answer is DEFERRED:
+                    conn.inflight += 1
+                    stats.inflight += 1
+                else:
+                    replies.append(answer)
+                # the time costs a look at the clock: not for each of them
+                if not count & _LOOK_EVERY:
+                    size += sum(map(len, replies[looked:]))
+                    looked = len(replies)
+                    if perf_counter() >= self.turn_end or out.queued - out.sent + size >= self._high_water:
+                        break
+                continue
             try:
-                command = decode_at(view, word, at + _WORDS, stop)
+                command = answer if isinstance(answer, RemotingCommand) else decode_at(view, word, at + _WORDS, stop)
             except Exception as error:  # noqa: BLE001 - no frame may end the broker, whatever is wrong with it
                 conn.close(f"broken frame: {error}", broken=True)
                 break
             at = stop
             count += 1
-            conn.encoding = command.encoding
-            if command.flag & 1:
-                conn.reply_arrived(command)
-                continue
-            handler = table.handlers.get(command.code, table.unknown)
-            try:
-                if (conn.inflight >= max_here or stats.inflight >= max_inflight) and not command.flag & ONEWAY_FLAG:
-                    outcome: Outcome = self._busy(conn, command)
-                else:
-                    outcome = handler(conn, command)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises ends one request, not the broker
-                outcome = self.failure(conn, command, error)
-            if type(outcome) is bytes:
-                if not command.flag & ONEWAY_FLAG and not conn.closed:
-                    out.chunks.append(outcome)
-                    out.queued += len(outcome)
-                    if not conn.dirty:
-                        self.reactor.mark(conn)
-            elif outcome is not None:
-                self.conclude(conn, command, outcome)
+            others += 1
+            self._full(conn, command)
             if conn.closed:
                 break
             if out.queued - out.sent >= self._high_water and self.reactor.is_stuck(conn):
@@ -270,15 +301,16 @@ class Intake:
             if perf_counter() >= self.turn_end:
                 break
         stats.frames += count
-        self.all_fast = len(replies) + late == count
+        self.all_fast = not others and not self._raised
         if replies and not conn.closed:
             joined = replies[0] if len(replies) == 1 else b"".join(replies)
-            out.chunks.append(joined)
-            out.queued += len(joined)
-            if not conn.dirty:
-                self.reactor.mark(conn)
-            if out.queued - out.sent >= self._high_water:
-                self.reactor.is_stuck(conn)
+            if joined:
+                out.chunks.append(joined)
+                out.queued += len(joined)
+                if not conn.dirty:
+                    self.reactor.mark(conn)
+                if out.queued - out.sent >= self._high_water:
+                    self.reactor.is_stuck(conn)
         return at
 
     def _keep(self, conn: Connection, at: int, end: int, *, first: bool) -> None:

@@ -16,8 +16,8 @@ def fast_ways(broker: BrokerController) -> list[int]:
     if broker not in _served:
         served = _served[broker] = []
         for table in {connection.table for connection in broker.reactor.connections.values()}:
-            for front, handler in table.fast.items():
-                table.fast[front] = _counted(handler, int(front[8:].rstrip(b',"')), served)
+            for front, path in table.fast.items():
+                table.fast[front] = path._replace(serve=_counted(path.serve, path.code, served))
     return _served[broker]
 
 

@@ -6,15 +6,19 @@ from typing import Any
 import pytest
 import trio
 
+from tests.broker.processors import direct_pulls_of
 from tests.broker.raw_client import Raw, json_frame
 from tests.broker.wire_client import WireClient, consumer
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.pull.pull_direct import COPIED, DirectPulls
+from trimq.broker.processors.pull.pull_direct import COPIED
 from trimq.broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.frame import decode
+from trimq.protocol.headers.pull import PullMessageRequestHeader
 from trimq.protocol.message import decode_messages
+from trimq.protocol.typed_request import decoder
 
+DECODE = decoder(PullMessageRequestHeader)
 FIELDS = {
     "consumerGroup": "group",
     "topic": "Orders",
@@ -195,12 +199,13 @@ async def test_a_reset_that_waits_slows_down_nobody_else(broker: BrokerControlle
         await client.pull(topic, group="group")
     broker.parts.offsets.assign_reset("Other", "group", 0, 0)
     (connection,) = broker.reactor.connections.values()
-    short = DirectPulls(broker.parts, lambda _: None)._handler(RequestCode.PULL_MESSAGE)
+    serve = direct_pulls_of(broker.parts).serve
     answers = []
     for topic in ("Orders", "Other"):
         head = memoryview(json_frame(11, FIELDS | {"topic": topic}, direct=True))[8:]
-        answers.append(short(connection, head, memoryview(b"")))
-    assert b"FOUND" in bytes(answers[0] or b"")  # type: ignore[arg-type]
+        answers.append(serve(connection, DECODE(head)))
+    assert isinstance(answers[0], bytes)
+    assert b"FOUND" in answers[0]
     assert answers[1] is None
 
 
@@ -219,13 +224,13 @@ async def test_what_a_consumer_will_ask_for_next_is_made_ahead(broker: BrokerCon
         await client.send("Orders", b"%d" % number)
     await client.pull("Orders", group="group")
     (connection,) = broker.reactor.connections.values()
-    pulls = DirectPulls(broker.parts, lambda _: None)
-    serve = pulls._handler(RequestCode.PULL_MESSAGE)
+    pulls = direct_pulls_of(broker.parts)
     stats = broker.parts.store.stats
 
     def ask(**fields: str) -> bytes:
         head = memoryview(json_frame(11, FIELDS | {"maxMsgNums": "8"} | fields, direct=True))[8:]
-        return bytes(serve(connection, head, memoryview(b"")) or b"")  # type: ignore[arg-type]
+        answer = pulls.serve(connection, DECODE(head))
+        return answer if isinstance(answer, bytes) else b""
 
     expected = [ask(queueOffset=str(offset)) for offset in range(0, 40, 8)]
     pulls._expected = None

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import trio
 from hypothesis import given, settings
@@ -19,12 +18,13 @@ from hypothesis import strategies as st
 from tests.broker.wire_client import WireClient, consumer, pull_ext, send_ext
 from trimq.broker.controller import BrokerController
 from trimq.broker.processors.send.send_alike import AlikeSends
-from trimq.broker.processors.send.send_direct import _Frame
 from trimq.broker.processors.send.send_layout import NotAlikeError, SendLayout
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.headers.send import SendMessageRequestHeaderV2
 from trimq.protocol.message import StoredMessage
+from trimq.protocol.typed_request import decoder
 from trimq.remoting.server.handler_table import json_front
 from trimq.remoting.server.held_frames import FEW, LEAST
 
@@ -398,7 +398,7 @@ async def test_a_device_that_fails_or_is_late(tmp_path: Path, monkeypatch: pytes
         assert both[0].together >= LEAST
 
 
-DECODE = msgspec.json.Decoder(_Frame, strict=False).decode
+DECODE = decoder(SendMessageRequestHeaderV2)
 
 
 @pytest.mark.parametrize(

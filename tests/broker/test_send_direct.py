@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from tests.broker.fast_ways import fast_ways
+from tests.broker.processors import direct_sends_of
 from tests.broker.wire_client import WireClient, consumer, hashes_of, properties_text
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.send.send_direct import DirectSends
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.testing import running_broker
 from trimq.protocol.body import TopicConfig
@@ -269,7 +269,7 @@ async def test_what_becomes_of_the_topic_counts_at_once(client: WireClient, brok
 
 
 async def test_nothing_is_kept_of_a_deleted_topic(broker: BrokerController) -> None:
-    direct = DirectSends(broker.parts, lambda *_: b"")
+    direct = direct_sends_of(broker.parts)
     broker.parts.topics.put(TopicConfig(topic_name="Short-lived"))
     assert direct._find("Short-lived") is not None
     assert broker.parts.topics.delete("Short-lived")

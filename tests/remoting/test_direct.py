@@ -1,13 +1,16 @@
-"""Direct handlers: requests that are served from the bytes of their header."""
+"""Fast handlers: requests that are decoded in one pass with their header."""
 
-import msgspec
+from typing import Literal
+
 import pytest
+from msgspec import Struct
 
 from tests.remoting.harness import echo, serving, until
 from tests.remoting.harness import request as any_request
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
+from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.handler_table import HandlerTable, json_front
 from trimq.remoting.server.handlers import DEFERRED, FastHandler, Later
 from trimq.remoting.server.limits import ReactorLimits
@@ -16,27 +19,28 @@ from trimq.remoting.server.reactor import Connection
 ECHO = 100
 
 
-def request(body: bytes = b"", encoding: Encoding = Encoding.JSON) -> RemotingCommand:
-    return any_request(ECHO, body, encoding=encoding)
+class Fields(Struct):
+    word: str
+    other: int = 0
+
+
+def request(body: bytes = b"", encoding: Encoding = Encoding.JSON, **fields: str) -> RemotingCommand:
+    return any_request(ECHO, body, encoding=encoding, ext={"word": "w"} | fields)
 
 
 def table(handler: FastHandler) -> HandlerTable:
     made = HandlerTable()
-    made.register(ECHO, echo, fast=handler)
+    made.register(ECHO, echo, header=Fields, fast=handler)
     return made
 
 
-def opaque_of(head: memoryview) -> int:
-    return int(msgspec.json.decode(head)["opaque"])
-
-
-def answered(head: memoryview, text: bytes) -> bytes:
-    return encode(RemotingCommand(ECHO, opaque_of(head)).reply(body=text))
+def answered(asked: TypedRequest[Fields], text: bytes) -> bytes:
+    return encode(RemotingCommand(ECHO, asked.opaque).reply(body=text))
 
 
 async def test_it_gets_header_and_body_and_its_replies_keep_their_order() -> None:
-    def direct(_connection: Connection, head: memoryview, body: memoryview) -> bytes | None:
-        return answered(head, b"direct " + bytes(body)) if bytes(body) != b"pass" else None
+    def direct(_connection: Connection, asked: TypedRequest[Fields]) -> bytes | None:
+        return answered(asked, b"direct " + bytes(asked.body)) if bytes(asked.body) != b"pass" else None
 
     async with serving(table(direct)) as server, server.peer() as peer:
         await peer.send(request(body=b"one"), request(body=b"pass"), request(body=b"two"))
@@ -69,8 +73,8 @@ async def test_what_it_raises_becomes_a_reply_and_is_not_served_again() -> None:
 async def test_a_deferred_one_counts_and_beyond_the_limit_the_other_handler_decides() -> None:
     waiting: list[tuple[Connection, int]] = []
 
-    def direct(connection: Connection, head: memoryview, _body: memoryview) -> Later:
-        waiting.append((connection, opaque_of(head)))
+    def direct(connection: Connection, asked: TypedRequest[Fields]) -> Literal[Later.DEFERRED]:
+        waiting.append((connection, asked.opaque))
         return DEFERRED
 
     limits = ReactorLimits(max_inflight_per_connection=1)
@@ -93,7 +97,7 @@ def test_codes_that_the_prefix_cannot_tell_apart(code: int) -> None:
 
 def test_a_table_without_a_code_has_no_direct_handler_of_it() -> None:
     made = table(lambda *_: None)
-    made.register(310, echo, fast=lambda *_: None)
+    made.register(310, echo, header=Fields, fast=lambda *_: None)
     assert set(made.without(ECHO).fast) == {json_front(310)}
 
 
@@ -102,8 +106,8 @@ async def test_the_longest_frame(over: int) -> None:
     """One that is longer by a byte costs its connection, also where it is all that has come."""
     longest = 400
 
-    def direct(_connection: Connection, head: memoryview, body: memoryview) -> bytes | None:
-        return answered(head, b"%d" % len(body))
+    def direct(_connection: Connection, asked: TypedRequest[Fields]) -> bytes | None:
+        return answered(asked, b"%d" % len(asked.body))
 
     async with serving(table(direct), ReactorLimits(max_frame=longest)) as server, server.peer() as peer:
         command = request()

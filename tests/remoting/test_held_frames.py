@@ -15,6 +15,8 @@ from tests.remoting.harness import Peer, Server, echo, serving
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
+from trimq.protocol.headers.base import Empty
+from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Later
 from trimq.remoting.server.held_frames import FEW, LEAST, LONGEST, MOST
@@ -27,7 +29,7 @@ Answer = list[bytes] | None
 
 
 def frame(opaque: int, body: bytes = b"body", code: int = ECHO) -> bytes:
-    header = b'{"code":%d,"flag":0,"opaque":%d}' % (code, opaque)
+    header = b'{"code":%d,"extFields":{},"flag":0,"opaque":%d}' % (code, opaque)
     return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
 
 
@@ -98,16 +100,16 @@ async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]
     together = Together()
     single: list[int] = []
 
-    def direct(_connection: Connection, head: memoryview, _body: memoryview) -> bytes | None:
+    def direct(_connection: Connection, request: TypedRequest[Empty]) -> bytes | None:
         if fixture.fails:
             raise ValueError
-        single.append(int(msgspec.json.decode(head)["opaque"]))
+        single.append(request.opaque)
         together.order.append(single[-1])
         return answered(single[-1], b"single")
 
     table = HandlerTable()
     table.register(OTHER, echo)
-    table.register(ECHO, echo, fast=direct, grouped=together)
+    table.register(ECHO, echo, header=Empty, fast=direct, grouped=together)
     together.lengths.add(len(frame(1000)))
     async with serving(table, limits) as server:
         fixture = Fixture(server, together, single)

@@ -3,7 +3,6 @@
 It is the high-water mark and one reply of each request that was begun; and nothing is lost or sent twice by it.
 """
 
-import json
 from collections import Counter
 
 import pytest
@@ -11,12 +10,14 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from tests.remoting.harness import ECHO, Peer, echo_table, request, until
 from tests.remoting.harness import within_seconds as serving
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import MAX_FRAME, encode
+from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.errors import RemotingSendError
 from trimq.remoting.server import large_reply
 from trimq.remoting.server.large_reply import LargeReply, in_slices
@@ -27,6 +28,10 @@ SIZE = 100_000
 HEAD = 400
 MARK = 300_000
 LIMITS = ReactorLimits(high_water=MARK, low_water=100_000, max_tasks_per_connection=4)
+
+
+class Fields(Struct):
+    word: str
 
 
 class Handlers:
@@ -46,7 +51,7 @@ class Handlers:
         table.register(LARGE, self.large)
         table.register(DEFER, self.keep, copy_body=True)
         table.register(HOLD, self.keep, copy_body=True)
-        table.register(DIRECT, self.plain, fast=self.direct)
+        table.register(DIRECT, self.plain, header=Fields, fast=self.direct)
         return table
 
     def plain(self, _connection: Connection, command: RemotingCommand) -> Outcome:
@@ -72,9 +77,9 @@ class Handlers:
         self.kept.append((connection, command))
         return DEFERRED if command.code == DEFER else HELD
 
-    def direct(self, _connection: Connection, head: memoryview, _body: memoryview) -> bytes:
+    def direct(self, _connection: Connection, asked: TypedRequest[Fields]) -> bytes:
         self.begun[DIRECT] += 1
-        command = request(DIRECT, opaque=json.loads(bytes(head))["opaque"])
+        command = request(DIRECT, opaque=asked.opaque)
         return encode(command.reply(body=bytes(SIZE)))
 
     def release(self) -> None:

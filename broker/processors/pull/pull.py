@@ -5,11 +5,11 @@ coroutine. Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultH
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
-from trimq.broker.processors.common import check_commit_offset, invalid, let_go, no_such_topic
+from trimq.broker.processors.common import check_commit_offset, invalid, no_such_topic
 from trimq.broker.processors.pull.pull_direct import COPIED, DirectPulls
 from trimq.broker.processors.pull.pull_reply import (
     BROADCASTING_FORBIDDEN,
@@ -23,8 +23,13 @@ from trimq.broker.processors.pull.pull_reply import (
     forbidden,
     pull_head,
 )
-from trimq.broker.services.consumers import BROADCASTING
-from trimq.broker.services.long_polling import PullRequest
+from trimq.broker.services.consumers import BROADCASTING, ConsumerManager
+from trimq.broker.services.groups import SubscriptionGroupManager
+from trimq.broker.services.long_polling import PullRequest, PullRequestHoldService
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
 from trimq.protocol.body import PERM_READ, SubscriptionData
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -32,13 +37,11 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.pull import PullMessageRequestHeader
 from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import HELD, Outcome
 from trimq.remoting.server.out_buffer import SMALL
-
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
 
 _FILTERS_KEPT: Final = 10_000
 _LONGEST_CACHED: Final = 256
@@ -58,22 +61,35 @@ _cached_filter: Final = lru_cache(maxsize=4096)(_parsed_filter)
 class PullMessageProcessor:
     """Checks a pull, asks the store, answers or holds the request until something comes."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._section = parts.configuration.section
-        self._topics = parts.topics.table
-        self._find_group = parts.groups.find
-        self._groups = parts.groups
-        self._group_info = parts.consumers.group
-        self._offsets = parts.offsets
-        self._commit_pull = parts.offsets.commit_pull
-        self._holds = parts.long_polling
-        self._count = parts.stats.group_get
-        self._store = parts.store
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        consumers: ConsumerManager,
+        offsets: ConsumerOffsetManager,
+        long_polling: PullRequestHoldService,
+        stats: BrokerStats,
+        store: MessageStore,
+    ) -> None:
+        self._section = configuration.section
+        self._topics = topics.table
+        self._find_group = groups.find
+        self._groups = groups
+        self._group_info = consumers.group
+        self._offsets = offsets
+        self._commit_pull = offsets.commit_pull
+        self._holds = long_polling
+        self._count = stats.group_get
+        self._store = store
         self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
-        self._direct = DirectPulls(parts, self._filter)
+        self._direct = DirectPulls(
+            topics=topics, groups=groups, offsets=offsets, stats=stats, store=store, filter_of=self._filter
+        )
         self.prepare = self._direct.prepare
         self._handlers: HandlerTable | None = None
-        parts.configuration.listeners.append(lambda _keys: self._register())
+        configuration.listeners.append(lambda _keys: self._register())
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family (the main port only: the VIP port serves no pulls)."""
@@ -85,10 +101,11 @@ class PullMessageProcessor:
         if table is None:
             return
         config = self._section(BrokerConfig)
-        fast = self._direct.handlers if config.broker_permission & PERM_READ else {}
-        lite = fast if config.lite_pull_message_enable else {}
-        table.register(RequestCode.PULL_MESSAGE, self.pull, fast=fast.get(RequestCode.PULL_MESSAGE))
-        table.register(RequestCode.LITE_PULL_MESSAGE, self.pull, fast=lite.get(RequestCode.LITE_PULL_MESSAGE))
+        fast = self._direct.serve if config.broker_permission & PERM_READ else None
+        lite = fast if config.lite_pull_message_enable else None
+        header = PullMessageRequestHeader
+        table.register(RequestCode.PULL_MESSAGE, self.pull, header=header, fast=fast)
+        table.register(RequestCode.LITE_PULL_MESSAGE, self.pull, header=header, fast=lite)
 
     def again(self, request: PullRequest) -> None:
         """Serve a held pull: something arrived, or its time is over. It is not held a second time."""
@@ -278,7 +295,7 @@ class PullMessageProcessor:
         header: PullMessageRequestHeader,
         accept: TagFilter | None,
     ) -> bool:
-        let_go(command)
+        command.drop_buffers()
         request = PullRequest(connection, command, header, header.topic, header.queue_id, header.queue_offset, accept)
         return self._holds.hold(request, header.suspend_timeout_millis)
 

@@ -1,47 +1,35 @@
-"""The fast way of a pull: from the bytes of its header to the bytes of its reply, without an object in between.
+"""The fast way of a pull: from its header, decoded in one pass, to the bytes of its reply.
 
-A pull that finds messages in memory takes it, of a known group and topic, with a JSON header. Whatever is found to be
-otherwise (nothing new, cold data, a reset, a refusal) is passed over before anything has happened, and pull.py, which
-knows every case, does it from the beginning.
+A pull that finds messages in memory takes it, of a known group and topic, with a JSON header. What is found to be
+otherwise (nothing new, cold data, a reset, a refusal) is left to pull.py before there are side effects; it gets the
+same header, and knows every case.
 """
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
-from msgspec import Struct, field
+from typing import Any, Final
 
 from trimq.broker.filters.tag import ALL, TAG, TagFilter
 from trimq.broker.processors.pull.pull_reply import found_template
-from trimq.broker.services.stats import StatsItem
-from trimq.broker.store.message_store import ConsumeQueue
+from trimq.broker.services.groups import SubscriptionGroupManager
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.stats import BrokerStats, StatsItem
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.store.message_store import ConsumeQueue, MessageStore
 from trimq.protocol.body import PERM_READ, SubscriptionGroupConfig, TopicConfig
-from trimq.protocol.codes import RequestCode
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.pull import PullMessageRequestHeader
 from trimq.protocol.queue_unit import MAX_OFFSET
 from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import FastHandler
-
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
 
 COPIED: Final = 64 * 1024
 """Up to this much goes out as one buffer: one copy costs less than views, their owner and a vector for the kernel."""
 _READERS_KEPT: Final = 10_000
 _MAX_BYTES: Final = 128 * 1024 * 1024
 _pack_words: Final = struct.Struct(">II").pack
-
-
-class _Frame(Struct, gc=False):
-    """A pull's envelope and ext fields, decoded in one pass."""
-
-    header: PullMessageRequestHeader = field(name="extFields")
-    code: int
-    opaque: int = 0
-    flag: int = 0
 
 
 class _Reader:
@@ -70,52 +58,50 @@ class DirectPulls:
     do until then, ``prepare`` gets them together.
     """
 
-    def __init__(self, parts: "BrokerParts", filter_of: Callable[[PullMessageRequestHeader], TagFilter | None]) -> None:
+    def __init__(
+        self,
+        *,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        stats: BrokerStats,
+        store: MessageStore,
+        filter_of: Callable[[PullMessageRequestHeader], TagFilter | None],
+    ) -> None:
         """``filter_of`` gives the filter of a pull, or raises RemotingError."""
         self._filter_of = filter_of
-        self._groups = parts.groups.table
-        self._topics = parts.topics.table
-        self._offsets = parts.offsets
-        self._stats = parts.stats
-        self._find_in_store = parts.store.find_queue
-        self._hot = parts.store.get_hot
-        self._ahead = parts.store.get_ahead
-        self._count_found = parts.store.count_found
+        self._groups = groups.table
+        self._topics = topics.table
+        self._offsets = offsets
+        self._stats = stats
+        self._find_in_store = store.find_queue
+        self._hot = store.get_hot
+        self._ahead = store.get_ahead
+        self._count_found = store.count_found
         self._expected: _Place | None = None
         self._prepared: tuple[_Place, bytes, int, int] | None = None
         """What ``prepare`` has made: for which pull, the records, their number and the offset that follows."""
         self._readers: dict[tuple[str, str], _Reader] = {}
-        self.handlers: dict[int, FastHandler] = {
-            code: self._handler(code) for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-        }
-        """Both kinds of pulls."""
+        self.serve: FastHandler = self._handler()
+        """For both kinds of pulls."""
 
-    def _handler(self, code: int) -> FastHandler:  # noqa: PLR0915 - as below
-        decode: Callable[[memoryview], Any] = msgspec.json.Decoder(_Frame, strict=False).decode
+    def _handler(self) -> FastHandler:  # noqa: PLR0915 - as below
         readers, groups, topics = self._readers, self._groups, self._topics
         offsets, filter_of, hot = self._offsets, self._filter_of, self._hot
         commit_pull, count_found, ahead = offsets.commit_pull, self._count_found, self._ahead
         broker_get = self._stats.broker_get
 
         def serve(  # noqa: PLR0912, PLR0915 - every pull passes here: a call more is a cost for all
-            connection: Connection, head: memoryview, _body: memoryview
+            connection: Connection, request: TypedRequest[Any]
         ) -> bytes | None:
-            try:
-                frame = decode(head)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                return None
-            header = frame.header
+            header = request.header
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             reader = readers.get((group, topic))
             if reader is None or reader.topic is not topics.get(topic) or reader.group is not groups.get(group):
                 reader = self._find(group, topic)
                 if reader is None:
                     return None
-            if (
-                frame.flag
-                or frame.code != code
-                or (offsets.reset_offset_table and reader.key in offsets.reset_offset_table)
-            ):
+            if request.flag or (offsets.reset_offset_table and reader.key in offsets.reset_offset_table):
                 return None
             queue = reader.queues.get(queue_id)
             if queue is None or queue.deleted:
@@ -169,7 +155,7 @@ class DirectPulls:
             sizes.times += 1
             broker_get.value += count
             broker_get.times += 1
-            text = reader.template % (queue.next_offset, queue.min_offset, following, frame.opaque)
+            text = reader.template % (queue.next_offset, queue.min_offset, following, request.opaque)
             length = len(text)
             return b"".join([_pack_words(length + 4 + size, length), text, *buffers])
 

@@ -1,7 +1,7 @@
 """Sending: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), with and without a reply.
 
-A send to a topic that exists, without any property that means something to the broker, takes the fast way through
-``_send`` and ``_put``. Everything else (new topics, retries, delays, batches, refusals) takes the checked way.
+This is the full way, which knows all of them. Ordinary sends are served by send_direct.py, send_alike.py and
+send_batch_alike.py, where the gate lets them; what these leave comes here with its header decoded.
 Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each message with its own properties only).
 """
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from trimq.broker.config import BrokerConfig
-from trimq.broker.processors.common import born_host, let_go
+from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send.message_properties import tag_hash, waits_for_store
 from trimq.broker.processors.send.send_batch import SentBatch, batch_reply, message_ids, parts_of
 from trimq.broker.processors.send.send_checks import (
@@ -21,51 +21,53 @@ from trimq.broker.processors.send.send_checks import (
     random_queue,
 )
 from trimq.broker.processors.send.send_codes import STORED, refusal_code
-from trimq.broker.processors.send.send_direct import DirectSends
+from trimq.broker.processors.send.send_direct import HEADERS, DirectSends
+from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.log.puts import MessageBatch, MessageInner
+from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
-from trimq.protocol import sysflag
 from trimq.protocol.batch import BatchError
-from trimq.protocol.body import PERM_WRITE, TopicConfig
+from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
 from trimq.protocol.command import LANGUAGE, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.message_keys import index_keys
-from trimq.protocol.property_names import SLOW_NAMES
-from trimq.protocol.property_text import closed, decode_properties, join_properties
+from trimq.protocol.property_text import decode_properties, join_properties
 from trimq.protocol.record import MAX_PROPERTIES
-from trimq.protocol.topic_rules import NO_SEND_TOPICS, RETRY_PREFIX
+from trimq.protocol.topic_rules import RETRY_PREFIX
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Sees
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Outcome
 
 if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
     from trimq.broker.processors.send.send_alike import AlikeSends
     from trimq.broker.processors.send.send_batch_alike import AlikeBatches
 
-_UNUSUAL_FLAGS: Final = (
-    sysflag.TRANSACTION_PREPARED
-    | sysflag.BORN_HOST_V6
-    | sysflag.STORE_HOST_V6
-    | sysflag.NEED_UNWRAP
-    | sysflag.INNER_BATCH
-)
 _pack_words: Final = struct.Struct(">II").pack
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Raises MESSAGE_ILLEGAL where no record can hold them; found before they are looked through."""
+    if len(text) > MAX_PROPERTIES:
+        raise properties_too_long(len(text))
+    return decode_properties(text)
 
 
 def _nobody(_result: PutMessageResult) -> None:
     """Takes the result of a one-way send."""
 
 
-def _alike_sends(parts: "BrokerParts", direct: DirectSends) -> "AlikeSends | None":
+def _alike_sends(direct: DirectSends) -> "AlikeSends | None":
     try:
         from trimq.broker.processors.send.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
     except ImportError:
         return None
-    return AlikeSends(parts, direct)
+    return AlikeSends(direct)
 
 
 def _alike_batches() -> "AlikeBatches | None":
@@ -79,34 +81,47 @@ def _alike_batches() -> "AlikeBatches | None":
 class SendMessageProcessor:
     """Checks a send, makes the message that is stored of it, and answers where it lies."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._configuration = parts.configuration
-        self._checks = SendChecks(parts)
-        self._direct = DirectSends(parts, self._answer)
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        topics: TopicConfigManager,
+        store: MessageStore,
+        stats: BrokerStats,
+        checks: SendChecks,
+        unique_ids: UniqueIdGenerator,
+        store_host: bytes,
+    ) -> None:
+        """``store_host`` is the packed address that clients connect to: it is part of records and message ids."""
+        self._configuration = configuration
+        self._topics = topics
+        self._table = topics.table
+        self._checks = checks
+        self._put_message = store.put_message
+        self._tags = store.indexes_tags
+        self._count = stats.topic_put
+        self._store_host = store_host
+        self._host_hex = store_host.hex().upper()
+        self._next_unique = unique_ids.next
+        self._direct = DirectSends(
+            configuration=configuration,
+            topics=topics,
+            store=store,
+            stats=stats,
+            store_host=store_host,
+            answer=self._answer,
+        )
+        self._alike = _alike_sends(self._direct)
         self._batches = _alike_batches()
-        self._alike = _alike_sends(parts, self._direct)
-        batches = self._batches
-        self._direct_batches = None if batches is None else batches.direct(parts, self._direct, self._answer_batch)
-        self._topics = parts.topics
-        self._table = parts.topics.table
-        self._put_message = parts.store.put_message
-        self._tags = parts.store.indexes_tags
-        self._count = parts.stats.topic_put
-        self._store_host = parts.store_host
-        self._host_hex = parts.store_host.hex().upper()
-        self._next_unique = parts.unique_ids.next
+        self._direct_batches = None if self._batches is None else self._batches.direct(self._direct, self._answer_batch)
         self._handlers: HandlerTable | None = None
         self._configure()
-        parts.configuration.listeners.append(lambda _keys: self._configure())
+        configuration.listeners.append(lambda _keys: self._configure())
 
     def _configure(self) -> None:
         config = self._configuration.section(BrokerConfig)
-        self._checks_all = bool(config.start_accept_send_request_time_stamp) or not (
-            config.broker_permission & PERM_WRITE
-        )
         self._ext = {"MSG_REGION": config.region_id, "TRACE_ON": "true" if config.trace_on else "false"}
         self._added = self._ext | {"CLUSTER": config.broker_cluster_name}
-        self._added_text = join_properties(self._added)
         region = config.region_id
         self._templated = region.isascii() and region.isprintable() and not set('"\\%') & set(region)
         self._template = (
@@ -132,13 +147,13 @@ class SendMessageProcessor:
         direct.configure(table.gate.properties)
         if alike is not None:
             alike.forget()  # what it knows was learnt from frames that could go this way before
-        for code, handler in ((RequestCode.SEND_MESSAGE, self.send_v1), (RequestCode.SEND_MESSAGE_V2, self.send_v2)):
-            if direct.usable:
-                table.register(code, handler, fast=direct.handlers[code], grouped=alike, offers=Sees.PROPERTIES)
-            else:
-                table.register(code, handler)
+        fast = direct.serve if direct.usable else None
+        for code, full in ((RequestCode.SEND_MESSAGE, self.send_v1), (RequestCode.SEND_MESSAGE_V2, self.send_v2)):
+            grouped = None if fast is None else alike
+            table.register(code, full, header=HEADERS[code], fast=fast, grouped=grouped, offers=Sees.PROPERTIES)
         fast = batches.serve if batches is not None and direct.usable else None
-        table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2, fast=fast, offers=Sees.PROPERTIES)
+        header = HEADERS[RequestCode.SEND_MESSAGE_V2]
+        table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2, header=header, fast=fast, offers=Sees.PROPERTIES)
 
     def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """SEND_MESSAGE (10): whole field names."""
@@ -149,54 +164,94 @@ class SendMessageProcessor:
         return self._send(connection, command, command.header(SendMessageRequestHeaderV2))
 
     def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
-        topic = header.topic
-        config = self._table.get(topic)
         try:
-            if config is None or topic in NO_SEND_TOPICS or topic[:1] == "%" or self._checks_all:
-                return self._send_checked(connection, command, header)
-            if header.batch:
-                return self._put_batch(connection, command, header, config)
-            return self._put(connection, command, header, config)
+            return self._checked(connection, command, header)
+        except RemotingError as error:
+            return self._refuse(command, error)
+
+    def _checked(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
+        before = self._topics.data_version
+        self._checks.started()
+        self._checks.permission(header)
+        config = self._checks.topic(header)
+        dead: TopicConfig | None = None
+        if header.topic.startswith(RETRY_PREFIX) and not header.batch:
+            dead = self._checks.dead_letter(command, header)
+        if self._topics.data_version is not before:
+            command.body = bytes(command.body)
+            return self._when_persisted(connection, command, header, config, dead)
+        return self._put(connection, command, header, config, dead)
+
+    async def _when_persisted(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        config: TopicConfig,
+        dead: TopicConfig | None,
+    ) -> Any:
+        """The send that made a topic waits until the topic is on disk."""
+        try:
+            await self._topics.persisted()
+            return self._put(connection, command, header, config, dead)
         except RemotingError as error:
             return self._refuse(command, error)
 
     def _put(
-        self, connection: Connection, command: RemotingCommand, header: SendHeader, config: TopicConfig
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        config: TopicConfig,
+        dead: TopicConfig | None,
     ) -> Outcome:
+        if header.batch:
+            return self._put_batch(connection, command, header, config)
+        text = header.properties or ""
+        if dead is not None:
+            properties = _properties(text)
+            properties["DELAY"] = "-1"
+            return self._put_one(connection, command, header, properties, dead.topic_name, 0)
         queue_id = header.queue_id
         if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
             raise illegal_queue(header, config)
         if queue_id < 0:
             queue_id = random_queue(config)
+        return self._put_one(connection, command, header, _properties(text), header.topic, queue_id)
+
+    def _put_one(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendHeader,
+        properties: dict[str, str],
+        topic: str,
+        queue_id: int,
+    ) -> Outcome:
         if not len(command.body):
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
-        text = header.properties or ""
-        if len(text) > MAX_PROPERTIES:
-            raise properties_too_long(len(text))
-        properties = decode_properties(text)
-        sys_flag = header.sys_flag
-        if sys_flag & _UNUSUAL_FLAGS or not SLOW_NAMES.isdisjoint(properties):
-            return self._put_unusual(connection, command, header, properties, header.topic, queue_id)
-        text = closed(text)
+        sys_flag = self._checks.flags(header.sys_flag, properties, header.reconsume_times or 0)
+        properties.pop("POP_CK", None)
         unique = properties.get("UNIQ_KEY")
         if unique is None:
             unique = properties["UNIQ_KEY"] = self._next_unique()  # the index finds it by this one too
-            text += join_properties({"UNIQ_KEY": unique})
+        properties |= self._added
+        stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
         message = MessageInner(
-            header.topic,
-            queue_id,
+            stored_topic,
+            stored_queue,
             command.body,
-            (text + self._added_text).encode(),
+            join_properties(properties).encode(),
             header.born_timestamp,
-            connection.data.get("host") or born_host(connection),
+            born_host(connection),
             self._store_host,
             header.flag,
             sys_flag,
             header.reconsume_times or 0,
             0,
-            tag_hash(properties) if "TAGS" in properties else 0,
+            tag_hash(properties),
             index_keys(properties, tags=self._tags),
-            "WAIT" not in properties or waits_for_store(properties),
+            waits_for_store(properties),
         )
         return self._store(connection, command, message, queue_id, unique)
 
@@ -212,7 +267,7 @@ class SendMessageProcessor:
 
         result = self._put_message(message, partial(self._later, connection, command, topic, queue_id, unique))
         if result is None:
-            let_go(command)
+            command.drop_buffers()
             return DEFERRED
         return self._answer(command, topic, queue_id, unique, result)
 
@@ -253,91 +308,6 @@ class SendMessageProcessor:
     def _refuse(self, command: RemotingCommand, error: RemotingError) -> RemotingCommand:
         return command.reply(error.code, error.remark, self._ext)
 
-    # the checked way
-
-    def _send_checked(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
-        before = self._topics.data_version
-        self._checks.started()
-        self._checks.permission(header)
-        config = self._checks.topic(header)
-        dead: TopicConfig | None = None
-        if header.topic.startswith(RETRY_PREFIX) and not header.batch:
-            dead = self._checks.dead_letter(command, header)
-        if self._topics.data_version is not before:
-            command.body = bytes(command.body)
-            return self._when_persisted(connection, command, header, config, dead)
-        return self._put_checked(connection, command, header, config, dead)
-
-    async def _when_persisted(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-        config: TopicConfig,
-        dead: TopicConfig | None,
-    ) -> Any:
-        """The send that made a topic waits until the topic is on disk."""
-        try:
-            await self._topics.persisted()
-            return self._put_checked(connection, command, header, config, dead)
-        except RemotingError as error:
-            return self._refuse(command, error)
-
-    def _put_checked(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-        config: TopicConfig,
-        dead: TopicConfig | None,
-    ) -> Outcome:
-        if header.batch:
-            return self._put_batch(connection, command, header, config)
-        if dead is None:
-            return self._put(connection, command, header, config)
-        text = header.properties or ""
-        if len(text) > MAX_PROPERTIES:
-            raise properties_too_long(len(text))
-        properties = decode_properties(text)
-        properties["DELAY"] = "-1"
-        return self._put_unusual(connection, command, header, properties, dead.topic_name, 0)
-
-    def _put_unusual(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-        properties: dict[str, str],
-        topic: str,
-        queue_id: int,
-    ) -> Outcome:
-        if not len(command.body):
-            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
-        sys_flag = self._checks.flags(header.sys_flag, properties, header.reconsume_times or 0)
-        properties.pop("POP_CK", None)
-        unique = properties.get("UNIQ_KEY")
-        if unique is None:
-            unique = properties["UNIQ_KEY"] = self._next_unique()
-        properties |= self._added
-        stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
-        message = MessageInner(
-            stored_topic,
-            stored_queue,
-            command.body,
-            join_properties(properties).encode(),
-            header.born_timestamp,
-            born_host(connection),
-            self._store_host,
-            header.flag,
-            sys_flag,
-            header.reconsume_times or 0,
-            0,
-            tag_hash(properties),
-            index_keys(properties, tags=self._tags),
-            waits_for_store(properties),
-        )
-        return self._store(connection, command, message, queue_id, unique)
-
     # batches
 
     def _put_batch(
@@ -356,7 +326,7 @@ class SendMessageProcessor:
 
         result = self._put_message(batch, done)
         if result is None:
-            let_go(command)
+            command.drop_buffers()
             return DEFERRED
         return self._answer_batch(sent, result)
 
@@ -367,10 +337,7 @@ class SendMessageProcessor:
         if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
             raise illegal_queue(header, config)
         self._checks.batch(header)
-        text = header.properties or ""
-        if len(text) > MAX_PROPERTIES:
-            raise properties_too_long(len(text))
-        shared = decode_properties(text)
+        shared = _properties(header.properties or "")
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
         parts = self._batches.parts_of(command.body, tags_too=self._tags) if self._batches is not None else None
         try:

@@ -7,12 +7,12 @@ replies. Needs numpy.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from trimq.broker.processors.common import born_host
-from trimq.broker.processors.send.send_direct import DirectSends, SendTopic
+from trimq.broker.processors.send.send_direct import HEADERS, DirectSends, SendTopic
 from trimq.broker.processors.send.send_layout import NotAlikeError, SendLayout
 from trimq.broker.store.log.puts import MessageRows
 from trimq.broker.store.types import PutMessageResult
@@ -21,12 +21,10 @@ from trimq.protocol.alike_texts import Matrix
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.index_batch_numpy import AlikeKeys
+from trimq.protocol.typed_request import decoder
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import FRONT, json_front
 from trimq.remoting.server.handlers import DEFERRED, Later
-
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
 
 Owners = Sequence[tuple[Connection, int]]
 
@@ -58,16 +56,11 @@ class _Asked(NamedTuple):
 class AlikeSends:
     """An GroupedServer of ordinary sends. ``lengths``: what is known of the frames of each length."""
 
-    def __init__(self, parts: "BrokerParts", direct: DirectSends) -> None:
+    def __init__(self, direct: DirectSends) -> None:
         """``direct`` serves them one by one."""
         self.lengths: dict[int, SendLayout] = {}
         self._direct = direct
-        self._store_host = parts.store_host
-        self._put = parts.store.put_now
-        self._waits = parts.store.syncs_each_put
-        self._tags = parts.store.indexes_tags
-        self._broker_put = parts.stats.broker_put
-        self._decoders = {json_front(code): decode for code, decode in direct.decoders.items()}
+        self._decoders = {json_front(code): decoder(header) for code, header in HEADERS.items()}
 
     def forget(self) -> None:
         """Know nothing any more: what could go this way may not be what can."""
@@ -79,7 +72,7 @@ class AlikeSends:
         if decode is None:
             return False
         try:
-            layout = SendLayout(frame, decode, self._store_host, self._direct.added, most)
+            layout = SendLayout(frame, decode, self._direct.store_host, self._direct.added, most)
         except NotAlikeError:
             return False
         while len(self.lengths) >= _LAYOUTS:
@@ -109,21 +102,25 @@ class AlikeSends:
                 return None
             queues.append(queue)
         keys = AlikeKeys([columns[:, key].copy() for key in layout.keys])
-        if layout.tag and self._tags:
+        if layout.tag and direct.tags:
             keys = keys.with_tag(layout.tag)
         put = MessageRows(
             layout.topic, queues, placed, layout.body_length, layout.properties_length, layout.tags_code, keys
         )
         asked = _Asked(owners, topic, layout, placed, columns, numbers)
-        if self._waits:
-            return None if self._put(put, partial(self._durable, asked)) is None else DEFERRED
-        result = self._put(put, None)
+        if direct.waits:
+            return None if direct.put(put, partial(self._durable, asked)) is None else DEFERRED
+        result = direct.put(put, None)
         return None if result is None else self._stored(asked, result)
 
     def _stored(self, asked: _Asked, result: PutMessageResult) -> list[bytes]:
         """Count them; the replies to each connection."""
         count = len(asked.rows)
-        for item, value in ((asked.topic.nums, count), (asked.topic.sizes, result.size), (self._broker_put, count)):
+        for item, value in (
+            (asked.topic.nums, count),
+            (asked.topic.sizes, result.size),
+            (self._direct.broker_put, count),
+        ):
             item.value += value
             item.times += count
         layout, rows, columns = asked.layout, asked.rows, asked.columns

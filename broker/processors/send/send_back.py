@@ -8,7 +8,6 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from trimq.broker.config import BrokerConfig
-from trimq.broker.processors.common import let_go
 from trimq.broker.processors.send.message_properties import tag_hash
 from trimq.broker.processors.send.send_checks import UNIT_RETRY, V3_4_9, SendChecks
 from trimq.broker.processors.send.send_codes import refusal_code
@@ -39,13 +38,13 @@ _READ_WRITE = PERM_READ | PERM_WRITE
 class SendBackProcessor:
     """Takes messages back."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
+    def __init__(self, parts: "BrokerParts", checks: SendChecks) -> None:
         self._configuration = parts.configuration
         self._topics = parts.topics
         self._groups = parts.groups
         self._store = parts.store
         self._stats = parts.stats
-        self._checks = SendChecks(parts)
+        self._checks = checks
         self._store_host = parts.store_host
 
     def register(self, table: HandlerTable) -> None:
@@ -154,7 +153,7 @@ class SendBackProcessor:
 
         result = self._store.put_message(copy, done)
         if result is None:
-            let_go(command)
+            command.drop_buffers()
             return DEFERRED
         return self._answer(command, header, copy, result)
 

@@ -1,14 +1,12 @@
 """Batches whose messages are laid out alike, by column: their parts for the full way, and a fast way of their own.
 
-The fast way goes from the bytes of the header to those of the reply. What is unusual is passed over before anything
-has happened, and send.py does it from the beginning; tests hold both to the same records and replies. Needs numpy.
+What is unusual is left to send.py before there are side effects; tests hold both to the same records and replies.
+Needs numpy.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
-
-import msgspec
+from typing import Any, Final, Literal
 
 from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send.send_batch import BatchParts, SentBatch
@@ -27,11 +25,9 @@ from trimq.protocol.property_text import are_fast, closed
 from trimq.protocol.record import MAX_PROPERTIES, pack_shared
 from trimq.protocol.record_batch_numpy import AlikeMessages, BatchRows
 from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH
+from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import DEFERRED, Later
-
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
 
 BatchAnswer = Callable[[SentBatch, PutMessageResult], bytes | RemotingCommand]
 """Counts the messages of a batch that was stored, and makes the reply."""
@@ -44,14 +40,14 @@ _HOST: Final = 8
 
 
 class AlikeBatches:
-    """Takes batches apart by column, with what is known of their layouts; ``direct`` makes the fast way."""
+    """Takes batches apart by column, with what is known of their layouts; DirectBatches is the fast way."""
 
     def __init__(self) -> None:
         self._layouts = BatchLayouts()
 
-    def direct(self, parts: "BrokerParts", direct: DirectSends, answer: BatchAnswer) -> "DirectBatches":
-        """The fast way, which shares what is known with the full one."""
-        return DirectBatches(parts, self, direct, answer)
+    def direct(self, direct: DirectSends, answer: BatchAnswer) -> "DirectBatches":
+        """The fast way, which shares what is known of layouts with the full one."""
+        return DirectBatches(self, direct, answer)
 
     def find(self, body: Any) -> tuple[Matrix, BatchLayout, AlikeKeys | None] | None:
         """The messages of a batch, a row for each, and their keys; None where somebody has to look at each."""
@@ -95,31 +91,19 @@ class AlikeBatches:
 class DirectBatches:
     """The fast way: for a batch to a topic that exists, with messages of one tag, where the log has room."""
 
-    def __init__(self, parts: "BrokerParts", alike: AlikeBatches, direct: DirectSends, answer: BatchAnswer) -> None:
+    def __init__(self, alike: AlikeBatches, direct: DirectSends, answer: BatchAnswer) -> None:
         """``direct`` knows topics and queues that can be sent to."""
         self._alike = alike
         self._direct = direct
         self._answer = answer
-        self._put = parts.store.put_now
-        self._waits = parts.store.syncs_each_put
-        self._tags = parts.store.indexes_tags
-        self._store_host = parts.store_host
-        self._decode: Callable[[memoryview], Any] = direct.decoders[RequestCode.SEND_MESSAGE_V2]
 
-    def serve(
-        self, connection: Connection, head: memoryview, body: memoryview
-    ) -> bytes | Literal[Later.DEFERRED] | None:
+    def serve(self, connection: Connection, request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
         """See FastHandler."""
-        try:
-            frame = self._decode(head)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        header = frame.header
+        header = request.header
         topic = self._direct.topic(header.topic)
         if (
             topic is None
-            or frame.flag
-            or frame.code != RequestCode.SEND_BATCH_MESSAGE
+            or request.flag
             or not header.batch
             or header.sys_flag & ~MEANINGLESS
             or len(header.topic) > MAX_TOPIC_LENGTH
@@ -132,7 +116,7 @@ class DirectBatches:
             if match is None or len(text) > MAX_PROPERTIES:
                 return None
             unique = match[2]
-        found = self._alike.find(body)
+        found = self._alike.find(request.body)
         queue = self._direct.queue(topic, header.queue_id)
         if found is None or queue is None:
             return None
@@ -143,11 +127,11 @@ class DirectBatches:
             return None
         if not are_fast(layout.values, self._direct.reserved):
             return None
-        if tag and self._tags:
+        if tag and self._direct.tags:
             keys = keys.with_tag(tag)
         count = len(rows)
         shared = partial(
-            _shared, header.sys_flag, header.born_timestamp, host, self._store_host, header.reconsume_times or 0
+            _shared, header.sys_flag, header.born_timestamp, host, self._direct.store_host, header.reconsume_times or 0
         )
         placed = BatchRows(rows, layout, (queue.magic, queue.queue_id, queue.topic_part), shared)
         put = MessageRows(
@@ -160,12 +144,12 @@ class DirectBatches:
             keys,
             is_batch=True,
         )
-        command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, frame.opaque)
+        command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, request.opaque)
         sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)
-        result = self._put(put, partial(self._durable, connection, sent) if self._waits else None)
+        result = self._direct.put(put, partial(self._durable, connection, sent) if self._direct.waits else None)
         if result is None:
             return None
-        if self._waits:
+        if self._direct.waits:
             return DEFERRED
         reply = self._answer(sent, result)
         return reply if isinstance(reply, bytes) else encode(reply)

@@ -4,10 +4,13 @@ Source: RocketMQ's AbstractSendMessageProcessor.msgCheck, SendMessageProcessor.h
 """
 
 import random
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.processors.send.message_properties import delay_level, park
+from trimq.broker.services.groups import SubscriptionGroupManager
+from trimq.broker.services.rebalance_lock import RebalanceLockManager
+from trimq.broker.services.topics import TopicConfigManager
 from trimq.protocol import sysflag
 from trimq.protocol.body import PERM_READ, PERM_WRITE, TopicConfig
 from trimq.protocol.codes import ResponseCode
@@ -16,9 +19,8 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH, NO_SEND_TOPICS, RETRY_PREFIX, dlq_topic, topic_problem
-
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
@@ -32,12 +34,20 @@ UNIT_RETRY: Final = 2
 class SendChecks:
     """The checks in the order in which RocketMQ makes them: each has its response code."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._configuration = parts.configuration
-        self._topics = parts.topics
-        self._groups = parts.groups
-        self._locks = parts.locks
-        self._clock = parts.clock
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        locks: RebalanceLockManager,
+        clock: Clock,
+    ) -> None:
+        self._configuration = configuration
+        self._topics = topics
+        self._groups = groups
+        self._locks = locks
+        self._clock = clock
 
     def started(self) -> None:
         """Raises SYSTEM_ERROR before the time from which sends are taken."""

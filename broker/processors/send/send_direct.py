@@ -1,22 +1,22 @@
-"""The fast way of a send: from the bytes of its header to the bytes of its reply, without an object in between.
+"""The fast way of a send, which most of them take: from its header, decoded in one pass, to the bytes of its reply.
 
 An ordinary message to an existing topic takes it: JSON header, no flag or property that means something to the broker,
-room in the log. Whatever is found to be otherwise is passed over before anything has happened, and send.py, which knows
-every case and every refusal, does it from the beginning; tests hold both ways to the same record and reply.
+room in the log. What is found to be otherwise is left to send.py before there are side effects; it gets the same
+header, and knows every case and every refusal. Tests hold both ways to the same record and reply.
 """
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import born_host
-from trimq.broker.services.stats import StatsItem
+from trimq.broker.services.stats import BrokerStats, StatsItem
+from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.log.puts import MessageInner
-from trimq.broker.store.message_store import TopicIllegalError, TopicQueue
+from trimq.broker.store.message_store import MessageStore, TopicIllegalError, TopicQueue
 from trimq.broker.store.types import PutMessageResult
 from trimq.protocol import sysflag
 from trimq.protocol.body import PERM_WRITE, TopicConfig
@@ -28,12 +28,16 @@ from trimq.protocol.message_keys import TAG_KEY, key_words
 from trimq.protocol.property_text import Matcher, join_properties, ordinary
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
+from trimq.protocol.typed_request import TypedRequest
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import DEFERRED, FastHandler, Later
 
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
-
+HEADERS: Final[dict[int, type[Struct]]] = {
+    RequestCode.SEND_MESSAGE: SendMessageRequestHeader,
+    RequestCode.SEND_MESSAGE_V2: SendMessageRequestHeaderV2,
+}
+"""Both forms of a send."""
 MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSION_MASK
 """Bits of sysFlag that are stored as they come."""
 _LONGEST_REPLY: Final = 1024
@@ -41,24 +45,6 @@ _LONGEST_UNIQUE: Final = 256
 """Longer unique keys, which no client makes, are answered by the full way."""
 _WORDS: Final = tuple((size + 4).to_bytes(4, "big") + size.to_bytes(4, "big") for size in range(_LONGEST_REPLY))
 """The two words in front of a reply's header, by the header's length."""
-
-
-class _Frame(Struct, gc=False):
-    """A send's envelope and ext fields, decoded in one pass."""
-
-    header: SendMessageRequestHeaderV2 = field(name="extFields")
-    code: int
-    opaque: int = 0
-    flag: int = 0
-
-
-class _FrameV1(Struct, gc=False):
-    """The same with whole field names."""
-
-    header: SendMessageRequestHeader = field(name="extFields")
-    code: int
-    opaque: int = 0
-    flag: int = 0
 
 
 class SendTopic:
@@ -76,32 +62,37 @@ class SendTopic:
 class DirectSends:
     """Serves ordinary sends."""
 
-    def __init__(self, parts: "BrokerParts", answer: Callable[..., bytes | RemotingCommand]) -> None:
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        topics: TopicConfigManager,
+        store: MessageStore,
+        stats: BrokerStats,
+        store_host: bytes,
+        answer: Callable[..., bytes | RemotingCommand],
+    ) -> None:
         self.answer = answer
         """Makes the reply of (command, topic, queue id, unique key, result), whatever came of the put."""
-        self._broker_put = parts.stats.broker_put
-        self._waits = parts.store.syncs_each_put
-        self._tags = parts.store.indexes_tags
-        self._configuration = parts.configuration
-        self._table = parts.topics.table
-        self._stats = parts.stats
-        self._topic_queue = parts.store.topic_queue
-        self._put = parts.store.put_now
-        self._store_host = parts.store_host
+        self.store_host = store_host
+        self.put = store.put_now
+        self.waits = store.syncs_each_put
+        self.tags = store.indexes_tags
+        """Whether tags are keys of the index too."""
+        self.broker_put = stats.broker_put
+        self._configuration = configuration
+        self._table = topics.table
+        self._stats = stats
+        self._topic_queue = store.topic_queue
         self._topics: dict[str, SendTopic] = {}
-        self.decoders: dict[int, Callable[[Any], Any]] = {
-            RequestCode.SEND_MESSAGE_V2: msgspec.json.Decoder(_Frame, strict=False).decode,
-            RequestCode.SEND_MESSAGE: msgspec.json.Decoder(_FrameV1, strict=False).decode,
-        }
-        """For the header of each form, see _Frame."""
         self.usable = False
         """Whether the configuration lets any send go this way."""
         self.ordinary: Matcher = ordinary(frozenset())
         """Matches the properties of messages that may go this way."""
-        self.handlers: dict[int, FastHandler] = {code: self._handler(code, of) for code, of in self.decoders.items()}
-        """Both forms of a send."""
+        self.serve: FastHandler = self._handler()
+        """For both forms of a send."""
         self.configure(frozenset())
-        parts.topics.delete_listeners.append(self._forget)
+        topics.delete_listeners.append(self._forget)
 
     def configure(self, reserved: frozenset[str]) -> None:
         """Work out what all sends have in common, as the configuration says now.
@@ -116,11 +107,11 @@ class DirectSends:
         self.added = join_properties(added).encode()
         self.template = (
             f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{trace}",'
-            f'"msgId":"{self._store_host.hex().upper()}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%b"}},'
+            f'"msgId":"{self.store_host.hex().upper()}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%b"}},'
             f'"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         ).encode()
         self.usable = bool(
-            len(self._store_host) == 8
+            len(self.store_host) == 8
             and not config.start_accept_send_request_time_stamp
             and config.broker_permission & PERM_WRITE  # send.py knows which topics it means
             and len(self.template) < _LONGEST_REPLY // 2
@@ -129,20 +120,16 @@ class DirectSends:
             and not set('"\\%') & set(region)
         )
 
-    def _handler(self, code: int, decode: Callable[[memoryview], Any]) -> FastHandler:
+    def _handler(self) -> FastHandler:
         topics = self._topics
         table = self._table
-        put = self._put
-        waits = self._waits
-        broker_put = self._broker_put
-        tags = self._tags
+        put = self.put
+        waits = self.waits
+        broker_put = self.broker_put
+        tags = self.tags
 
-        def serve(connection: Connection, head: memoryview, body: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
-            try:
-                frame = decode(head)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                return None
-            header = frame.header
+        def serve(connection: Connection, request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
+            header = request.header
             name = header.topic
             topic = topics.get(name)
             if topic is None or topic.config is not table.get(name):
@@ -153,9 +140,8 @@ class DirectSends:
             if (
                 text is None
                 or len(text) > MAX_PROPERTIES
-                or frame.flag
+                or request.flag
                 or header.batch
-                or frame.code != code
                 or header.sys_flag & ~MEANINGLESS
             ):
                 return None
@@ -165,10 +151,10 @@ class DirectSends:
             keys, unique, tag = match.groups()
             if unique is None or len(unique) > _LONGEST_UNIQUE:
                 return None
-            queue_id = header.queue_id
+            queue_id, body = header.queue_id, request.body
             if not 0 <= queue_id < topic.config.write_queue_nums or not len(body):
                 return None
-            opaque = frame.opaque
+            opaque = request.opaque
             words = (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *key_words(keys))
             message = MessageInner(
                 name,
@@ -177,7 +163,7 @@ class DirectSends:
                 text.encode() + self.added,
                 header.born_timestamp,
                 connection.data.get("host") or born_host(connection),
-                self._store_host,
+                self.store_host,
                 header.flag,
                 header.sys_flag,
                 header.reconsume_times or 0,
@@ -225,7 +211,7 @@ class DirectSends:
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
             connection.complete(self.answer(command, topic.config.topic_name, queue_id, unique, result))
             return
-        for item, value in ((topic.nums, 1), (topic.sizes, result.size), (self._broker_put, 1)):
+        for item, value in ((topic.nums, 1), (topic.sizes, result.size), (self.broker_put, 1)):
             item.value += value
             item.times += 1
         reply = self.template % (result.physical_offset, queue_id, result.queue_offset, unique.encode(), opaque)
