@@ -123,7 +123,7 @@ class Wire:
         sent = clock()
         reactor = self.reactor
         reactor.intake.turn_end = float("inf")
-        reactor._in_round = True  # noqa: SLF001 - the round is driven from here
+        reactor._sender.in_round = True  # noqa: SLF001 - the round is driven from here
         left = len(frames)
         while left > 0:
             before = reactor.stats.bytes_in

@@ -112,7 +112,7 @@ async def _round(
         client.sendall(send_frame(turn * len(clients) + number, "Connections", number % 4, BODY))
     began = time.thread_time()
     reactor.intake.turn_end = float("inf")
-    reactor._in_round = True  # noqa: SLF001 - the round is driven from here
+    reactor._sender.in_round = True  # noqa: SLF001 - the round is driven from here
     for connection in connections:
         reactor.intake.serve(connection)
     reactor._end_round()  # noqa: SLF001 - as above

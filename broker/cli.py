@@ -8,7 +8,7 @@ import click
 
 from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, NettyServerConfig, load_broker
 from trimq.remoting.config.configuration import Configuration
-from trimq.remoting.runtime.program import fail, loaded, open_log, tell_readiness
+from trimq.remoting.program import fail, loaded, open_log, tell_readiness
 
 if TYPE_CHECKING:
     from trimq.broker.controller import BrokerController

@@ -8,7 +8,7 @@ import click
 
 from trimq.namesrv.config import NamesrvConfig, load_namesrv
 from trimq.remoting.config.configuration import Configuration
-from trimq.remoting.runtime.program import fail, loaded, open_log, tell_readiness
+from trimq.remoting.program import fail, loaded, open_log, tell_readiness
 
 _PROGRAM: Final = "mqnamesrv"
 

@@ -108,14 +108,14 @@ class QueryMessageProcessor:
             result.release()
             return None
         head = encode_head(command.reply(header=ext), result.size)
-        connection.write_owned([head, *result.buffers], result.release)
+        connection.reply_with([head, *result.buffers], result.release)
         return None
 
     def _found_json(self, connection: Connection, command: RemotingCommand, result: QueryMessageResult) -> Outcome:
         """What most clients get: a head out of the template, and few records, which go out as one buffer with it."""
         if result.size <= _COPIED:
             return _joined(result, command.opaque)
-        connection.write_owned([*_head(result, command.opaque), *result.buffers], result.release)
+        connection.reply_with([*_head(result, command.opaque), *result.buffers], result.release)
         return None
 
     def view(self, connection: Connection, command: RemotingCommand) -> Outcome:

@@ -13,11 +13,11 @@ from trimq.protocol.command import REPLY_FLAG, Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import encode
 from trimq.protocol.frame_buffer import FrameBuffer
+from trimq.protocol.not_supported import not_supported
 from trimq.remoting.client.call import Call, WaitingCall, running_loop
 from trimq.remoting.client.client_log import ClientLog
 from trimq.remoting.errors import RemotingSendError
 from trimq.remoting.runtime.clock import Clock
-from trimq.remoting.server.handlers import not_supported
 
 RequestProcessor: TypeAlias = Callable[
     ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None

@@ -49,6 +49,21 @@ class SystemClock:
         await self.sleep(deadline - time.monotonic())
 
 
+class CoarseTime:
+    """A clock's monotonic time as of the last ``look``: ``now`` costs nothing to read."""
+
+    __slots__ = ("_clock", "now")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.now = clock.monotonic()
+
+    def look(self) -> float:
+        """Set ``now``, and return it."""
+        self.now = self._clock.monotonic()
+        return self.now
+
+
 _NANOS: Final = 1_000_000_000
 
 

@@ -4,17 +4,16 @@ import errno
 import os
 import select
 import socket
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
 from trimq.remoting.config.configuration import NettyServerConfig
 from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.handler_table import HandlerTable
-
-if TYPE_CHECKING:
-    from trimq.remoting.server.reactor import Reactor
+from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 
 _log = structlog.get_logger("remoting")
 
@@ -71,8 +70,18 @@ class Acceptor:
     otherwise would wait in the backlog, with the listening socket ready for ever.
     """
 
-    def __init__(self, reactor: "Reactor", epoll: select.epoll, log_budget: LogBudget) -> None:
-        self._reactor = reactor
+    def __init__(
+        self,
+        limits: ReactorLimits,
+        stats: ReactorStats,
+        epoll: select.epoll,
+        log_budget: LogBudget,
+        adopt: Callable[[socket.socket, HandlerTable, tuple[str, int]], object],
+    ) -> None:
+        """``adopt`` takes a client's socket, the table of the port that it came to, and its address."""
+        self._limits = limits
+        self._stats = stats
+        self._adopt = adopt
         self._epoll = epoll
         self._log_budget = log_budget
         self._listeners: dict[int, tuple[socket.socket, HandlerTable]] = {}
@@ -122,8 +131,8 @@ class Acceptor:
             self._reserve = -1
 
     def _admit(self, client: socket.socket, peer: tuple[str, int], table: HandlerTable) -> None:
-        stats = self._reactor.stats
-        if stats.connections >= self._reactor.limits.max_connections:
+        stats = self._stats
+        if stats.connections >= self._limits.max_connections:
             stats.refused += 1
             client.close()
             if self._log_budget.allows():
@@ -132,7 +141,7 @@ class Acceptor:
         stats.accepted += 1
         with suppress(OSError):  # not a TCP socket, or gone already
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reactor.adopt(client, table, (peer[0].removeprefix("::ffff:"), peer[1]))
+        self._adopt(client, table, (peer[0].removeprefix("::ffff:"), peer[1]))
 
     def _turn_away(self, fd: int, sock: socket.socket, error: OSError) -> None:
         """Accept and close whoever waits by means of the reserve; where that is gone too, look again after a while."""
@@ -142,14 +151,14 @@ class Acceptor:
                     os.close(self._reserve)
                     self._reserve = -1
                 sock.accept()[0].close()
-                self._reactor.stats.refused += 1
+                self._stats.refused += 1
                 if self._log_budget.allows():
-                    _log.error("no_descriptor_left", error=str(error), connections=self._reactor.stats.connections)
+                    _log.error("no_descriptor_left", error=str(error), connections=self._stats.connections)
         except BlockingIOError:
             pass
         except OSError as still:
             if self._log_budget.allows():
-                _log.error("cannot_accept", error=str(still), connections=self._reactor.stats.connections)
+                _log.error("cannot_accept", error=str(still), connections=self._stats.connections)
             self._rest(fd)
         self._take_reserve()
 

@@ -3,22 +3,22 @@
 import socket
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 import trio
 
+from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import encode, encode_head
 from trimq.remoting.errors import RemotingSendError, RemotingTimeoutError
+from trimq.remoting.server.big_frame import BigFrame
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome, Reply
+from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 from trimq.remoting.server.out_buffer import Buffer, OutBuffer
 from trimq.remoting.server.put_off import PutOff
-
-if TYPE_CHECKING:
-    from trimq.remoting.server.big_frame import BigFrame
-    from trimq.remoting.server.reactor import Reactor
 
 _log = structlog.get_logger("remoting")
 
@@ -38,6 +38,65 @@ class _Pending:
         self.reply: RemotingCommand | None = None
 
 
+class ConnectionOwner(Protocol):
+    """What a connection needs of the server that it belongs to (the Reactor). It knows nothing else of it."""
+
+    @property
+    def limits(self) -> ReactorLimits:
+        """Of the server."""
+        ...
+
+    @property
+    def stats(self) -> ReactorStats:
+        """Of the server; requests in flight and held are counted by the connections."""
+        ...
+
+    @property
+    def slices(self) -> trio.Lock:
+        """Held by the one request of all connections that works on a long reply now."""
+        ...
+
+    def mark(self, conn: "Connection", /) -> None:
+        """There is something to send."""
+        ...
+
+    def pause_if_over(self, conn: "Connection", /) -> bool:
+        """Do not read a connection that has its high-water mark to send; whether it had."""
+        ...
+
+    def conclude(self, conn: "Connection", command: RemotingCommand, outcome: Outcome, /) -> None:
+        """Do what the outcome of a request asks for."""
+        ...
+
+    def request_ended(self) -> None:
+        """A request is not in flight any more."""
+        ...
+
+    def resumed(self, conn: "Connection", put_off: PutOff, /) -> None:
+        """It takes replies again: start what waits."""
+        ...
+
+    def hook_failed(self, hook: Callable[..., object], error: Exception, /) -> None:
+        """What was called beside the requests has raised."""
+        ...
+
+    def next_opaque(self) -> int:
+        """The number of a request of ours."""
+        ...
+
+    def serve_held(self) -> None:
+        """Serve the frames that wait for others of their round: one of their connections is closed next."""
+        ...
+
+    def forget(self, conn: "Connection", reason: str, *, broken: bool, quiet: bool) -> None:
+        """It is closed; its socket is still open."""
+        ...
+
+    def client_gone(self, conn: "Connection", /) -> None:
+        """What waits for a closed connection need not begin."""
+        ...
+
+
 class Connection:
     """A client's connection. Everything here is called in the reactor's own loop, from handlers or from other tasks.
 
@@ -45,13 +104,16 @@ class Connection:
     for whoever has to remember something about it, and ``on_close`` is called once with it when it is gone.
     ``inflight`` and ``held`` count requests without a reply and long polls. ``slices`` is held by the one request of
     all connections that works on a long reply now.
+
+    Replies leave by ``reply`` and ``reply_with`` alone, requests in flight are counted by ``begin`` and ``end`` alone.
     """
 
     __slots__ = (
         "__weakref__",
+        "_owner",
         "_pending",
         "_put_off",
-        "_reactor",
+        "_stats",
         "active_at",
         "admission",
         "aside",
@@ -79,7 +141,7 @@ class Connection:
         "tasks",
     )
 
-    def __init__(self, sock: socket.socket, peer: tuple[str, int], table: HandlerTable, reactor: "Reactor") -> None:
+    def __init__(self, sock: socket.socket, peer: tuple[str, int], table: HandlerTable, owner: ConnectionOwner) -> None:
         self.peer = peer
         self.peer_text = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
         self.encoding: Encoding = Encoding.JSON
@@ -89,7 +151,7 @@ class Connection:
         self.on_close: list[Callable[[Connection], None]] = []
         self.inflight = 0
         self.held = 0
-        self.slices = reactor.slices
+        self.slices = owner.slices
         # The rest is the reactor's.
         self.sock = sock
         self.table = table
@@ -107,7 +169,8 @@ class Connection:
         self.tasks = 0  # requests that run as tasks, with those that wait for it
         self.oneways = 0  # the one-ways among them
         self._put_off: PutOff | None = None
-        self._reactor = reactor
+        self._owner = owner
+        self._stats = owner.stats
         self._pending: dict[int, _Pending] = {}
 
     def __repr__(self) -> str:
@@ -127,7 +190,7 @@ class Connection:
 
     def is_over(self) -> bool:
         """Whether it has its high-water mark or more to send. Then nothing is begun that would bring it more."""
-        return not self.closed and (self.paused or self._reactor.pause_if_over(self))
+        return not self.closed and (self.paused or self._owner.pause_if_over(self))
 
     async def drained(self) -> None:
         """Return when it is not over its mark any more, or closed."""
@@ -147,50 +210,58 @@ class Connection:
         if put_off is None:
             return
         put_off.lot.unpark_all()
-        self._reactor.intake.tasks.start(self, put_off)
+        self._owner.resumed(self, put_off)
         callbacks, put_off.callbacks = put_off.callbacks, {}
         for callback in callbacks.values():
             try:
                 callback()
             except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
-                self._reactor.log_hook_failure(callback, error)
+                self._owner.hook_failed(callback, error)
 
-    def write(self, *buffers: Buffer) -> None:
-        """Queue ``buffers``: bytes, or views of bytes that stay as they are.
+    def reply(self, reply: Reply) -> None:
+        """Queue a reply: whole frames, or a command that goes in its own encoding. None: nothing.
 
-        They are sent at the end of the reactor's round, or as soon as the calling task has yielded. Nothing happens on
-        a closed connection.
+        It is sent at the end of the reactor's round, or as soon as the calling task has yielded. One that is too long
+        for a frame becomes an error reply. Nothing happens on a closed connection.
+        """
+        if type(reply) is bytes:
+            if not self.closed:
+                out = self.out
+                out.chunks.append(reply)
+                out.queued += len(reply)
+                if not self.dirty:
+                    self._owner.mark(self)
+        elif isinstance(reply, RemotingCommand):
+            try:
+                self._send(reply)
+            except FrameError as error:
+                self._send(reply.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}"))
+
+    def reply_with(self, buffers: Iterable[Buffer], release: Callable[[], None] | None = None) -> None:
+        """The same for a frame in pieces: bytes, or views of memory that somebody has to keep until ``release``.
+
+        ``release`` is called when they have been sent, or at once when the connection is gone. It must not raise.
         """
         if self.closed:
+            if release is not None:
+                release()
             return
         out = self.out
         for buffer in buffers:
             out.chunks.append(buffer)
             out.queued += len(buffer)
         if not self.dirty:
-            self._reactor.mark(self)
+            self._owner.mark(self)
+        if release is not None:
+            out.on_sent(release)
 
-    def write_owned(self, buffers: Iterable[Buffer], release: Callable[[], None]) -> None:
-        """As ``write``, for views of memory that somebody has to keep.
-
-        ``release`` is called when they have been sent, or at once when the connection is gone. It must not raise.
-        """
-        if self.closed:
-            release()
-            return
-        self.write(*buffers)
-        self.out.on_sent(release)
-
-    def send(self, command: RemotingCommand) -> None:
-        """Queue ``command`` in its own encoding.
-
-        Raises FrameError where it is too long for a frame.
-        """
+    def _send(self, command: RemotingCommand) -> None:
+        """Queue ``command`` in its own encoding. Raises FrameError where it is too long for a frame."""
         body = command.body
         if type(body) is bytes and len(body) >= _LARGE_BODY:
-            self.write(encode_head(command, len(body)), body)
+            self.reply_with((encode_head(command, len(body)), body))
         else:
-            self.write(encode(command))
+            self.reply(encode(command))
 
     def send_oneway(self, command: RemotingCommand) -> bool:
         """Queue a request of ours that wants no reply, in the encoding of the client's last frame.
@@ -200,7 +271,7 @@ class Connection:
         if self.is_over():
             return False
         self._number(command)
-        self.send(command)
+        self._send(command)
         return True
 
     async def request(self, command: RemotingCommand, timeout: float) -> RemotingCommand:
@@ -216,7 +287,7 @@ class Connection:
         self._number(command)
         pending = self._pending[command.opaque] = _Pending()
         try:
-            self.send(command)
+            self._send(command)
             end = self.out.queued
             with trio.move_on_after(timeout):
                 await pending.event.wait()
@@ -229,24 +300,42 @@ class Connection:
         finally:
             self._pending.pop(command.opaque, None)
 
+    # requests in flight
+
+    def has_room(self, count: int = 1) -> bool:
+        """Whether so many more requests keep the limits of those in flight, here and on the server."""
+        limits = self._owner.limits
+        return (
+            self.inflight + count <= limits.max_inflight_per_connection
+            and self._stats.inflight + count <= limits.max_inflight
+        )
+
+    def begin(self, count: int = 1) -> None:
+        """So many requests are in flight until ``end`` or ``complete``."""
+        if not self.closed:
+            self.inflight += count
+            self._stats.inflight += count
+
+    def end(self, count: int = 1) -> None:
+        """They are not any more. Nothing happens on a closed connection, whose requests were given back."""
+        if not self.closed:
+            self.inflight -= count
+            self._stats.inflight -= count
+            self._owner.request_ended()
+
     def complete(self, reply: Reply, count: int = 1) -> None:
         """The end of a DEFERRED request: ``reply`` is queued, unless it is None (one-way, or already written).
 
         bytes may be the replies to ``count`` of them.
         """
-        if self.closed:
-            return
-        reactor = self._reactor
-        self.inflight -= count
-        reactor.stats.inflight -= count
-        reactor.request_ended()
-        if type(reply) is bytes:  # answer's usual case, without the calls
-            self.out.chunks.append(reply)
-            self.out.queued += len(reply)
-            if not self.dirty:
-                reactor.mark(self)
-        elif reply is not None:
-            reactor.intake.answer(self, reply)
+        self.end(count)
+        self.reply(reply)
+
+    def hold(self) -> None:
+        """A request is held until ``settle``: a long poll, which does not count as in flight."""
+        if not self.closed:
+            self.held += 1
+            self._stats.held += 1
 
     def settle(self, command: RemotingCommand, outcome: Outcome) -> None:
         """The end of a HELD request: ``outcome`` is what its handler would have returned; HELD again is possible.
@@ -257,8 +346,8 @@ class Connection:
             _drop(outcome)
             return
         self.held -= 1
-        self._reactor.stats.held -= 1
-        self._reactor.intake.conclude(self, command, outcome)
+        self._stats.held -= 1
+        self._owner.conclude(self, command, outcome)
 
     def close(self, reason: str, *, broken: bool = False, quiet: bool = False) -> None:
         """End the connection now: what is queued is offered to the socket once, the rest is dropped.
@@ -266,21 +355,24 @@ class Connection:
         ``reason`` goes to the log: a warning where the peer is to blame (``broken``), for debugging only if ``quiet``.
         """
         if self.held_back:
-            self._reactor.intake.held.serve()
+            self._owner.serve_held()
         if self.closed:
             return
         if self.out.chunks:
             with suppress(OSError):
                 self.out.flush(self.sock)
         self.closed = True
-        self._reactor.forget(self, reason, broken=broken, quiet=quiet)
+        stats = self._stats
+        stats.inflight -= self.inflight
+        stats.held -= self.held
+        self.inflight = self.held = 0
+        self._owner.forget(self, reason, broken=broken, quiet=quiet)
         self.sock.close()
         self.ready = False
-        self.inflight = self.held = 0
         self.out.discard()
         if self._put_off is not None:
             self._put_off.callbacks.clear()
-            self._reactor.intake.tasks.client_gone(self)
+            self._owner.client_gone(self)
             self.resume()
         for pending in self._pending.values():
             pending.event.set()
@@ -313,7 +405,7 @@ class Connection:
             pending.event.set()
 
     def _number(self, command: RemotingCommand) -> None:
-        command.opaque = self._reactor.next_opaque()
+        command.opaque = self._owner.next_opaque()
         command.encoding = self.encoding
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.typed_request import TypedRequest
-from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Later, Outcome
+from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Later, Outcome, Served, Span
 
 if TYPE_CHECKING:
     from trimq.remoting.server.connection import Connection
@@ -171,7 +171,7 @@ class Gate:
 
 
 class _GuardedGroup:
-    """A GroupedServer in front of which each owner is looked at."""
+    """A GroupedServer in front of which the connection of each span is looked at."""
 
     def __init__(self, server: GroupedServer, guard: Callable[["Connection"], bool]) -> None:
         self._server = server
@@ -182,9 +182,7 @@ class _GuardedGroup:
     def lengths(self) -> Container[int]:
         return self._server.lengths
 
-    def serve(
-        self, frames: memoryview, length: int, owners: Sequence[tuple["Connection", int]]
-    ) -> list[bytes] | Literal[Later.DEFERRED] | None:
-        if all(self._guard(connection) for connection, _ in owners):
-            return self._server.serve(frames, length, owners)
-        return None
+    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
+        if all(self._guard(span.connection) for span in spans):
+            return self._server.serve(frames, spans)
+        return [Served(span.begin, 0) for span in spans]

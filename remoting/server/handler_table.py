@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec import Struct
 
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.not_supported import not_supported
 from trimq.protocol.typed_request import TypedRequest, decoder
 from trimq.remoting.server.gate import Gate, Sees
-from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Outcome, not_supported, with_copy
+from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Outcome, with_copy
 
 if TYPE_CHECKING:
     from trimq.remoting.server.connection import Connection

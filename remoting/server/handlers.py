@@ -2,9 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Container, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from trimq.protocol.codes import NOT_SUPPORTED, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.typed_request import TypedRequest
 
@@ -49,8 +48,34 @@ Handler may. The body is a view as it is for a Handler.
 """
 
 
+class Span(NamedTuple):
+    """Whole frames that one connection has sent, side by side: [begin, end) of what they are served from."""
+
+    connection: "Connection"
+    begin: int
+    end: int
+    frames: int
+    """How many."""
+
+
+class Served(NamedTuple):
+    """What a GroupedServer has served of a span: so many of its first ``frames``, which end at ``end``.
+
+    ``replies``: whole frames, joined. ``deferred``: so many of them get theirs by ``Connection.complete``.
+    """
+
+    end: int
+    frames: int
+    replies: bytes = b""
+    deferred: int = 0
+
+
 class GroupedServer(Protocol):
-    """Serves many requests at once where their frames differ in a few places only, which it has learnt from one."""
+    """Serves many requests of a round at once: frames in, replies out.
+
+    What it does not know it hands back untouched, and these are served one by one, which is the reference: whatever it
+    serves has the same replies and the same effects.
+    """
 
     @property
     def lengths(self) -> Container[int]:
@@ -64,23 +89,12 @@ class GroupedServer(Protocol):
         """
         ...
 
-    def serve(
-        self, frames: memoryview, length: int, owners: Sequence[tuple["Connection", int]]
-    ) -> list[bytes] | Literal[Later.DEFERRED] | None:
-        """Serve frames of ``length`` that lie side by side: of each connection so many, in the order of ``owners``.
+    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
+        """Serve what it can of each span; an entry for each, in their order. ``frames`` is valid until this returns.
 
-        The first frame of each owner is of a code that it is registered for; the others may be anything.
-        The replies to each owner joined, or DEFERRED: they come by ``Connection.complete``. None: they are not as
-        expected, nothing has happened, and they are served one by one. ``frames`` is valid until this returns.
+        The first frame of each span is of a code that it is registered for; the others may be anything.
         """
         ...
-
-
-def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """The reply to a request code that nobody serves; it names the feature where the code is one of RocketMQ's."""
-    feature = NOT_SUPPORTED.get(command.code)
-    text = f"{feature} ({command.code}) are not supported" if feature else f" request type {command.code} not supported"
-    return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
 
 def with_copy(handler: Handler) -> Handler:

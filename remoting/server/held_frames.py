@@ -5,15 +5,16 @@ server knows frames of their length (an GroupedServer), they stay in the receive
 together at the end of the round, or before anything else is.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
+from trimq.protocol.command import Encoding
+from trimq.protocol.errors import FrameError
+from trimq.protocol.frame import decode, encode
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.handlers import DEFERRED, GroupedServer
-from trimq.remoting.server.limits import RECEIVE_BUFFER
-
-if TYPE_CHECKING:
-    from trimq.remoting.server.intake import Intake
+from trimq.remoting.server.failures import Failures
+from trimq.remoting.server.handlers import GroupedServer, Served, Span
+from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits, ReactorStats
 
 HELD_BYTES: Final = 128 * 1024
 """Held frames that reach this size are served before more is received."""
@@ -42,14 +43,33 @@ class HeldFrames:
     ``learns_now``: those of unknown lengths shall pass through ``take``.
     """
 
-    def __init__(self, intake: "Intake") -> None:
-        self._intake = intake
-        self._stats = intake.reactor.stats
+    def __init__(
+        self,
+        view: memoryview,
+        limits: ReactorLimits,
+        stats: ReactorStats,
+        failures: Failures,
+        *,
+        one_by_one: Callable[[Connection, int, int], bool],
+        send_now: Callable[[Connection], bool],
+    ) -> None:
+        """``view``: the receive buffer.
+
+        ``one_by_one`` serves what a connection has in [begin, end) of it; whether all of it went to fast handlers.
+        ``send_now`` sends what waits, for a connection that is over its mark.
+        """
+        self._view = view
+        self._high_water = limits.high_water
+        self._max_inflight = limits.max_inflight
+        self._stats = stats
+        self._failures = failures
+        self._serve_received = one_by_one
+        self._send_now = send_now
         self.begin = 0
         self.end = 0
         self._length = 0
         self._server: GroupedServer | None = None
-        self._owners: list[tuple[Connection, int]] = []
+        self._spans: list[Span] = []
         self.many = False
         self.learns_now = False
         self._frames_before = 0
@@ -74,8 +94,8 @@ class HeldFrames:
     def take(self, conn: Connection, server: GroupedServer, length: int, begin: int, end: int) -> None:
         """Hold or serve what ``conn`` has just sent. The first frame, if it is whole, has this length."""
         if length not in server.lengths:
-            self._one_by_one(conn, begin, end)
-            if self._intake.all_fast and length <= min(LONGEST, end - begin) and not conn.closed:
+            all_fast = self._one_by_one(conn, begin, end)
+            if all_fast and length <= min(LONGEST, end - begin) and not conn.closed:
                 self._learn(server, begin, length)
         elif (end - begin) % length or end - begin > MOST * length or self._stats.rounds < self._not_before:
             self._one_by_one(conn, begin, end)
@@ -91,65 +111,80 @@ class HeldFrames:
             self.begin = begin
             self._length = length
             self._server = server
-        self._owners.append((conn, (end - begin) // length))
+        self._spans.append(Span(conn, begin - self.begin, end - self.begin, (end - begin) // length))
         self.end = end
         conn.held_back = True
 
-    def _one_by_one(self, conn: Connection, begin: int, end: int) -> None:
+    def _one_by_one(self, conn: Connection, begin: int, end: int) -> bool:
         if self.end:
             self.serve()
-        if not conn.closed:
-            self._intake.serve_received(conn, begin, end)
+        return not conn.closed and self._serve_received(conn, begin, end)
 
     def serve(self) -> None:
         """Serve all that is held. ``end`` is 0 afterwards."""
-        owners, self._owners = self._owners, []
+        spans, self._spans = self._spans, []
         begin, end, self.end = self.begin, self.end, 0
-        server, length = self._server, self._length
+        server = self._server
         assert server is not None
-        for conn, _ in owners:
-            conn.held_back = False
-        intake = self._intake
-        count = (end - begin) // length
-        if count >= LEAST and intake.may_take(owners, count):
+        for span in spans:
+            span.connection.held_back = False
+        count = sum(span.frames for span in spans)
+        served = [(span, Served(span.begin, 0)) for span in spans]
+        # at its end all of them may be in flight
+        if (
+            count >= LEAST
+            and self._stats.inflight + count <= self._max_inflight
+            and all(span.connection.has_room(span.frames) for span in spans)
+        ):
             try:
-                replies = server.serve(intake.view[begin:end], length, owners)
+                served = list(zip(spans, server.serve(self._view[begin:end], spans), strict=True))
             except Exception as error:  # noqa: BLE001 - as for any other handler
-                replies = list(self._failures(owners, begin, length, error))
-            if replies is not None:
-                self._misses = 0
-                self._learn_pause = _LEARN_PAUSE
-                self._stats.frames += count
-                intake.served_together(owners, None if replies is DEFERRED else replies)
-                return
-        self._misses += 1
-        if self._misses == _MISSES:
+                served = [(span, self._failed(span, begin, error)) for span in spans]
+        if any(part.frames for _, part in served):
             self._misses = 0
-            self._not_before = self._stats.rounds + _PAUSE
-        for conn, frames in owners:
-            stop = begin + frames * length
-            if not conn.closed:
-                intake.serve_received(conn, begin, stop)
-            begin = stop
+            self._learn_pause = _LEARN_PAUSE
+        else:
+            self._misses += 1
+            if self._misses == _MISSES:
+                self._misses = 0
+                self._not_before = self._stats.rounds + _PAUSE
+        for span, part in served:
+            self._answer(span.connection, part)
+        for span, part in served:
+            if part.end < span.end and not span.connection.closed:
+                self._serve_received(span.connection, begin + part.end, begin + span.end)
+
+    def _answer(self, conn: Connection, served: Served) -> None:
+        self._stats.frames += served.frames
+        if served.frames and not conn.closed:
+            conn.encoding = Encoding.JSON
+            if served.deferred:
+                conn.begin(served.deferred)
+            if served.replies:
+                conn.reply(served.replies)
+                if conn.waiting >= self._high_water:
+                    self._send_now(conn)
 
     def _learn(self, server: GroupedServer, begin: int, length: int) -> None:
         """A frame of a length that is not known has been served one by one, and more of them may come."""
         rounds = self._stats.rounds
         if rounds >= self._learn_at:
             try:
-                server.learn(bytes(self._intake.view[begin : begin + length]), min(MOST, RECEIVE_BUFFER // length))
+                server.learn(bytes(self._view[begin : begin + length]), min(MOST, RECEIVE_BUFFER // length))
             except Exception as error:  # noqa: BLE001 - it was served already
-                self._intake.reactor.log_hook_failure(server.learn, error)
+                self._failures.of_hook(server.learn, error)
             self._learn_at = rounds + self._learn_pause
             self._learn_pause = min(2 * self._learn_pause, _LONGEST_PAUSE)
 
-    def _failures(
-        self, owners: Sequence[tuple[Connection, int]], begin: int, length: int, error: Exception
-    ) -> Iterator[bytes]:
-        intake = self._intake
-        for conn, frames in owners:
-            stop = begin + frames * length
-            yield b"".join(
-                [intake.fast_failure(conn, intake.view[at : at + length], error) for at in range(begin, stop, length)]
-            )
-            begin = stop
+    def _failed(self, span: Span, begin: int, error: Exception) -> Served:
+        """All of a span's requests are answered with the error: what the server has done to them is not known."""
+        replies = []
+        length = (span.end - span.begin) // span.frames
+        for at in range(begin + span.begin, begin + span.end, length):
+            try:
+                command = decode(self._view[at + 4 : at + length])
+                replies.append(encode(self._failures.reply(span.connection, command, error)))
+            except FrameError:
+                span.connection.close(f"broken frame: {error}", broken=True)
+                break
+        return Served(span.end, span.frames, b"".join(replies))

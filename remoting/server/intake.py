@@ -1,25 +1,25 @@
 """Intake: from the bytes of a socket to handler calls, and from their outcomes to replies. The reactor's hot path."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
-from trimq.protocol.errors import FrameError, RemotingError
-from trimq.protocol.frame import check_length, decode, decode_at, encode
+from trimq.protocol.errors import FrameError
+from trimq.protocol.frame import check_length, decode_at
 from trimq.protocol.typed_request import NOT_DECODED
+from trimq.remoting.runtime.clock import CoarseTime
 from trimq.remoting.server.big_frame import SPARE_SIZE, SPARES, BigFrame
 from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.failures import Failures
 from trimq.remoting.server.handler_table import FRONT, FastPath
-from trimq.remoting.server.handler_tasks import HandlerTasks
-from trimq.remoting.server.handlers import DEFERRED, HELD, Later, Outcome, Reply
+from trimq.remoting.server.handlers import DEFERRED, Later, Outcome
 from trimq.remoting.server.held_frames import FEW, HELD_BYTES, HeldFrames
-from trimq.remoting.server.limits import RECEIVE_BUFFER
-
-if TYPE_CHECKING:
-    from trimq.remoting.server.reactor import Reactor
+from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits, ReactorStats
+from trimq.remoting.server.outcomes import Outcomes
+from trimq.remoting.server.unfinished import UnfinishedFrames
 
 BIG_FRAME: Final = 32 * 1024
 """An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
@@ -42,10 +42,29 @@ _FOREIGN: Final = {
 class Intake:
     """Receives into one shared buffer, decodes every whole frame in it, calls handlers and queues replies."""
 
-    def __init__(self, reactor: "Reactor") -> None:
-        self.reactor = reactor
-        self._stats = reactor.stats
-        limits = reactor.limits
+    def __init__(
+        self,
+        limits: ReactorLimits,
+        stats: ReactorStats,
+        *,
+        time: CoarseTime,
+        unfinished: UnfinishedFrames,
+        outcomes: Outcomes,
+        failures: Failures,
+        send_now: Callable[[Connection], bool],
+        continue_later: Callable[[Connection], None],
+    ) -> None:
+        """``send_now`` sends what waits, for a connection that is over its mark: whether it still is, or is closed.
+
+        ``continue_later`` gives a connection with whole frames left a turn of their own.
+        """
+        self._stats = stats
+        self._time = time
+        self._unfinished = unfinished
+        self._outcomes = outcomes
+        self._failures = failures
+        self._send_now = send_now
+        self._continue_later = continue_later
         self._max_total = limits.max_frame - 4
         self._max_frame = limits.max_frame
         self._high_water = limits.high_water
@@ -53,12 +72,9 @@ class Intake:
         self._max_inflight_here = limits.max_inflight_per_connection
         self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + FRONT)  # a look at a front never ends behind it
         self.view = memoryview(self._buffer)[:RECEIVE_BUFFER]
-        self.held = HeldFrames(self)
-        self.tasks = HandlerTasks(self)
-        self._unfinished = reactor.unfinished
+        self.held = HeldFrames(self.view, limits, stats, failures, one_by_one=self.serve_received, send_now=send_now)
         self._continues = False  # the frame that is looked at first had begun in an earlier turn
-        self.all_fast = False
-        """Whether fast handlers have served all that was served last."""
+        self._all_fast = False  # fast handlers have served all that ``_frames`` has served last
         self._raised = False  # a fast handler, since this was looked at
         self._spares: list[bytearray] = []
         self.turn_end = 0.0
@@ -98,7 +114,7 @@ class Intake:
                 conn.close("the client has closed it" + (" within a frame" if cut else ""), quiet=not cut)
                 return
             self._stats.bytes_in += end - start
-            conn.active_at = self.reactor.now
+            conn.active_at = self._time.now
         total, word, front = _front_at(self._buffer, begin)
         length = total + 4
         server = conn.table.grouped.get(front)
@@ -130,24 +146,17 @@ class Intake:
         if answer is None:
             return False
         stats.frames += 1
-        if isinstance(answer, bytes):
-            conn.encoding = _JSON
-            if answer and not conn.closed:
-                out = conn.out
-                out.chunks.append(answer)
-                out.queued += len(answer)
-                if not conn.dirty:
-                    self.reactor.mark(conn)
-                if out.queued - out.sent >= self._high_water:
-                    self.reactor.is_stuck(conn)
-        elif answer is DEFERRED:
-            conn.encoding = _JSON
-            conn.inflight += 1
-            stats.inflight += 1
-        else:
+        if isinstance(answer, RemotingCommand):
             self._full(conn, answer)
-            if not conn.closed and conn.waiting >= self._high_water:
-                self.reactor.is_stuck(conn)
+        else:
+            conn.encoding = _JSON
+            if answer is DEFERRED:
+                conn.begin()
+            elif answer:
+                conn.reply(answer)
+        out = conn.out
+        if out.queued - out.sent >= self._high_water and not conn.closed:
+            self._send_now(conn)
         return True
 
     def _fast(
@@ -170,7 +179,7 @@ class Intake:
         except Exception as error:  # noqa: BLE001 - as for any other handler
             self._raised = True
             command = request.command(view[head_at:body_at])
-            self.conclude(conn, command, self.failure(conn, command, error))
+            self._outcomes.conclude(conn, command, self._failures.reply(conn, command, error))
             return b""
         return request.command(view[head_at:body_at]) if answer is None else answer
 
@@ -190,42 +199,15 @@ class Intake:
             else:
                 outcome = handler(conn, command)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises ends one request, not the broker
-            outcome = self.failure(conn, command, error)
-        if type(outcome) is bytes:
-            if not command.flag & ONEWAY_FLAG and not conn.closed:
-                out = conn.out
-                out.chunks.append(outcome)
-                out.queued += len(outcome)
-                if not conn.dirty:
-                    self.reactor.mark(conn)
-        elif outcome is not None:
-            self.conclude(conn, command, outcome)
+            outcome = self._failures.reply(conn, command, error)
+        self._outcomes.conclude(conn, command, outcome)
 
-    def serve_received(self, conn: Connection, begin: int, end: int) -> None:
-        """Serve what is in the receive buffer, and keep what is left."""
+    def serve_received(self, conn: Connection, begin: int, end: int) -> bool:
+        """Serve what is in the receive buffer, and keep what is left. Whether fast handlers have served all of it."""
         at = self._frames(conn, self._buffer, self.view, begin, end)
         if at != end and not conn.closed:
             self._keep(conn, at, end, first=at == begin)
-
-    def may_take(self, owners: Sequence[tuple[Connection, int]], count: int) -> bool:
-        """Whether so many requests more keep the limits of those in flight."""
-        if self._stats.inflight + count > self._max_inflight:
-            return False
-        return all(conn.inflight + frames <= self._max_inflight_here for conn, frames in owners)
-
-    def served_together(self, owners: Sequence[tuple[Connection, int]], replies: list[bytes] | None) -> None:
-        """Queue the replies to requests that were held; None: they come later."""
-        for at, (conn, frames) in enumerate(owners):
-            if conn.closed:
-                continue
-            conn.encoding = _JSON
-            if replies is None:
-                conn.inflight += frames
-                self._stats.inflight += frames
-            else:
-                conn.write(replies[at])
-                if conn.waiting >= self._high_water:
-                    self.reactor.is_stuck(conn)
+        return self._all_fast
 
     def _serve_big(self, conn: Connection, big: BigFrame) -> None:
         if big.filled == len(big.buffer) and not self._unfinished.grow(conn, big):
@@ -241,7 +223,7 @@ class Intake:
             conn.close("the client has closed it within a frame")
             return
         self._stats.bytes_in += count
-        conn.active_at = self.reactor.now
+        conn.active_at = self._time.now
         if big.filled == big.size:
             self._unfinished.ended(conn, big)
             self._frames(conn, big.buffer, memoryview(big.buffer), 0, big.size)
@@ -274,8 +256,7 @@ class Intake:
                 count += 1
                 conn.encoding = _JSON
                 if answer is DEFERRED:
-                    conn.inflight += 1
-                    stats.inflight += 1
+                    conn.begin()
                 else:
                     replies.append(answer)
                 # the time costs a look at the clock: not for each of them
@@ -296,21 +277,18 @@ class Intake:
             self._full(conn, command)
             if conn.closed:
                 break
-            if out.queued - out.sent >= self._high_water and self.reactor.is_stuck(conn):
+            if out.queued - out.sent >= self._high_water and self._send_now(conn):
                 break
             if perf_counter() >= self.turn_end:
                 break
         stats.frames += count
-        self.all_fast = not others and not self._raised
+        self._all_fast = not others and not self._raised
         if replies and not conn.closed:
             joined = replies[0] if len(replies) == 1 else b"".join(replies)
             if joined:
-                out.chunks.append(joined)
-                out.queued += len(joined)
-                if not conn.dirty:
-                    self.reactor.mark(conn)
+                conn.reply(joined)
                 if out.queued - out.sent >= self._high_water:
-                    self.reactor.is_stuck(conn)
+                    self._send_now(conn)
         return at
 
     def _keep(self, conn: Connection, at: int, end: int, *, first: bool) -> None:
@@ -336,7 +314,7 @@ class Intake:
             unfinished.keep(conn, bytes(self.view[at:end]))
             if not conn.closed:
                 conn.ready = True
-                self.reactor.continue_later(conn)
+                self._continue_later(conn)
         elif total + 4 > BIG_FRAME:
             spare = self._spares.pop() if self._spares and total + 4 <= SPARE_SIZE else None
             if not unfinished.begin(conn, total + 4, self.view[at:end], spare):
@@ -347,49 +325,6 @@ class Intake:
                     unfinished.set_aside(conn)
         else:
             unfinished.keep(conn, bytes(self.view[at:end]))
-
-    def conclude(self, conn: Connection, command: RemotingCommand, outcome: Outcome) -> None:
-        """Do what an outcome asks for."""
-        if outcome is None:
-            return
-        if outcome is DEFERRED:
-            if not conn.closed:
-                conn.inflight += 1
-                self._stats.inflight += 1
-        elif outcome is HELD:
-            if not conn.closed:
-                conn.held += 1
-                self._stats.held += 1
-        elif isinstance(outcome, (bytes, RemotingCommand)):
-            if not command.flag & ONEWAY_FLAG:
-                self.answer(conn, outcome)
-        else:  # an awaitable; what is not one fails there, like any other mistake of a handler
-            self.tasks.add(conn, command, outcome)
-
-    def answer(self, conn: Connection, reply: Reply) -> None:
-        """Queue a reply; one that is too long for a frame becomes an error reply."""
-        if isinstance(reply, RemotingCommand):
-            try:
-                conn.send(reply)
-            except FrameError as error:
-                conn.send(reply.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}"))
-        elif reply is not None:
-            conn.write(reply)
-
-    def fast_failure(self, conn: Connection, frame: memoryview, error: Exception) -> bytes:
-        """The reply to a request whose fast handler has raised; nothing where it cannot even be decoded."""
-        try:
-            return encode(self.failure(conn, decode(frame[4:]), error))
-        except FrameError:
-            conn.close(f"broken frame: {error}", broken=True)
-            return b""
-
-    def failure(self, conn: Connection, command: RemotingCommand, error: Exception) -> RemotingCommand:
-        """The reply to a request whose handler has raised."""
-        if isinstance(error, RemotingError):
-            return command.reply(error.code, error.remark)
-        self.reactor.log_failure(conn, command, error)
-        return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
     def _busy(self, conn: Connection, command: RemotingCommand) -> RemotingCommand | None:
         self._stats.busy += 1

@@ -8,7 +8,7 @@ in a round of the loop, in turn: a good client waits for one slice, however many
 from collections.abc import Iterable
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import trio
 
@@ -16,10 +16,8 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import MAX_FRAME, encode_head
+from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import Outcome
-
-if TYPE_CHECKING:
-    from trimq.remoting.server.connection import Connection
 
 SLICE: Final = 0.001
 """Seconds of work at a stretch."""
@@ -35,7 +33,7 @@ class LargeReply:
     Raises RemotingError (SYSTEM_ERROR) where the body gets too long for a frame, and where the client has gone.
     """
 
-    def __init__(self, connection: "Connection", command: RemotingCommand) -> None:
+    def __init__(self, connection: Connection, command: RemotingCommand) -> None:
         self._connection = connection
         self._command = command
         self._most = MAX_FRAME - _HEADER
@@ -104,7 +102,7 @@ class LargeReply:
         if self.size < _ONE_BUFFER:
             return command.reply(header=header, body=b"".join(self._pieces))
         if not command.is_oneway:
-            self._connection.write(encode_head(command.reply(header=header), self.size), *self._pieces)
+            self._connection.reply_with([encode_head(command.reply(header=header), self.size), *self._pieces])
         return None
 
     def _join(self) -> None:
@@ -118,7 +116,7 @@ class LargeReply:
 
 
 async def in_slices(
-    connection: "Connection", command: RemotingCommand, pieces: Iterable[bytes], header: Any = None
+    connection: Connection, command: RemotingCommand, pieces: Iterable[bytes], header: Any = None
 ) -> Outcome:
     """The reply whose body is ``pieces``, each of them quick to make."""
     async with LargeReply(connection, command) as reply:

@@ -16,16 +16,17 @@ from typing import Any, Final
 import structlog
 import trio
 
-from trimq.protocol.command import RemotingCommand
-from trimq.remoting.runtime.clock import Clock, SystemClock
+from trimq.remoting.runtime.clock import Clock, CoarseTime, SystemClock
 from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.accept import Acceptor, listen
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.connection_scan import scan_connections
+from trimq.remoting.server.failures import Failures
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, HELD, Handler, Outcome, Reply
 from trimq.remoting.server.intake import Intake
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
+from trimq.remoting.server.outcomes import Outcomes
+from trimq.remoting.server.sender import READ, WRITE, Sender
 from trimq.remoting.server.unfinished import UnfinishedFrames
 
 __all__ = [
@@ -44,9 +45,11 @@ __all__ = [
 
 _log = structlog.get_logger("remoting")
 
-_READ: Final = select.EPOLLIN
-_WRITE: Final = select.EPOLLOUT
 _GONE: Final = select.EPOLLHUP | select.EPOLLERR
+
+_SCAN: Final = 1.0
+"""Seconds between two looks at all connections."""
+_SCANNED_AT_ONCE: Final = 1000
 
 _MANY: Final = 2
 """Events of a round from which on it is worth a look whether there are more."""
@@ -58,7 +61,7 @@ class Reactor:
     ``at_round_end`` holds functions that are called at the end of every round, before replies are sent: work put off
     until the handlers of a round are done. They must be quick where there is nothing to do; what one raises is logged.
     Those in ``at_leisure`` are called when a single client has been answered and its next request is not there yet.
-    ``stats`` counts. ``now`` is the clock's monotonic time, at most a second old.
+    ``stats`` counts. It is the ConnectionOwner of its connections.
     """
 
     def __init__(self, limits: ReactorLimits | None = None, clock: Clock | None = None) -> None:
@@ -67,22 +70,44 @@ class Reactor:
         self.at_round_end: list[Callable[[], None]] = []
         self.at_leisure: list[Callable[[], None]] = []
         self.connections: dict[int, Connection] = {}
-        self._clock = clock or SystemClock()
-        self.now = self._clock.monotonic()
         self.slices = trio.Lock()
-        self.unfinished = UnfinishedFrames(self)
-        self.intake = Intake(self)
+        self._clock = clock or SystemClock()
+        self._time = CoarseTime(self._clock)
         self._log_budget = LogBudget(self._clock)
         self._epoll = select.epoll()
-        self._acceptor = Acceptor(self, self._epoll, self._log_budget)
-        self._dirty: list[Connection] = []
-        self._ready: list[Connection] = []
-        self._in_round = False
+        stats = self.stats
+        self._sender = Sender(self.limits, stats, self._time, self._epoll, self.wake)
+        self._failures = Failures(stats, self._log_budget)
+        self._acceptor = Acceptor(self.limits, stats, self._epoll, self._log_budget, self.adopt)
+        self._unfinished = UnfinishedFrames(self.limits, stats, self._sender.watch)
+        self.outcomes = Outcomes(
+            self.limits,
+            stats,
+            self._failures,
+            start_task=self._start_task,
+            request_ended=self.request_ended,
+        )
+        self.intake = Intake(
+            self.limits,
+            stats,
+            time=self._time,
+            unfinished=self._unfinished,
+            outcomes=self.outcomes,
+            failures=self._failures,
+            send_now=self._sender.send_now,
+            continue_later=self._sender.continue_later,
+        )
+        self.mark = self._sender.mark
+        self.pause_if_over = self._sender.pause_if_over
+        self.conclude = self.outcomes.conclude
+        self.resumed = self.outcomes.start
+        self.client_gone = self.outcomes.client_gone
+        self.serve_held = self.intake.held.serve
+        self.hook_failed = self._failures.of_hook
         self._wake_wanted = False
         self._waker = trio.lowlevel.ParkingLot()
         self._opaque = 0
         self._nursery: trio.Nursery | None = None
-        self._draining = False
         self._drained = trio.Event()
         self._ended = trio.Event()
 
@@ -96,8 +121,8 @@ class Reactor:
         """Serve a socket that is connected already. The reactor closes it."""
         sock.setblocking(False)
         conn = Connection(sock, peer, table, self)
-        conn.active_at = self.now
-        conn.mask = 0 if self._draining else _READ
+        conn.active_at = self._time.now
+        conn.mask = READ if self._sender.reads else 0
         self._epoll.register(sock.fileno(), conn.mask)
         self.connections[sock.fileno()] = conn
         self.stats.connections += 1
@@ -106,7 +131,7 @@ class Reactor:
     @property
     def in_round(self) -> bool:
         """Whether a round is going on, so that ``at_round_end`` will be called soon anyway."""
-        return self._in_round
+        return self._sender.in_round
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``shutdown`` or cancellation; every connection is closed when it returns. Runs once."""
@@ -115,12 +140,12 @@ class Reactor:
                 self._nursery = nursery
                 nursery.start_soon(self._serve)
                 nursery.start_soon(self._serve_outside)
-                nursery.start_soon(scan_connections, self, self._clock)
+                nursery.start_soon(self._scan)
                 task_status.started()
         finally:
             self._nursery = None
             self._acceptor.close()
-            self.intake.tasks.drop()
+            self.outcomes.drop()
             for conn in list(self.connections.values()):
                 conn.close("the server has stopped", quiet=True)
             self._epoll.close()
@@ -133,9 +158,9 @@ class Reactor:
         every connection. Long polls still held are not waited for: settle them first.
         """
         self._acceptor.close()
-        self._draining = True
+        self._sender.reads = False
         for conn in self.connections.values():
-            self.watch(conn)
+            self._sender.watch(conn)
         self.wake()
         try:
             if self._nursery is not None:
@@ -146,7 +171,7 @@ class Reactor:
                         "shutdown_incomplete",
                         after_seconds=seconds,
                         inflight=self.stats.inflight,
-                        tasks=self.intake.tasks.count,
+                        tasks=self.outcomes.tasks,
                     )
         finally:
             if self._nursery is not None:
@@ -160,44 +185,16 @@ class Reactor:
             self._wake_wanted = True
             self._waker.unpark()
 
-    # what connections and the intake call
+    # what its connections and its parts call
 
-    def mark(self, conn: Connection) -> None:
-        """There is something to send: at the end of the round, or soon where none is going on."""
-        conn.dirty = True
-        self._dirty.append(conn)
-        if not self._in_round:
-            self.wake()
-
-    def continue_later(self, conn: Connection) -> None:
-        """It has whole frames left, which get a turn of their own."""
-        if not conn.paused:
-            self._ready.append(conn)
-
-    def is_stuck(self, conn: Connection) -> bool:
-        """Send now; True where the client is too slow (or gone), and nothing more may be served to it for now."""
-        self._flush(conn)
-        return conn.closed or conn.paused
-
-    def pause_if_over(self, conn: Connection) -> bool:
-        """Pause a connection that has its high-water mark to send; whether it had. Sends nothing, closes nothing."""
-        if conn.out.queued - conn.out.sent < self.limits.high_water:
-            return False
-        self.watch(conn)
-        return True
-
-    def start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+    def _start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Run the rest of a request in the reactor's nursery."""
         assert self._nursery is not None, "requests are served while run() runs"
         self._nursery.start_soon(function, *args)
 
-    def resume_listeners(self) -> None:
-        """Listen again where nobody could be accepted a while ago."""
-        self._acceptor.resume()
-
     def request_ended(self) -> None:
         """Something in flight is done; a shutdown may wait for it."""
-        if self._draining:
+        if not self._sender.reads:
             self.wake()
 
     def next_opaque(self) -> int:
@@ -206,17 +203,15 @@ class Reactor:
         return self._opaque
 
     def forget(self, conn: Connection, reason: str, *, broken: bool, quiet: bool) -> None:
-        """It is being closed: its socket is still open, its counts are as they were."""
+        """It is being closed: its socket is still open."""
         fd = conn.sock.fileno()
         del self.connections[fd]
-        self.unfinished.forget(conn)
+        self._unfinished.forget(conn)
         self._epoll.unregister(fd)
         stats = self.stats
         stats.connections -= 1
         stats.closed += 1
         stats.broken += broken
-        stats.inflight -= conn.inflight
-        stats.held -= conn.held
         stats.paused -= conn.paused
         self.request_ended()
         if quiet:
@@ -225,24 +220,12 @@ class Reactor:
             log = _log.warning if broken else _log.info
             log("connection_broken" if broken else "connection_closed", peer=conn.peer_text, reason=reason)
 
-    def log_failure(self, conn: Connection, command: RemotingCommand, error: Exception) -> None:
-        """A handler has raised what it should not."""
-        self.stats.failures += 1
-        if self._log_budget.allows():
-            _log.error("request_failed", peer=conn.peer_text, code=command.code, exc_info=error)
-
     def _call(self, hooks: list[Callable[[], None]]) -> None:
         for hook in hooks:
             try:
                 hook()
             except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
-                self.log_hook_failure(hook, error)
-
-    def log_hook_failure(self, hook: Callable[..., object], error: Exception) -> None:
-        """What is called beside the requests has raised."""
-        self.stats.failures += 1
-        if self._log_budget.allows():
-            _log.error("round_end_failed", hook=repr(hook), exc_info=error)
+                self._failures.of_hook(hook, error)
 
     # rounds
 
@@ -254,7 +237,7 @@ class Reactor:
         has_leisure = False
         while True:
             events = poll(0)
-            if events or self._ready:
+            if events or self._sender.ready:
                 sent = stats.bytes_out
                 await self._round(events)
                 now = perf_counter()
@@ -282,37 +265,36 @@ class Reactor:
             self._wake_wanted = False
             self.intake.turn_end = perf_counter() + self.limits.turn
             await self._round(())
-            if self._ready:
+            if self._sender.ready:
                 self._wake_wanted = True
 
     async def _round(self, events: Sequence[tuple[int, int]]) -> None:
         intake = self.intake
         self.stats.rounds += 1
-        self._in_round = True
+        self._sender.in_round = True
         connections = self.connections
         gather_end = perf_counter() + self.limits.gather
         while True:
             for fd, mask in events:
                 conn = connections.get(fd)
-                if mask == _READ and conn is not None and not (conn.ready or conn.paused or conn.aside):
+                if mask == READ and conn is not None and not (conn.ready or conn.paused or conn.aside):
                     intake.serve(conn)
                 else:
                     self._serve_event(fd, mask)
                 if perf_counter() >= intake.turn_end:
                     await self._give_way()
-                    self._in_round = True
+                    self._sender.in_round = True
             # with many clients more of them have asked meanwhile: each reply then wakes its client once for all it gets
-            if len(events) < _MANY or self._ready or perf_counter() >= gather_end:
+            if len(events) < _MANY or self._sender.ready or perf_counter() >= gather_end:
                 break
             events = self._epoll.poll(0)
-        if self._ready:
-            ready, self._ready = self._ready, []
-            for conn in ready:
-                if conn.ready and not conn.paused and not self._draining:
+        if self._sender.ready:
+            for conn in self._sender.take_ready():
+                if conn.ready and not conn.paused and self._sender.reads:
                     intake.serve(conn)
                     if perf_counter() >= intake.turn_end:
                         await self._give_way()
-                        self._in_round = True
+                        self._sender.in_round = True
         self._end_round()
 
     async def _give_way(self) -> None:
@@ -322,39 +304,15 @@ class Reactor:
         self.intake.turn_end = perf_counter() + self.limits.turn
 
     def _end_round(self) -> None:
-        self._in_round = True
+        self._sender.in_round = True
         held = self.intake.held
         if held.end:
             held.serve()
         held.round_ended()
         self._call(self.at_round_end)
-        stats, now = self.stats, self.now
-        while self._dirty:
-            dirty, self._dirty = self._dirty, []
-            for conn in dirty:
-                conn.dirty = False
-                if conn.closed:
-                    continue
-                out = conn.out
-                chunks = out.chunks
-                if len(chunks) == 1 and conn.mask == _READ and not out.to_release:
-                    # _flush's usual case, without the calls
-                    data = chunks[0]
-                    try:
-                        count = conn.sock.send(data)
-                    except OSError:  # _flush looks what it is
-                        count = 0
-                    if count:
-                        out.sent += count
-                        stats.bytes_out += count
-                        conn.active_at = now
-                        if count == len(data):
-                            chunks.clear()
-                            continue
-                        chunks[0] = memoryview(data)[count:]
-                self._flush(conn)
-        self._in_round = False
-        if self._draining and self._is_drained():
+        self._sender.send_marked()
+        self._sender.in_round = False
+        if not self._sender.reads and self._is_drained():
             self._drained.set()
 
     def _serve_event(self, fd: int, mask: int) -> None:
@@ -362,9 +320,9 @@ class Reactor:
         if conn is None:
             self._acceptor.accept(fd)
             return
-        if mask & _WRITE:
-            self._flush(conn)
-        if mask & _READ:
+        if mask & WRITE:
+            self._sender.flush(conn)
+        if mask & READ:
             if not conn.ready and not conn.paused and not conn.aside and not conn.closed:
                 self.intake.serve(conn)
         elif mask & _GONE and not conn.closed:
@@ -380,40 +338,26 @@ class Reactor:
             pass
         conn.close("the connection was lost")
 
-    def _flush(self, conn: Connection) -> None:
-        out = conn.out
-        before = out.sent
-        try:
-            done = out.flush(conn.sock)
-        except OSError as error:
-            conn.close(f"the connection was lost: {error}")
-            return
-        count = out.sent - before
-        if count:
-            self.stats.bytes_out += count
-            conn.active_at = self.now
-        if not done or conn.mask != _READ:
-            self.watch(conn)
-
-    def watch(self, conn: Connection) -> None:
-        """Let the selector watch what matters: room to send, and more requests while the client takes its replies."""
-        waiting = conn.out.queued - conn.out.sent
-        if conn.paused and waiting <= self.limits.low_water:
-            conn.paused = False
-            self.stats.paused -= 1
-            if conn.ready:
-                self._ready.append(conn)
-            conn.resume()
-            self.wake()
-        elif not conn.paused and waiting >= self.limits.high_water:
-            conn.paused = True
-            self.stats.paused += 1
-        mask = (_WRITE if waiting else 0) | (0 if conn.paused or conn.aside or self._draining else _READ)
-        if mask != conn.mask:
-            conn.mask = mask
-            self._epoll.modify(conn.sock.fileno(), mask)
+    async def _scan(self) -> None:
+        """Look at all connections once a second, in slices: which are idle, whose frames do not get on. For ever."""
+        idle = self.limits.idle
+        while True:
+            await self._clock.sleep(_SCAN)
+            now = self._time.look()
+            self._acceptor.resume()
+            for count, conn in enumerate(list(self.connections.values()), 1):
+                if conn.closed:
+                    continue
+                if now - conn.active_at >= idle:
+                    self.stats.idle_closed += 1
+                    conn.close(f"neither sent nor received for {idle:g} s")
+                else:
+                    self._unfinished.look(conn, now)
+                if count % _SCANNED_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
+            self._unfinished.looked()
 
     def _is_drained(self) -> bool:
         return not (
-            self.stats.inflight or self.intake.tasks.count or any(conn.out.chunks for conn in self.connections.values())
+            self.stats.inflight or self.outcomes.tasks or any(conn.out.chunks for conn in self.connections.values())
         )

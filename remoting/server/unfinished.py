@@ -16,13 +16,12 @@ A look at all connections comes with the reactor's scan once a second, in slices
 """
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from trimq.remoting.server.big_frame import BigFrame
-
-if TYPE_CHECKING:
-    from trimq.remoting.server.connection import Connection
-    from trimq.remoting.server.reactor import Reactor
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 
 _PRESSED: Final = 2
 """From this part of the bound on (a half), looks note who is slow."""
@@ -58,18 +57,19 @@ class _Slow(NamedTuple):
     rate: float
     held: int
     number: int
-    connection: "Connection"
+    connection: Connection
     frame: int
 
 
 class UnfinishedFrames:
     """Counts in ``stats.unfinished`` what they take, in bytes, with whole frames that wait for their turn."""
 
-    def __init__(self, reactor: "Reactor") -> None:
-        self._reactor = reactor
-        self._limits = reactor.limits
-        self._stats = reactor.stats
-        self._most = reactor.limits.max_unfinished
+    def __init__(self, limits: ReactorLimits, stats: ReactorStats, watch: Callable[[Connection], None]) -> None:
+        """``watch`` has the selector watch a connection as it is now: read or not."""
+        self._watch = watch
+        self._limits = limits
+        self._stats = stats
+        self._most = limits.max_unfinished
         self._most_of_long = self._most * 3 // 4
         self._most_of_others = self._most_of_long - min(self._limits.max_frame, self._most_of_long // 2)
         self._leader: Connection | None = None
@@ -83,7 +83,7 @@ class UnfinishedFrames:
 
     # what the intake calls
 
-    def keep(self, conn: "Connection", data: bytes) -> None:
+    def keep(self, conn: Connection, data: bytes) -> None:
         """``data`` is what ``conn`` has sent beyond its last whole frame, or has to wait for its turn."""
         conn.rest = data
         self._stats.unfinished += len(data)
@@ -92,14 +92,14 @@ class UnfinishedFrames:
             if self._stats.unfinished > self._most and not conn.closed:
                 self._close(conn, "no memory is left for unfinished frames")
 
-    def take(self, conn: "Connection") -> bytes:
+    def take(self, conn: Connection) -> bytes:
         """What ``keep`` was given."""
         data = conn.rest
         conn.rest = b""
         self._stats.unfinished -= len(data)
         return data
 
-    def begin(self, conn: "Connection", size: int, first: memoryview, spare: bytearray | None) -> bool:
+    def begin(self, conn: Connection, size: int, first: memoryview, spare: bytearray | None) -> bool:
         """A long frame of ``conn`` has begun: it gets a buffer. False: there is no room now."""
         big = BigFrame.wanted(size, len(first), spare)
         if not self._has_room(conn, big):
@@ -108,7 +108,7 @@ class UnfinishedFrames:
         self._stats.unfinished += len(conn.big.buffer)
         return True
 
-    def grow(self, conn: "Connection", big: BigFrame) -> bool:
+    def grow(self, conn: Connection, big: BigFrame) -> bool:
         """Give a full buffer more room. False: not now, and ``conn`` is not read until there is some."""
         more = big.growth()
         if not self._has_room(conn, more):
@@ -118,7 +118,7 @@ class UnfinishedFrames:
         self._stats.unfinished += more
         return True
 
-    def ended(self, conn: "Connection", big: BigFrame) -> None:
+    def ended(self, conn: Connection, big: BigFrame) -> None:
         """A long frame is whole, and served next."""
         conn.big = None
         self._stats.unfinished -= len(big.buffer)
@@ -130,23 +130,23 @@ class UnfinishedFrames:
                     self._aside.rotate(1)
                     break
 
-    def forget(self, conn: "Connection") -> None:
+    def forget(self, conn: Connection) -> None:
         """It is being closed."""
         self._stats.unfinished -= len(conn.rest)
         if conn.big is not None:
             self._stats.unfinished -= len(conn.big.buffer)
         conn.rest, conn.big = b"", None
 
-    def set_aside(self, conn: "Connection") -> None:
+    def set_aside(self, conn: Connection) -> None:
         """Do not read it until the next look."""
         if not conn.closed and not conn.aside:
             conn.aside = True
             self._aside.append(conn)
-            self._reactor.watch(conn)
+            self._watch(conn)
 
     # looks
 
-    def look(self, conn: "Connection", now: float) -> None:
+    def look(self, conn: Connection, now: float) -> None:
         """Note how ``conn`` gets on; it is closed where its frame does not."""
         big = conn.big
         if big is None and not conn.rest:
@@ -191,7 +191,7 @@ class UnfinishedFrames:
             if not conn.closed:
                 self._read_again(conn)
 
-    def _read_again(self, conn: "Connection") -> None:
+    def _read_again(self, conn: Connection) -> None:
         conn.aside = False
         if conn.big is not None:
             if conn.big.filled == len(conn.big.buffer) and not self.grow(conn, conn.big):
@@ -203,11 +203,11 @@ class UnfinishedFrames:
                 self.keep(conn, rest)
                 self.set_aside(conn)
         if not conn.closed:
-            self._reactor.watch(conn)
+            self._watch(conn)
 
     # making room
 
-    def _has_room(self, conn: "Connection", more: int) -> bool:
+    def _has_room(self, conn: Connection, more: int) -> bool:
         """Whether a long frame may take ``more``. Where the others' part is full, one of them becomes the leader."""
         if self._stats.unfinished + more <= self._most_of_others:
             return True
@@ -217,7 +217,7 @@ class UnfinishedFrames:
         most = self._most_of_long if leader is conn else self._most_of_others
         return self._make_room(conn, more, most, spare=True)
 
-    def _make_room(self, conn: "Connection", more: int, most: int, *, spare: bool) -> bool:
+    def _make_room(self, conn: Connection, more: int, most: int, *, spare: bool) -> bool:
         """Close slow senders until there is room; False where there is none, or where ``conn`` was one of them."""
         slow = self._slow
         while self._stats.unfinished + more > most and not conn.closed:
@@ -229,6 +229,6 @@ class UnfinishedFrames:
                 self._close(other, "it was the slowest sender when memory for unfinished frames ran out")
         return not conn.closed
 
-    def _close(self, conn: "Connection", reason: str) -> None:
+    def _close(self, conn: Connection, reason: str) -> None:
         self._stats.unfinished_closed += 1
         conn.close(reason)

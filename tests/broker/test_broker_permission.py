@@ -1,7 +1,7 @@
 """brokerPermission without the right to write: sends to order topics are refused, by every way that a send can take."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +17,7 @@ from trimq.broker.testing import running_broker
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
+from trimq.remoting.server.handlers import Served, Span
 
 
 def make_topic(broker: BrokerController, *, order: bool) -> None:
@@ -74,10 +75,10 @@ async def test_many_sends_of_one_round_are_refused_too(tmp_path: Path, monkeypat
     served = 0
     original = AlikeSends.serve
 
-    def counted(self: AlikeSends, frames: memoryview, length: int, owners: Any) -> Any:
+    def counted(self: AlikeSends, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
         nonlocal served
-        result = original(self, frames, length, owners)
-        served += result is not None
+        result = original(self, frames, spans)
+        served += sum(part.frames for part in result)
         return result
 
     monkeypatch.setattr(AlikeSends, "serve", counted)

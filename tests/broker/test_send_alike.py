@@ -4,7 +4,7 @@ import json
 import re
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from trimq.protocol.headers.send import SendMessageRequestHeaderV2
 from trimq.protocol.message import StoredMessage
 from trimq.protocol.typed_request import decoder
 from trimq.remoting.server.handler_table import json_front
+from trimq.remoting.server.handlers import Served, Span
 from trimq.remoting.server.held_frames import FEW, LEAST
 
 TOPIC = "Orders"
@@ -96,10 +97,9 @@ async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> A
     served: dict[int, int] = {}
     original = AlikeSends.serve
 
-    def counted(self: AlikeSends, frames: memoryview, length: int, owners: Any) -> Any:
-        result = original(self, frames, length, owners)
-        if result is not None:
-            served[id(self)] = served.get(id(self), 0) + len(frames) // length
+    def counted(self: AlikeSends, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
+        result = original(self, frames, spans)
+        served[id(self)] = served.get(id(self), 0) + sum(part.frames for part in result)
         return result
 
     monkeypatch.setattr(AlikeSends, "serve", counted)

@@ -4,28 +4,26 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Literal
 
 import msgspec
 import pytest
 import trio
 import trio.testing
 
-from tests.remoting.harness import Peer, Server, echo, serving
+from tests.remoting.harness import Peer, Server, echo, request, serving
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.headers.base import Empty
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.handler_table import HandlerTable
-from trimq.remoting.server.handlers import DEFERRED, Later
+from trimq.remoting.server.handlers import Served, Span
 from trimq.remoting.server.held_frames import FEW, LEAST, LONGEST, MOST
 from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits
 from trimq.remoting.server.reactor import Connection
 
 ECHO = 100
 OTHER = 101
-Answer = list[bytes] | None
 
 
 def frame(opaque: int, body: bytes = b"body", code: int = ECHO) -> bytes:
@@ -49,6 +47,8 @@ class Together:
         self.order: list[int] = []
         """Opaques in the order in which they were served, in either way."""
         self.passes = False
+        self.stops = False
+        """Whether it hands back a half of every second span."""
         self.error: Exception | None = None
         self.later: list[tuple[Connection, list[int]]] | None = None
 
@@ -60,25 +60,28 @@ class Together:
         self.lengths.add(len(frame))
         return True
 
-    def serve(
-        self, frames: memoryview, length: int, owners: Sequence[tuple[Connection, int]]
-    ) -> Answer | Literal[Later.DEFERRED]:
-        self.calls.append([count for _, count in owners])
-        assert len(frames) == length * sum(self.calls[-1])
+    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
+        self.calls.append([span.frames for span in spans])
+        assert [span.begin for span in spans] == [0, *(span.end for span in spans[:-1])]
+        assert spans[-1].end == len(frames)
         if self.error is not None:
             raise self.error
+        length = spans[0].end // spans[0].frames
         if self.passes or any(frames[at : at + 8] != frames[:8] for at in range(0, len(frames), length)):
-            return None
-        at, replies = 0, []
-        for connection, count in owners:
-            opaques = [opaque_of(frames[begin:]) for begin in range(at, at + count * length, length)]
-            at += count * length
+            return [Served(span.begin, 0) for span in spans]
+        found = []
+        for number, span in enumerate(spans):
+            most = max(1, span.frames // 2) if self.stops and number % 2 else span.frames
+            opaques = [opaque_of(frames[span.begin + n * length :]) for n in range(most)]
+            end = span.begin + most * length
             self.seen += opaques
             self.order += opaques
             if self.later is not None:
-                self.later.append((connection, opaques))
-            replies.append(b"".join(answered(opaque, b"together") for opaque in opaques))
-        return replies if self.later is None else DEFERRED
+                self.later.append((span.connection, opaques))
+                found.append(Served(end, most, deferred=most))
+            else:
+                found.append(Served(end, most, b"".join(answered(opaque, b"together") for opaque in opaques)))
+        return found
 
 
 def answered(opaque: int, text: bytes) -> bytes:
@@ -294,6 +297,39 @@ async def test_a_frame_that_goes_on_in_what_comes_next_is_one() -> None:
         fixture.server.reactor.wake()
         assert sorted(await replies_to(peer, FEW + 3)) == [*opaques(1000, FEW + 1), 5000, 6000]
         assert fixture.single == [*opaques(1000, FEW + 1), 6000, 5000]
+
+
+async def test_what_it_hands_back_is_served_one_by_one_and_nothing_twice() -> None:
+    """Every second client's frames are served to the half: the other half has its replies too, in their order."""
+    async with holding() as fixture, AsyncExitStack() as stack:
+        fixture.together.stops = True
+        peers = [await stack.enter_async_context(fixture.server.peer()) for _ in range(4)]
+        await trio.testing.wait_all_tasks_blocked()
+        owned = [opaques(1000 + 100 * number, LEAST) for number in range(len(peers))]
+        for peer, own in zip(peers, owned, strict=True):
+            raw_socket(peer).sendall(b"".join(map(frame, own)))
+        for number, (peer, own) in enumerate(zip(peers, owned, strict=True)):
+            replies = await replies_to(peer, LEAST)
+            half = LEAST // 2 if number % 2 else LEAST
+            together, single = list(own)[:half], list(own)[half:]
+            assert {opaque: replies[opaque] for opaque in together} == dict.fromkeys(together, b"together")
+            assert {opaque: replies[opaque] for opaque in single} == dict.fromkeys(single, b"single")
+        assert sorted(fixture.together.order) == sorted(opaque for own in owned for opaque in own)
+        assert fixture.single == [opaque for own in owned[1::2] for opaque in list(own)[LEAST // 2 :]]
+        assert fixture.server.reactor.stats.frames == 4 * LEAST
+
+
+async def test_a_server_that_forgets_a_span_costs_its_round_only() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer, fixture.server.peer() as other:
+        await trio.testing.wait_all_tasks_blocked()
+        original = fixture.together.serve
+        fixture.together.serve = lambda frames, spans: original(frames, spans)[1:]  # type: ignore[method-assign]
+        raw_socket(peer).sendall(b"".join(map(frame, opaques(1000, LEAST))))
+        found = [await peer.receive() for _ in range(LEAST)]
+        assert {reply.code for reply in found} == {ResponseCode.SYSTEM_ERROR}
+        assert fixture.server.reactor.stats.failures == LEAST
+        fixture.together.serve = original  # type: ignore[method-assign]
+        assert (await other.ask(request(OTHER))).code == 0
 
 
 async def test_what_it_raises_is_everybody_s_reply_and_nothing_is_served_twice() -> None:

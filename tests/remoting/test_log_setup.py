@@ -9,8 +9,8 @@ import structlog
 from trimq.broker.config import load_broker
 from trimq.namesrv.config import load_namesrv
 from trimq.remoting.config.configuration import LogConfig, LogFormat, LogLevel
+from trimq.remoting.program import open_log
 from trimq.remoting.runtime.log_setup import RotatingFile, configure, set_level
-from trimq.remoting.runtime.program import open_log
 
 
 def test_console_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ async def test_a_client_that_reads_nothing_gets_its_mark_and_what_was_begun(
             assert (await other.ask(request(ECHO))).code == 0
         arrived = [(await peer.receive()).opaque for _ in range(200)]
         assert sorted(arrived) == list(range(200))
-        assert server.reactor.stats.inflight == server.reactor.intake.tasks.count == 0
+        assert server.reactor.stats.inflight == server.reactor.outcomes.tasks == 0
 
 
 async def test_direct_replies_count_within_a_turn() -> None:
@@ -180,11 +180,11 @@ async def test_requests_of_a_client_that_has_gone_do_not_begin_any_more() -> Non
             await until(server, "s.frames == 11")
         await until(server, "s.connections == 0")
         begun = LIMITS.max_tasks_per_connection
-        assert server.reactor.intake.tasks.count == begun + 1
+        assert server.reactor.outcomes.tasks == begun + 1
         handlers.gate.set()
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(handlers.done) == sorted([*(b"%d" % number for number in range(begun)), b"1w"])
-        assert server.reactor.intake.tasks.count == 0
+        assert server.reactor.outcomes.tasks == 0
 
 
 async def test_only_what_was_counted_as_in_flight_is_taken_off_again() -> None:
@@ -224,7 +224,7 @@ async def test_tasks_that_wait_when_the_server_stops_are_dropped() -> None:
         await peer.send(*[request(WAITS) for _ in range(10)])
         await until(server, "s.inflight == 10")
         await server.reactor.shutdown(0)
-        assert server.reactor.intake.tasks.count == 0
+        assert server.reactor.outcomes.tasks == 0
         assert handlers.done == []
 
 
@@ -237,7 +237,7 @@ async def test_tasks_of_a_closed_connection_that_wait_when_the_server_stops_are_
             await until(server, "s.frames == 10")
         await until(server, "s.connections == 0")
         await server.reactor.shutdown(0)
-        assert server.reactor.intake.tasks.count == 0
+        assert server.reactor.outcomes.tasks == 0
         assert handlers.done == []
 
 
@@ -332,7 +332,7 @@ async def test_a_long_reply_is_given_up_when_its_client_has_gone() -> None:
         assert await peer.is_closed_by_server()
         await trio.testing.wait_all_tasks_blocked()
         assert pieces == 3
-        assert server.reactor.intake.tasks.count == 0
+        assert server.reactor.outcomes.tasks == 0
         assert not server.reactor.slices.locked()
 
 

@@ -302,7 +302,7 @@ async def test_a_write_from_outside_a_round_is_sent_at_once_and_runs_the_hooks()
     async with serving() as server, server.peer() as peer:
         await peer.ask(request())
         server.reactor.at_round_end.append(lambda: hooks.append(1))
-        server.connection().write(encode(request(body=b"from outside")))
+        server.connection().reply(encode(request(body=b"from outside")))
         assert bytes((await peer.receive()).body) == b"from outside"
         assert hooks
         count = len(hooks)
@@ -320,7 +320,7 @@ async def test_owned_buffers_are_released_when_sent_and_when_the_connection_is_g
         view = memoryview(memory)
         head = encode(command.reply())
         head = struct.pack(">I", len(head) - 4 + len(view)) + head[4:]
-        connection.write_owned([head, view], lambda: released.append(name))
+        connection.reply_with([head, view], lambda: released.append(name))
         return None
 
     table = HandlerTable()
@@ -331,7 +331,7 @@ async def test_owned_buffers_are_released_when_sent_and_when_the_connection_is_g
             assert released == ["sent"]
             connection = server.connection()
         await until(server, "s.connections == 0")
-        connection.write_owned([memoryview(memory)], lambda: released.append("closed"))
+        connection.reply_with([memoryview(memory)], lambda: released.append("closed"))
         assert released == ["sent", "closed"]
     memory.extend(b"no view is left")
 
@@ -400,7 +400,7 @@ async def test_on_close_is_called_once_whatever_it_raises() -> None:
         await until(server, "s.closed == 1")
         assert gone == [connection, connection]
         connection.close("again")
-        connection.write(b"into the void")
+        connection.reply(b"into the void")
         connection.complete(None)
         assert (len(gone), server.reactor.stats.closed, server.reactor.stats.inflight) == (2, 1, 0)
 
@@ -410,7 +410,7 @@ async def test_a_handler_may_close_its_connection_with_more_requests_waiting() -
 
     def handler(connection: Connection, command: RemotingCommand) -> Outcome:
         seen.append(command.opaque)
-        connection.write(encode(command.reply()))
+        connection.reply(encode(command.reply()))
         connection.close("enough")
         return DEFERRED
 

@@ -325,7 +325,7 @@ class PullMessageProcessor:
             buffers.clear()
             result.release()
             return reply
-        connection.write_owned([head, *buffers], result.release)
+        connection.reply_with([head, *buffers], result.release)
         return None
 
 

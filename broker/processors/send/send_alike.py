@@ -7,7 +7,7 @@ replies. Needs numpy.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,8 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.index_batch_numpy import AlikeKeys
 from trimq.protocol.typed_request import decoder
-from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import FRONT, json_front
-from trimq.remoting.server.handlers import DEFERRED, Later
-
-Owners = Sequence[tuple[Connection, int]]
+from trimq.remoting.server.handlers import Served, Span
 
 _HEAD_AT: Final = 8
 _HOST: Final = 8
@@ -38,7 +35,7 @@ _LAYOUTS: Final = 16
 class _Asked(NamedTuple):
     """What the replies need to know."""
 
-    owners: Owners
+    spans: Sequence[Span]
     topic: SendTopic
     layout: SendLayout
     rows: PlacedRows
@@ -80,9 +77,17 @@ class AlikeSends:
         self.lengths[layout.length] = layout
         return True
 
-    def serve(self, frames: memoryview, length: int, owners: Owners) -> list[bytes] | Literal[Later.DEFERRED] | None:
-        """See GroupedServer."""
-        layout = self.lengths[length]
+    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
+        """See GroupedServer. Frames of one length only: all of them or none."""
+        served = self._serve(frames, spans)
+        return [Served(span.begin, 0) for span in spans] if served is None else served
+
+    def _serve(self, frames: memoryview, spans: Sequence[Span]) -> list[Served] | None:
+        first = spans[0]
+        length = (first.end - first.begin) // first.frames
+        layout = self.lengths.get(length)
+        if layout is None or any(span.end - span.begin != span.frames * length for span in spans):
+            return None
         direct = self._direct
         rows = np.frombuffer(frames, dtype=np.uint8).reshape(-1, length)
         columns = layout.frames.columns(rows)
@@ -91,7 +96,9 @@ class AlikeSends:
             del self.lengths[length]
             return None
         numbers = layout.frames.numbers(columns)
-        hosts = b"".join([(connection.data.get("host") or born_host(connection)) * n for connection, n in owners])
+        hosts = b"".join(
+            [(span.connection.data.get("host") or born_host(span.connection)) * span.frames for span in spans]
+        )
         if len(hosts) != _HOST * len(rows):
             return None
         placed = layout.fill(frames, rows, numbers, hosts)
@@ -107,11 +114,16 @@ class AlikeSends:
         put = MessageRows(
             layout.topic, queues, placed, layout.body_length, layout.properties_length, layout.tags_code, keys
         )
-        asked = _Asked(owners, topic, layout, placed, columns, numbers)
+        asked = _Asked(spans, topic, layout, placed, columns, numbers)
         if direct.waits:
-            return None if direct.put(put, partial(self._durable, asked)) is None else DEFERRED
+            if direct.put(put, partial(self._durable, asked)) is None:
+                return None
+            return [Served(span.end, span.frames, deferred=span.frames) for span in spans]
         result = direct.put(put, None)
-        return None if result is None else self._stored(asked, result)
+        if result is None:
+            return None
+        replies = self._stored(asked, result)
+        return [Served(span.end, span.frames, own) for span, own in zip(spans, replies, strict=True)]
 
     def _stored(self, asked: _Asked, result: PutMessageResult) -> list[bytes]:
         """Count them; the replies to each connection."""
@@ -129,7 +141,7 @@ class AlikeSends:
             form = layout.replies(self._direct.template, digits)
             unique = columns[:, layout.keys[0]]
             joined = form.joined(rows, columns[:, layout.queue_id], unique, columns[:, layout.opaque])
-            return list(_cut(joined, form.size, asked.owners))
+            return list(_cut(joined, form.size, asked.spans))
         replies = self._direct.replies(
             rows.physical_offsets.tolist(),
             asked.numbers[:, 0].tolist(),
@@ -137,18 +149,18 @@ class AlikeSends:
             asked.uniques(),
             asked.numbers[:, 2].tolist(),
         )
-        return [b"".join(own) for own in _shared(replies, asked.owners)]
+        return [b"".join(own) for own in _shared(replies, asked.spans)]
 
     def _durable(self, asked: _Asked, result: PutMessageResult) -> None:
         """The end of sends that have waited for the disk."""
         if result.status:
             self._refuse(asked, result)
             return
-        for (connection, count), replies in zip(asked.owners, self._stored(asked, result), strict=True):
-            connection.complete(replies, count)
+        for span, replies in zip(asked.spans, self._stored(asked, result), strict=True):
+            span.connection.complete(replies, span.frames)
 
     def _refuse(self, asked: _Asked, result: PutMessageResult) -> None:
-        connections = [connection for connection, count in asked.owners for _ in range(count)]
+        connections = [span.connection for span in asked.spans for _ in range(span.frames)]
         rows, numbers = asked.rows, asked.numbers
         placed = result.physical_offset >= 0
         size = result.size // len(rows)
@@ -169,16 +181,16 @@ class AlikeSends:
             connection.complete(self._direct.answer(command, topic, queue_id, unique.decode(), own))
 
 
-def _cut(joined: bytes, size: int, owners: Owners) -> Iterator[bytes]:
+def _cut(joined: bytes, size: int, spans: Sequence[Span]) -> Iterator[bytes]:
     at = 0
-    for _, count in owners:
-        stop = at + count * size
+    for span in spans:
+        stop = at + span.frames * size
         yield joined[at:stop]
         at = stop
 
 
-def _shared(replies: list[bytes], owners: Owners) -> Iterator[list[bytes]]:
+def _shared(replies: list[bytes], spans: Sequence[Span]) -> Iterator[list[bytes]]:
     at = 0
-    for _, count in owners:
-        yield replies[at : at + count]
-        at += count
+    for span in spans:
+        yield replies[at : at + span.frames]
+        at += span.frames

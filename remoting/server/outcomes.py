@@ -1,4 +1,4 @@
-"""HandlerTasks: what coroutine handlers do runs as tasks of the reactor, a few at once for each connection.
+"""Outcomes: what becomes of what handlers return. Replies are queued, later ones counted, awaitables run as tasks.
 
 A task that is under way may bring a reply at any time. So one whose connection has its high-water mark to send is not
 started, and of those that are started there are ``limits.max_tasks_per_connection`` at most: the others wait in the
@@ -6,31 +6,54 @@ order in which they came. When the client has gone, those of them that want a re
 comes again and again piles up nothing; a one-way request still happens.
 """
 
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from trimq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.handlers import Outcome
+from trimq.remoting.server.failures import Failures
+from trimq.remoting.server.handlers import DEFERRED, HELD, Outcome
+from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 from trimq.remoting.server.put_off import PutOff
 
-if TYPE_CHECKING:
-    from trimq.remoting.server.intake import Intake
 
+class Outcomes:
+    """``tasks`` is how many requests run as tasks, with those that wait for their turn."""
 
-class HandlerTasks:
-    """``count`` is how many there are, with those that wait."""
-
-    def __init__(self, intake: "Intake") -> None:
-        self._intake = intake
-        self._reactor = intake.reactor
-        self._stats = intake.reactor.stats
-        self._at_once = intake.reactor.limits.max_tasks_per_connection
-        self._max_oneways = intake.reactor.limits.max_inflight_per_connection
+    def __init__(
+        self,
+        limits: ReactorLimits,
+        stats: ReactorStats,
+        failures: Failures,
+        *,
+        start_task: Callable[..., None],
+        request_ended: Callable[[], None],
+    ) -> None:
+        """``start_task`` runs a coroutine function with its arguments; ``request_ended`` hears that something has."""
+        self._stats = stats
+        self._failures = failures
+        self._start_task = start_task
+        self._request_ended = request_ended
+        self._at_once = limits.max_tasks_per_connection
+        self._max_oneways = limits.max_inflight_per_connection
         self._waiting: set[Connection] = set()  # closed ones too: their tasks have to be ended when the server stops
-        self.count = 0
+        self.tasks = 0
 
-    def add(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
+    def conclude(self, conn: Connection, command: RemotingCommand, outcome: Outcome) -> None:
+        """Do what an outcome asks for."""
+        if outcome is None:
+            return
+        if outcome is DEFERRED:
+            conn.begin()
+        elif outcome is HELD:
+            conn.hold()
+        elif isinstance(outcome, (bytes, RemotingCommand)):
+            if not command.flag & ONEWAY_FLAG:
+                conn.reply(outcome)
+        else:  # an awaitable; what is not one fails there, like any other mistake of a handler
+            self._add(conn, command, outcome)
+
+    def _add(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
         """Run the rest of a handler. One-ways do not count as in flight: beyond the limit they are lost."""
         if command.flag & ONEWAY_FLAG:
             if conn.oneways >= self._max_oneways:
@@ -38,11 +61,10 @@ class HandlerTasks:
                 _close(awaitable)
                 return
             conn.oneways += 1
-        elif not conn.closed:
-            conn.inflight += 1
-            self._stats.inflight += 1
+        else:
+            conn.begin()
         conn.tasks += 1
-        self.count += 1
+        self.tasks += 1
         put_off = conn.put_off
         put_off.tasks.append((command, awaitable))
         self.start(conn, put_off)
@@ -52,7 +74,7 @@ class HandlerTasks:
         waiting = put_off.tasks
         while waiting and conn.tasks - len(waiting) < self._at_once and (conn.closed or not conn.is_over()):
             command, awaitable = waiting.popleft()
-            self._reactor.start_task(self._run, conn, command, awaitable)
+            self._start_task(self._run, conn, command, awaitable)
         if waiting:
             self._waiting.add(conn)
         elif self._waiting:
@@ -66,12 +88,12 @@ class HandlerTasks:
             if not command.flag & ONEWAY_FLAG:
                 _close(awaitable)
                 conn.tasks -= 1
-                self.count -= 1
+                self.tasks -= 1
         waiting.clear()
         waiting.extend(kept)
         if not kept:
             self._waiting.discard(conn)
-        self._reactor.request_ended()  # a shutdown may wait for them
+        self._request_ended()  # a shutdown may wait for them
 
     def drop(self) -> None:
         """The server has stopped: what has not begun never will."""
@@ -80,26 +102,24 @@ class HandlerTasks:
             while waiting:
                 _close(waiting.popleft()[1])
                 conn.tasks -= 1
-                self.count -= 1
+                self.tasks -= 1
         self._waiting.clear()
 
-    async def _run(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
-        intake = self._intake
+    async def _run(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Any]) -> None:
         outcome: Outcome
         try:
             outcome = await awaitable
         except Exception as error:  # noqa: BLE001 - as for a handler that is a plain function
-            outcome = intake.failure(conn, command, error)
+            outcome = self._failures.reply(conn, command, error)
         finally:
             conn.tasks -= 1
-            self.count -= 1
+            self.tasks -= 1
             if command.flag & ONEWAY_FLAG:
                 conn.oneways -= 1
-            elif not conn.closed:
-                conn.inflight -= 1
-                self._stats.inflight -= 1
-            self._reactor.request_ended()
-        intake.conclude(conn, command, outcome)
+            else:
+                conn.end()
+            self._request_ended()
+        self.conclude(conn, command, outcome)
         if conn.put_off.tasks:
             self.start(conn, conn.put_off)
 
