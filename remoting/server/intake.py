@@ -127,37 +127,36 @@ class Intake:
             held.serve()
             if conn.closed:
                 return
-        if length != end - begin or not self._serve_one(conn, begin + _WORDS, begin + _WORDS + word, end, front):
-            self.serve_received(conn, begin, end)
-
-    def _serve_one(self, conn: Connection, head_at: int, body_at: int, end: int, front: bytes) -> bool:
-        """What ``_frames`` does, for a connection that has sent one request, if it is an ordinary one."""
         path = conn.table.fast.get(front)
+        body_at = begin + _WORDS + word
         stats = self._stats
         if (
             path is None
+            or length != end - begin
             or body_at > end
             or conn.inflight >= self._max_inflight_here
             or stats.inflight >= self._max_inflight
-            or end - head_at + 4 > self._max_total
+            or total > self._max_total
         ):
-            return False
-        answer = self._fast(conn, path, self.view, head_at, body_at, end)
+            self.serve_received(conn, begin, end)
+            return
+        # one request, which is what most clients send at a time: as in ``_frames``
+        answer = self._fast(conn, path, view, begin + _WORDS, body_at, end)
         if answer is None:
-            return False
+            self.serve_received(conn, begin, end)
+            return
         stats.frames += 1
-        if isinstance(answer, RemotingCommand):
-            self._full(conn, answer)
-        else:
-            conn.encoding = _JSON
-            if answer is DEFERRED:
-                conn.begin()
-            elif answer:
+        conn.encoding = _JSON
+        if type(answer) is bytes:
+            if answer:
                 conn.reply(answer)
+        elif answer is DEFERRED:
+            conn.begin()
+        elif isinstance(answer, RemotingCommand):
+            self._full(conn, answer)
         out = conn.out
         if out.queued - out.sent >= self._high_water and not conn.closed:
             self._send_now(conn)
-        return True
 
     def _fast(
         self, conn: Connection, path: FastPath, view: memoryview, head_at: int, body_at: int, stop: int
@@ -167,15 +166,16 @@ class Intake:
         bytes: its reply, b"" for none. A command: its code's full handler has to serve it. None: it has to be decoded
         whole. In the last two cases there are no side effects.
         """
+        code, decode, serve = path
         try:
-            request = path.decode(view[head_at:body_at])
+            request = decode(view[head_at:body_at])
         except NOT_DECODED:
             return None
-        if request.flag & ~ONEWAY_FLAG or request.code != path.code:
+        if request.code != code or request.flag & ~ONEWAY_FLAG:
             return None
         request.body = view[body_at:stop]
         try:
-            answer = path.serve(conn, request)
+            answer = serve(conn, request)
         except Exception as error:  # noqa: BLE001 - as for any other handler
             self._raised = True
             command = request.command(view[head_at:body_at])

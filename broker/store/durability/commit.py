@@ -92,6 +92,10 @@ class CommitRealTimeService(PacedService):
         """See Durability."""
         self._pending.append(_Pending(next_offset, None, PutMessageResult(PutMessageStatus.PUT_OK, blank_offset)))
 
+    def commit_soon(self) -> None:
+        """See Durability."""
+        self.wake()
+
     async def run(self) -> None:
         """Commit, and flush by time, until ``stop``."""
         async with trio.open_nursery() as nursery:

@@ -44,6 +44,10 @@ class Durability(Protocol):
         """What can be done for all puts of a reactor's round shall be done at its end: see Reactor."""
         ...
 
+    def commit_soon(self) -> None:
+        """Nothing can be appended before what is in write buffers is in its files."""
+        ...
+
     async def run(self) -> None:
         """The services, until ``stop``."""
         ...
@@ -84,6 +88,9 @@ class AsyncFlush:
 
     def join_rounds(self, _rounds: list[Callable[[], None]], _in_round: Callable[[], bool]) -> None:
         """Nothing waits for a round."""
+
+    def commit_soon(self) -> None:
+        """There are no write buffers."""
 
     async def run(self) -> None:
         """Flush by time."""

@@ -111,6 +111,9 @@ class GroupCommitService:
         elif done is None or self._complete():
             self._wake.set()
 
+    def commit_soon(self) -> None:
+        """See Durability: there are no write buffers."""
+
     async def run(self) -> None:
         """Sync and answer until ``stop``; what is pending then is still synced."""
         async with trio.open_nursery() as nursery:

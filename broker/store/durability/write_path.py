@@ -48,16 +48,7 @@ class WritePath:
         self._stats = stats
         self._delay_ms = delay_ms
         pool = make_pool(config)
-        self.room = AllocateMappedFileService(
-            log,
-            flags,
-            step=config.commit_log_reserve_step,
-            memory=memory,
-            durable=sync_flush,
-            warm=config.warm_maped_file_enable,
-            pool=pool,
-            fail_fast=config.fast_fail_if_no_buffer_in_store_pool,
-        )
+        self.durability = self._durability(pool, dispatcher, config)
         self.lock = PutMessageLock(
             self._append,
             self._finish,
@@ -65,8 +56,15 @@ class WritePath:
             busy_seconds=config.os_page_cache_busy_time_out_mills / 1000,
             needs_file=self._needs_file,
         )
-        self.room.on_room = self.lock.room
-        self.durability = self._durability(pool, dispatcher, config)
+        self.room = AllocateMappedFileService(
+            log,
+            flags,
+            config,
+            memory=memory,
+            pool=pool,
+            on_room=self.lock.room,
+            on_needs_commit=self.durability.commit_soon,
+        )
         self._submit = self.durability.submit
         self._ended: trio.Event | None = None
         log.start_appending(self.room, self.durability.rolled)
@@ -89,7 +87,7 @@ class WritePath:
         )
         if pool is None:
             return AsyncFlush(self.log, dispatcher, real_time)
-        commit = CommitRealTimeService(
+        return CommitRealTimeService(
             self.log,
             self._flags,
             pool,
@@ -99,8 +97,6 @@ class WritePath:
             least_pages=config.commit_commit_log_least_pages,
             thorough=config.commit_commit_log_thorough_interval / 1000,
         )
-        self.room.on_needs_commit = commit.wake
-        return commit
 
     # -- puts
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
+from trimq.broker.config import FlushDiskType, MessageStoreConfig
 from trimq.broker.store.disk.disk import Disk, DiskSpace
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.memory import LogMemory
@@ -47,37 +48,37 @@ class AllocateMappedFileService:
     when that takes longer than a second. An idle broker takes megabytes, and little lies ready that a sync of the log
     finds empty: it would write that for nothing, and a first store into each of its pages would be a fault again. Steps
     longer than the first are made of large pages: then the log grows by more in a second than a sync writes in excess.
-    ``on_room`` is called whenever more room has become ready, or has been refused.
     """
 
     def __init__(
         self,
         log: CommitLog,
         flags: RunningFlags,
+        config: MessageStoreConfig,
         *,
-        step: int,
         memory: LogMemory,
-        durable: bool = False,
-        warm: bool = False,
-        pool: TransientStorePool | None = None,
-        fail_fast: bool = False,
+        pool: TransientStorePool | None,
+        on_room: Callable[[], None],
+        on_needs_commit: Callable[[], None],
     ) -> None:
-        """``durable``: zeros onto the device ahead. ``warm``: files are made ready from end to end.
+        """``on_room`` is called whenever more room has become ready, or has been refused.
 
-        ``pool``: new files get a write buffer; where there is none left they are written through their map, once all
-        before them has been committed, or with ``fail_fast`` not made.
+        ``on_needs_commit``: when nothing can be appended before the write buffers are committed. ``pool``: new files
+        get a write buffer; where there is none left they are written through their map, once all before them has been
+        committed, or with fastFailIfNoBufferInStorePool not made.
         """
         self._log = log
         self._files = log.files
         self._disk: Disk = log.files.disk
         self._flags = flags
-        self._max_step = step
-        self._step = min(step, _FIRST_STEP)
+        self._max_step = config.commit_log_reserve_step
+        self._step = min(self._max_step, _FIRST_STEP)
         self._hot_bytes = memory.hot_bytes
-        self._durable = durable
-        self._warm = warm
+        # SYNC_FLUSH: zeros go onto the device ahead
+        self._durable = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._warm = config.warm_maped_file_enable
         self._pool = pool
-        self._fail_fast = fail_fast
+        self._fail_fast = config.fast_fail_if_no_buffer_in_store_pool
         self._making = False
         self._reuse = PageReuse(log.files, memory.bulk_pace)
         if pool is not None:
@@ -90,9 +91,8 @@ class AllocateMappedFileService:
         self._wanted = 0
         self._margin = 0
         self.next_file: MappedFile | None = None
-        self.on_room: Callable[[], None] = lambda: None
-        self.on_needs_commit: Callable[[], None] = lambda: None
-        """Called when nothing can be appended before the write buffers are committed."""
+        self._on_room = on_room
+        self._on_needs_commit = on_needs_commit
 
     # -- called by the log
 
@@ -109,7 +109,7 @@ class AllocateMappedFileService:
         process, what is stored through a map stays, and the log would have a hole.
         """
         if self._waits_for_commit():
-            self.on_needs_commit()
+            self._on_needs_commit()
             return None
         file, self.next_file = self.next_file, None
         self._wants_next = file is None
@@ -124,7 +124,7 @@ class AllocateMappedFileService:
 
     def _buffer_returned(self) -> None:
         self._wake.set()
-        self.on_room()
+        self._on_room()
 
     @property
     def lacks_buffer(self) -> bool:
@@ -152,7 +152,7 @@ class AllocateMappedFileService:
                 await self._do(task)
             except OSError as error:
                 await self._refused(error)
-            self.on_room()
+            self._on_room()
             await self._reuse.settle()
 
     async def _no_space_text(self, error: OSError) -> str:
@@ -313,7 +313,7 @@ class AllocateMappedFileService:
             reason = f"no room for the commit log in {directory}: {error.strerror or error}"
             self._flags.set(Flag.NOT_WRITEABLE, reason, forever=True)
         _log.error("no_room_for_commit_log", directory=directory, reason=self._flags.reason)
-        self.on_room()
+        self._on_room()
         while not self._stopping:
             with trio.move_on_after(_RETRY_SECONDS):
                 await self._wake.wait()
