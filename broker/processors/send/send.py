@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send.message_properties import tag_hash, waits_for_store
-from trimq.broker.processors.send.send_batch import SentBatch, batch_reply, message_ids, parts_of
+from trimq.broker.processors.send.send_batch import BatchReader, SentBatch, batch_reply, message_ids, parts_of
 from trimq.broker.processors.send.send_checks import (
     SendChecks,
     SendHeader,
@@ -339,7 +339,8 @@ class SendMessageProcessor:
         self._checks.batch(header)
         shared = _properties(header.properties or "")
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
-        parts = self._batches.parts_of(command.body, tags_too=self._tags) if self._batches is not None else None
+        reader: BatchReader | None = self._batches
+        parts = None if reader is None else reader.parts_of(command.body, tags_too=self._tags)
         try:
             if parts is None:
                 parts = parts_of(command.body, self._checks.batch_item, tags_too=self._tags)
