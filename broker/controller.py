@@ -182,9 +182,28 @@ class BrokerController:
         return app
 
     async def _serve_metrics(self, app: "WebApp", parts: BrokerParts, nursery: trio.Nursery) -> None:
-        from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - only where they are on
+        from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only where they are on
+        from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
+        from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
+        from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
 
-        metrics = BrokerMetrics(parts, self.reactor.stats, self.health)
+        metrics = BrokerMetrics(
+            configuration=parts.configuration,
+            store=parts.store,
+            disk=parts.disk,
+            services=ServiceMetrics(
+                topics=parts.topics,
+                groups=parts.groups,
+                offsets=parts.offsets,
+                long_polling=parts.long_polling,
+                registration=parts.registration,
+                stats=parts.stats,
+            ),
+            series=SeriesMetrics(offsets=parts.offsets, stats=parts.stats, store=parts.store),
+            clients=ClientMetrics(producers=parts.producers, consumers=parts.consumers),
+            reactor=self.reactor.stats,
+            health=self.health,
+        )
         app.metrics = metrics.page
         await nursery.start(metrics.probe.run)
 
