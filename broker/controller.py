@@ -18,10 +18,15 @@ import trio
 from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig
 from trimq.broker.health import name_server_reasons, store_reasons
+from trimq.broker.identity import BrokerIdentity
 from trimq.broker.parts import BrokerParts
 from trimq.broker.processors.admin.broker_admin import BrokerAdminProcessor
+from trimq.broker.processors.admin.client_admin import ClientAdminProcessor
+from trimq.broker.processors.admin.config_admin import ConfigAdminProcessor
 from trimq.broker.processors.admin.consume_admin import ConsumeAdminProcessor
 from trimq.broker.processors.admin.group_admin import GroupAdminProcessor
+from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
+from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
 from trimq.broker.processors.client import ClientProcessor
 from trimq.broker.processors.lock import LockProcessor
@@ -59,6 +64,7 @@ from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
 from trimq.remoting.server.accept import bind, open_port
 from trimq.remoting.server.gate import Gate
+from trimq.remoting.server.limits import ReactorStats
 from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits
 
 if TYPE_CHECKING:
@@ -147,7 +153,7 @@ class BrokerController:
                     _settle_memory()
                     self.health.started()
                     task_status.started()
-                    _log.info("broker_started", name=parts.broker_name, address=self.address)
+                    _log.info("broker_started", name=parts.identity.broker_name, address=self.address)
                     await self._stop.wait()
                     self.health.stopping()
                     await self._shut_down(parts)
@@ -176,9 +182,28 @@ class BrokerController:
         return app
 
     async def _serve_metrics(self, app: "WebApp", parts: BrokerParts, nursery: trio.Nursery) -> None:
-        from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - only where they are on
+        from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only where they are on
+        from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
+        from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
+        from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
 
-        metrics = BrokerMetrics(parts, self.reactor.stats, self.health)
+        metrics = BrokerMetrics(
+            configuration=parts.configuration,
+            store=parts.store,
+            disk=parts.disk,
+            services=ServiceMetrics(
+                topics=parts.topics,
+                groups=parts.groups,
+                offsets=parts.offsets,
+                long_polling=parts.long_polling,
+                registration=parts.registration,
+                stats=parts.stats,
+            ),
+            series=SeriesMetrics(offsets=parts.offsets, stats=parts.stats, store=parts.store),
+            clients=ClientMetrics(producers=parts.producers, consumers=parts.consumers),
+            reactor=self.reactor.stats,
+            health=self.health,
+        )
         app.metrics = metrics.page
         await nursery.start(metrics.probe.run)
 
@@ -245,6 +270,7 @@ class BrokerController:
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         return BrokerParts(
+            identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
             config_file=ConfigFile(configuration, disk),
             clock=clock,
@@ -261,11 +287,8 @@ class BrokerController:
             registration=registration,
             stats=BrokerStats(clock, broker.broker_cluster_name),
             unique_ids=UniqueIdGenerator(packed[:-4]),
-            broker_name=broker.broker_name,
-            address=self.address,
             store_host=packed,
             started_wall_ms=clock.wall_ms(),
-            requests_in_flight=lambda: self.reactor.stats.inflight,
         )
 
     async def _registration(self, topics: TopicConfigManager, stack: AsyncExitStack) -> BrokerOuterAPI:
@@ -361,18 +384,29 @@ class BrokerController:
         )
         for processor in (
             sends,
-            SendBackProcessor(parts, checks),
+            SendBackProcessor(
+                configuration=configuration,
+                topics=topics,
+                groups=groups,
+                store=store,
+                stats=parts.stats,
+                checks=checks,
+                store_host=parts.store_host,
+            ),
             pulls,
             QueryMessageProcessor(configuration=configuration, store=store),
-            OffsetProcessor(parts),
-            ClientProcessor(parts),
-            LockProcessor(parts),
-            TopicAdminProcessor(parts),
-            GroupAdminProcessor(parts),
-            BrokerAdminProcessor(parts),
-            ConsumeAdminProcessor(parts),
+            OffsetProcessor(topics=topics, groups=groups, offsets=parts.offsets, schedule=parts.schedule, store=store),
+            ClientProcessor(
+                topics=topics,
+                groups=groups,
+                consumers=parts.consumers,
+                producers=parts.producers,
+                registration=parts.registration,
+            ),
+            LockProcessor(locks=parts.locks),
         ):
             processor.register(table)
+        _register_administration(table, parts, self.reactor.stats)
         holds = parts.long_polling
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
@@ -442,6 +476,79 @@ class BrokerController:
 
     def _section(self, kind: type[_T]) -> _T:
         return self.configuration.section(kind)
+
+
+def _register_administration(table: HandlerTable, parts: BrokerParts, reactor: ReactorStats) -> None:
+    """What mqadmin and consoles talk to."""
+    for processor in (
+        TopicAdminProcessor(
+            configuration=parts.configuration,
+            topics=parts.topics,
+            offsets=parts.offsets,
+            consumers=parts.consumers,
+            long_polling=parts.long_polling,
+            registration=parts.registration,
+            stats=parts.stats,
+            store=parts.store,
+        ),
+        QueueAdminProcessor(
+            identity=parts.identity,
+            topics=parts.topics,
+            consumers=parts.consumers,
+            stats=parts.stats,
+            store=parts.store,
+        ),
+        GroupAdminProcessor(
+            identity=parts.identity,
+            groups=parts.groups,
+            offsets=parts.offsets,
+            consumers=parts.consumers,
+            producers=parts.producers,
+            stats=parts.stats,
+        ),
+        ConsumeAdminProcessor(
+            identity=parts.identity,
+            topics=parts.topics,
+            groups=parts.groups,
+            offsets=parts.offsets,
+            consumers=parts.consumers,
+            stats=parts.stats,
+            store=parts.store,
+            clock=parts.clock,
+        ),
+        OffsetAdminProcessor(
+            identity=parts.identity,
+            configuration=parts.configuration,
+            topics=parts.topics,
+            groups=parts.groups,
+            offsets=parts.offsets,
+            consumers=parts.consumers,
+            long_polling=parts.long_polling,
+            store=parts.store,
+        ),
+        ClientAdminProcessor(
+            identity=parts.identity,
+            topics=parts.topics,
+            groups=parts.groups,
+            consumers=parts.consumers,
+            store=parts.store,
+        ),
+        ConfigAdminProcessor(
+            configuration=parts.configuration,
+            config_file=parts.config_file,
+            registration=parts.registration,
+            started_wall_ms=parts.started_wall_ms,
+        ),
+        BrokerAdminProcessor(
+            configuration=parts.configuration,
+            schedule=parts.schedule,
+            stats=parts.stats,
+            store=parts.store,
+            disk=parts.disk,
+            reactor=reactor,
+        ),
+    ):
+        processor.register(table)
 
 
 def _port_taken(error: OSError) -> StartError:

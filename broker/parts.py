@@ -1,12 +1,10 @@
-"""What the processors work with: the services and the store, put together once by the controller."""
+"""What the controller has built, for those who own one. Whatever else the broker is made of names what it needs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trimq.protocol.body import MessageQueue
-
 if TYPE_CHECKING:
+    from trimq.broker.identity import BrokerIdentity
     from trimq.broker.services.config_file import ConfigFile
     from trimq.broker.services.consumers import ConsumerManager
     from trimq.broker.services.groups import SubscriptionGroupManager
@@ -27,8 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class BrokerParts:
-    """One broker's parts. ``address`` is what clients are told to connect to, ``store_host`` the same packed."""
+    """One broker's parts. ``store_host`` is ``identity.address``, packed."""
 
+    identity: "BrokerIdentity"
     configuration: "Configuration"
     config_file: "ConfigFile"
     clock: "Clock"
@@ -45,12 +44,5 @@ class BrokerParts:
     registration: "BrokerOuterAPI"
     stats: "BrokerStats"
     unique_ids: "UniqueIdGenerator"
-    broker_name: str
-    address: str
     store_host: bytes
     started_wall_ms: int
-    requests_in_flight: Callable[[], int]
-
-    def queue(self, topic: str, queue_id: int) -> MessageQueue:
-        """A queue of this broker as clients name it."""
-        return MessageQueue(topic=topic, broker_name=self.broker_name, queue_id=queue_id)

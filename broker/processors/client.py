@@ -3,11 +3,16 @@
 Source: RocketMQ's ClientManageProcessor and ConsumerManageProcessor.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trimq.broker.filters.tag import is_tag_type
 from trimq.broker.processors.send.send_checks import UNIT_RETRY
 from trimq.broker.services.client_channel import ClientChannel
+from trimq.broker.services.consumers import ConsumerManager
+from trimq.broker.services.groups import SubscriptionGroupManager
+from trimq.broker.services.producers import ProducerManager
+from trimq.broker.services.registration import BrokerOuterAPI
+from trimq.broker.services.topics import TopicConfigManager
 from trimq.protocol.body import (
     PERM_READ,
     PERM_WRITE,
@@ -34,9 +39,6 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import in_slices
 
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
-
 
 class CheckClientRequestBody(Body):
     """Body of CHECK_CLIENT_CONFIG (46)."""
@@ -50,12 +52,20 @@ class CheckClientRequestBody(Body):
 class ClientProcessor:
     """Keeps the tables of producers and consumers as the clients tell it."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._topics = parts.topics
-        self._groups = parts.groups
-        self._consumers = parts.consumers
-        self._producers = parts.producers
-        self._registration = parts.registration
+    def __init__(
+        self,
+        *,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        consumers: ConsumerManager,
+        producers: ProducerManager,
+        registration: BrokerOuterAPI,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._producers = producers
+        self._registration = registration
         self._fingerprints: dict[str, int] = {}
 
     def register(self, table: HandlerTable) -> None:

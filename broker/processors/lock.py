@@ -1,22 +1,18 @@
 """Queue locks of orderly consumers: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42)."""
 
-from typing import TYPE_CHECKING
-
+from trimq.broker.services.rebalance_lock import RebalanceLockManager
 from trimq.protocol.body import LockBatchBody, decode_json, encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
-
 
 class LockProcessor:
     """Gives and takes back queue locks."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._locks = parts.locks
+    def __init__(self, *, locks: RebalanceLockManager) -> None:
+        self._locks = locks
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""

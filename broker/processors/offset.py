@@ -3,9 +3,12 @@
 Source: RocketMQ's ConsumerManageProcessor and AdminBrokerProcessor.
 """
 
-from typing import TYPE_CHECKING
-
 from trimq.broker.processors.common import check_commit_offset, check_queue
+from trimq.broker.services.groups import SubscriptionGroupManager
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.schedule import ScheduleMessageService
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import GetMessageStatus
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -23,22 +26,26 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import in_slices
 
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
-
 _ONE_MESSAGE_BYTES = 4096
 
 
 class OffsetProcessor:
     """Answers how far groups are, and from where to where queues reach."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._configuration = parts.configuration
-        self._topics = parts.topics
-        self._groups = parts.groups
-        self._offsets = parts.offsets
-        self._schedule = parts.schedule
-        self._store = parts.store
+    def __init__(
+        self,
+        *,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        schedule: ScheduleMessageService,
+        store: MessageStore,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._schedule = schedule
+        self._store = store
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""

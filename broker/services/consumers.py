@@ -181,6 +181,16 @@ class ConsumerManager:
         info = self.table.get(group)
         return None if info is None else info.subscriptions.get(topic)
 
+    def channels(self, group: str) -> list[ClientChannel]:
+        """The members of a group."""
+        info = self.table.get(group)
+        return list(info.channels.values()) if info is not None else []
+
+    def may_consume(self, group: str, topic: str) -> bool:
+        """False only where the group is online and does not subscribe to the topic."""
+        info = self.table.get(group)
+        return info is None or not info.subscriptions or topic in info.subscriptions
+
     def groups_of(self, topic: str) -> set[str]:
         """Groups whose members subscribe to a topic now."""
         return {name for name, info in self.table.items() if topic in info.subscriptions}

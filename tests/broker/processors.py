@@ -31,7 +31,15 @@ def sends_of(parts: BrokerParts) -> SendMessageProcessor:
 
 
 def back_of(parts: BrokerParts) -> SendBackProcessor:
-    return SendBackProcessor(parts, checks_of(parts))
+    return SendBackProcessor(
+        configuration=parts.configuration,
+        topics=parts.topics,
+        groups=parts.groups,
+        store=parts.store,
+        stats=parts.stats,
+        checks=checks_of(parts),
+        store_host=parts.store_host,
+    )
 
 
 def direct_sends_of(parts: BrokerParts) -> DirectSends:

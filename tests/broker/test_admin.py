@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.broker.wire_client import WireClient, consumer
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.admin import broker_admin, consume_admin
+from trimq.broker.processors.admin import client_admin, queue_admin
 from trimq.broker.testing import running_broker
 from trimq.protocol import lenient_json
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -571,8 +571,8 @@ async def test_more_units_of_a_queue_than_a_reply_shows_are_refused_and_not_left
     client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards 321 against a reply without a bound; the text of many units is put together from several reads."""
-    monkeypatch.setattr(broker_admin, "_MOST_UNITS", 5)
-    monkeypatch.setattr(broker_admin, "_UNITS_AT_ONCE", 2)
+    monkeypatch.setattr(queue_admin, "_MOST_UNITS", 5)
+    monkeypatch.setattr(queue_admin, "_UNITS_AT_ONCE", 2)
     for _ in range(6):
         await client.send("Orders")
     ext = {"topic": "Orders", "queueId": 0, "index": 0, "count": 1_000_000}
@@ -599,10 +599,10 @@ def test_the_inner_table_of_a_clients_answer_is_found_whatever_stands_in_it(tabl
     before = b'{"a":1,"messageQueueTable":'
     for window in (1, 2, 7, 1000):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(consume_admin, "_WINDOW", window)
-            (*_, (start, end)) = consume_admin.inner_table(before + text + b',"z":"}"}')
+            patch.setattr(client_admin, "_WINDOW", window)
+            (*_, (start, end)) = client_admin.inner_table(before + text + b',"z":"}"}')
         assert (before + text)[start:end] == text
-    assert [pair for pair in consume_admin.inner_table(before + text[:-1]) if pair != (0, 0)] == []
+    assert [pair for pair in client_admin.inner_table(before + text[:-1]) if pair != (0, 0)] == []
 
 
 async def test_stats_data(client: WireClient) -> None:

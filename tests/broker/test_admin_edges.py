@@ -11,7 +11,7 @@ from tests.broker.test_admin import NEW_TOPIC, RESET, body, by_queue
 from tests.broker.wire_client import WireClient, consumer
 from trimq.broker import addresses
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.admin import consume_admin
+from trimq.broker.processors.admin import client_admin
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -74,7 +74,7 @@ async def test_without_force_a_reset_by_the_clients_goes_back_only(tmp_path: Pat
 
 
 async def test_a_client_that_does_not_answer_or_is_too_old(client: WireClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_admin, "CLIENT_TIMEOUT", 0.05)
+    monkeypatch.setattr(client_admin, "CLIENT_TIMEOUT", 0.05)
     ask = {"consumerGroup": "G", "clientId": "c1", "jstackEnable": "true"}
     await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
     reply = await client.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, ask)

@@ -1,13 +1,18 @@
 """Administration of consumer groups and clients: 200, 201, 203, 204, 207, 225, 328, 343, 345, 352, 353."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import field
 
+from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.common import invalid
 from trimq.broker.services.client_channel import ClientChannel
-from trimq.broker.services.groups import FORBIDDEN_READ
+from trimq.broker.services.consumers import ConsumerManager
+from trimq.broker.services.groups import FORBIDDEN_READ, SubscriptionGroupManager
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.producers import ProducerManager
+from trimq.broker.services.stats import BrokerStats
 from trimq.protocol.body import Body, SubscriptionGroupConfig, decode_json, encode_json
 from trimq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -27,9 +32,6 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import in_slices
 
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
-
 
 class SubscriptionGroupList(Body):
     """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
@@ -40,11 +42,22 @@ class SubscriptionGroupList(Body):
 class GroupAdminProcessor:
     """Creates, changes, shows and deletes consumer groups; shows who is connected."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._parts = parts
-        self._groups = parts.groups
-        self._consumers = parts.consumers
-        self._producers = parts.producers
+    def __init__(
+        self,
+        *,
+        identity: BrokerIdentity,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        consumers: ConsumerManager,
+        producers: ProducerManager,
+        stats: BrokerStats,
+    ) -> None:
+        self._identity = identity
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._producers = producers
+        self._stats = stats
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""
@@ -96,11 +109,11 @@ class GroupAdminProcessor:
         """DELETE_SUBSCRIPTIONGROUP (207), with its offsets where ``cleanOffset`` says so."""
         header = command.header(DeleteSubscriptionGroupRequestHeader)
         self._groups.delete(header.group_name)
-        self._parts.stats.remove_group(header.group_name)
-        self._parts.offsets.remove_pulls(header.group_name)
+        self._stats.remove_group(header.group_name)
+        self._offsets.remove_pulls(header.group_name)
         if header.clean_offset:
-            self._parts.offsets.remove_group(header.group_name)
-            await self._parts.offsets.persisted()
+            self._offsets.remove_group(header.group_name)
+            await self._offsets.persisted()
         await self._groups.persisted()
         return command.reply()
 
@@ -115,8 +128,8 @@ class GroupAdminProcessor:
 
     async def topics(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """QUERY_TOPICS_BY_CONSUMER (343): topics in which the group has offsets."""
-        topics = self._parts.offsets.topics_of(command.header(GroupRequestHeader).group)
-        body = object_pieces(("brokerAddr", self._parts.address), ("topicList", list_pieces(in_order(topics))))
+        topics = self._offsets.topics_of(command.header(GroupRequestHeader).group)
+        body = object_pieces(("brokerAddr", self._identity.address), ("topicList", list_pieces(in_order(topics))))
         return await in_slices(connection, command, body)
 
     def subscription(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:

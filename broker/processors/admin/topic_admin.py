@@ -1,17 +1,20 @@
-"""Administration of topics: 17, 18, 21, 202, 215, 300, 305, 306, 316, 329, 351 (RocketMQ's AdminBrokerProcessor).
+"""Administration of topics: 17, 18, 21, 215, 300, 305, 306, 316, 329, 351 (RocketMQ's AdminBrokerProcessor).
 
 A reply that promises a change is sent when the change is on disk and the name servers know it.
 """
 
-from typing import TYPE_CHECKING
-
 from msgspec import field, structs
 
 from trimq.broker.config import BrokerConfig
-from trimq.broker.processors.admin.consume_stats import QueueTable
 from trimq.broker.processors.common import invalid, no_such_topic
-from trimq.broker.services.stats import TOPIC_PUT_NUMS
+from trimq.broker.services.consumers import ConsumerManager
+from trimq.broker.services.long_polling import PullRequestHoldService
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.registration import BrokerOuterAPI
+from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topic_attributes import alter, parse_changes
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.body import Body, TopicConfig, decode_json, encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -19,13 +22,11 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.admin import CreateTopicRequestHeader, TopicRequestHeader
 from trimq.protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
 from trimq.protocol.topic_rules import topic_problem
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
-from trimq.remoting.server.large_reply import LargeReply, in_slices
-
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
+from trimq.remoting.server.large_reply import in_slices
 
 _MAX_QUEUES = 65_536
 
@@ -36,21 +37,29 @@ class TopicConfigList(Body):
     topic_config_list: list[TopicConfig] = field(default_factory=list)
 
 
-class TopicOffset(Body):
-    """A queue in the reply to GET_TOPIC_STATS_INFO (202)."""
-
-    min_offset: int
-    max_offset: int
-    last_update_timestamp: int
-
-
 class TopicAdminProcessor:
     """Creates, changes, shows and deletes topics."""
 
-    def __init__(self, parts: "BrokerParts") -> None:
-        self._parts = parts
-        self._topics = parts.topics
-        self._store = parts.store
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        topics: TopicConfigManager,
+        offsets: ConsumerOffsetManager,
+        consumers: ConsumerManager,
+        long_polling: PullRequestHoldService,
+        registration: BrokerOuterAPI,
+        stats: BrokerStats,
+        store: MessageStore,
+    ) -> None:
+        self._configuration = configuration
+        self._topics = topics
+        self._offsets = offsets
+        self._consumers = consumers
+        self._long_polling = long_polling
+        self._registration = registration
+        self._stats = stats
+        self._store = store
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""
@@ -60,7 +69,6 @@ class TopicAdminProcessor:
         table.register(RequestCode.GET_TOPIC_CONFIG, self.config)
         table.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
         table.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
-        table.register(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
         table.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.consumed_by)
         table.register(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_consume_queues)
         table.register(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_unused)
@@ -106,7 +114,7 @@ class TopicAdminProcessor:
             return
         self._topics.put(*changed)
         await self._topics.persisted()
-        await self._parts.registration.registered()
+        await self._registration.registered()
 
     def _checked(self, wanted: TopicConfig) -> TopicConfig:
         """The topic as it will be: ``wanted.attributes`` are changes (+name, -name) to those it has."""
@@ -130,7 +138,7 @@ class TopicAdminProcessor:
         self._check_not_ours(topic)
 
     def _check_not_ours(self, topic: str) -> None:
-        config = self._parts.configuration.section(BrokerConfig)
+        config = self._configuration.section(BrokerConfig)
         if config.validate_system_topic_when_update_topic and self._topics.is_system(topic):
             raise invalid(f"the topic {topic} belongs to the broker itself (validateSystemTopicWhenUpdateTopic)")
 
@@ -159,46 +167,24 @@ class TopicAdminProcessor:
             raise invalid("the topic is blank")
         self._check_not_ours(topic)
         if self._topics.delete(topic):
-            self._parts.offsets.remove_topic(topic)
-            self._parts.stats.remove_topic(topic)
-            self._parts.long_polling.wake_topic(topic)
+            self._offsets.remove_topic(topic)
+            self._stats.remove_topic(topic)
+            self._long_polling.wake_topic(topic)
             # the queues go in this turn: a send that makes the topic anew a moment later has queues of its own
             await self._store.delete_topic(topic)
             await self._topics.persisted()
-            await self._parts.offsets.persisted()
-            await self._parts.registration.registered()
+            await self._offsets.persisted()
+            await self._registration.registered()
         return command.reply()
 
     def system_topics(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
         return command.reply(body=encode_json({"topicList": self._topics.system_topics()}))
 
-    async def stats(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_TOPIC_STATS_INFO (202): for each queue its limits and the store time of its last message."""
-        config = self._existing(command.header(TopicRequestHeader).topic)
-        async with LargeReply(connection, command) as reply:
-            table = QueueTable(reply, b'{"offsetTable":{')
-            table.open()
-            for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-                await table.add(self._parts.queue(config.topic_name, queue_id), await self._limits(config, queue_id))
-            tps = self._parts.stats.tps(TOPIC_PUT_NUMS, config.topic_name)
-            reply.add(b'},"topicPutTps":%b}' % encode_json(tps))
-            return reply.end()
-
-    async def _limits(self, config: TopicConfig, queue_id: int) -> TopicOffset:
-        topic = config.topic_name
-        end = max(0, self._store.max_offset(topic, queue_id))
-        last = await self._store.message_store_time(topic, queue_id, end - 1) if end else 0
-        return TopicOffset(
-            min_offset=max(0, self._store.min_offset(topic, queue_id)),
-            max_offset=end,
-            last_update_timestamp=max(0, last),
-        )
-
     async def consumed_by(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe to the topic or have offsets in it."""
         topic = command.header(TopicRequestHeader).topic
-        groups = self._parts.offsets.groups_of(topic) | set(self._parts.consumers.groups_of(topic))
+        groups = self._offsets.groups_of(topic) | set(self._consumers.groups_of(topic))
         return await in_slices(connection, command, object_pieces(("groupList", list_pieces(in_order(groups)))))
 
     async def clean_consume_queues(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -5,13 +5,17 @@ tries are used up. Source: RocketMQ's AbstractSendMessageProcessor.consumerSendM
 """
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.send.message_properties import tag_hash
 from trimq.broker.processors.send.send_checks import UNIT_RETRY, V3_4_9, SendChecks
 from trimq.broker.processors.send.send_codes import refusal_code
+from trimq.broker.services.groups import SubscriptionGroupManager
+from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.body import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -23,12 +27,10 @@ from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_text import join_properties
 from trimq.protocol.record import RecordError, pack_host
 from trimq.protocol.topic_rules import dlq_topic, retry_topic
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Outcome
-
-if TYPE_CHECKING:
-    from trimq.broker.parts import BrokerParts
 
 _FIRST_LEVEL = 3
 """Delay level of the first retry when the consumer leaves it to the broker (10 s with the default levels)."""
@@ -38,14 +40,25 @@ _READ_WRITE = PERM_READ | PERM_WRITE
 class SendBackProcessor:
     """Takes messages back."""
 
-    def __init__(self, parts: "BrokerParts", checks: SendChecks) -> None:
-        self._configuration = parts.configuration
-        self._topics = parts.topics
-        self._groups = parts.groups
-        self._store = parts.store
-        self._stats = parts.stats
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        store: MessageStore,
+        stats: BrokerStats,
+        checks: SendChecks,
+        store_host: bytes,
+    ) -> None:
+        """``store_host`` is what SendMessageProcessor has: the packed address that clients connect to."""
+        self._configuration = configuration
+        self._topics = topics
+        self._groups = groups
+        self._store = store
+        self._stats = stats
         self._checks = checks
-        self._store_host = parts.store_host
+        self._store_host = store_host
 
     def register(self, table: HandlerTable) -> None:
         """Take the code."""

@@ -1,0 +1,67 @@
+"""The broker's configuration, changed (25) and shown (26)."""
+
+from trimq.broker.services.config_file import ConfigFile
+from trimq.broker.services.registration import BrokerOuterAPI
+from trimq.broker.services.state_file import StateFileError
+from trimq.protocol.body import DataVersion, encode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.remoting.config.configuration import Configuration, parse_changes
+from trimq.remoting.config.properties import ConfigError
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+
+
+class ConfigAdminProcessor:
+    """Changes and shows options, live and for the next start."""
+
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        config_file: ConfigFile,
+        registration: BrokerOuterAPI,
+        started_wall_ms: int,
+    ) -> None:
+        """``started_wall_ms`` is the time of the version that the configuration is shown with."""
+        self._configuration = configuration
+        self._config_file = config_file
+        self._registration = registration
+        self._started_wall_ms = started_wall_ms
+
+    def register(self, table: HandlerTable) -> None:
+        """Take the codes of this family."""
+        table.register(RequestCode.UPDATE_BROKER_CONFIG, self.update_config, copy_body=True)
+        table.register(RequestCode.GET_BROKER_CONFIG, self.config)
+
+    async def update_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """UPDATE_BROKER_CONFIG (25): all changes or none, live and for the next start.
+
+        NO_PERMISSION for protected keys, INVALID_PARAMETER for values and for keys that need a restart. Unknown keys
+        are ignored, as RocketMQ does.
+        """
+        try:
+            changes = parse_changes(bytes(command.body).decode("utf-8", "replace"))
+        except ConfigError as error:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the body is not properties text: {error}") from None
+        refusals = self._configuration.check_change(changes)
+        if refusals:
+            text = "nothing was changed: " + "; ".join(f"{refusal.key} {refusal.reason}" for refusal in refusals)
+            forbidden = any(refusal.protected for refusal in refusals)
+            raise RemotingError(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.INVALID_PARAMETER, text)
+        known = {option.key for option in self._configuration.options()}
+        try:
+            await self._config_file.save({key: value for key, value in changes.items() if key in known})
+        except StateFileError as error:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"nothing was changed: {error}") from None
+        if "brokerPermission" in self._configuration.change(changes):
+            await self._registration.registered()
+        return command.reply()
+
+    def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_BROKER_CONFIG (26): the effective configuration as properties text, sorted."""
+        version = DataVersion(counter=self._configuration.counter, timestamp=self._started_wall_ms)
+        return command.reply(
+            header={"version": encode_json(version).decode()}, body=self._configuration.properties_text().encode()
+        )
