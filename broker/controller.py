@@ -20,22 +20,7 @@ from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig
 from trimq.broker.health import name_server_reasons, store_reasons
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.parts import BrokerParts
-from trimq.broker.processors.admin.broker_admin import BrokerAdminProcessor
-from trimq.broker.processors.admin.client_admin import ClientAdminProcessor
-from trimq.broker.processors.admin.config_admin import ConfigAdminProcessor
-from trimq.broker.processors.admin.consume_admin import ConsumeAdminProcessor
-from trimq.broker.processors.admin.group_admin import GroupAdminProcessor
-from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
-from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
-from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
-from trimq.broker.processors.client import ClientProcessor
-from trimq.broker.processors.lock import LockProcessor
-from trimq.broker.processors.offset import OffsetProcessor
-from trimq.broker.processors.pull.pull import PullMessageProcessor
-from trimq.broker.processors.query import QueryMessageProcessor
-from trimq.broker.processors.send.send import SendMessageProcessor
-from trimq.broker.processors.send.send_back import SendBackProcessor
-from trimq.broker.processors.send.send_checks import SendChecks
+from trimq.broker.processor_table import register_processors
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
@@ -64,7 +49,6 @@ from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
 from trimq.remoting.server.accept import bind, open_port
 from trimq.remoting.server.gate import Gate
-from trimq.remoting.server.limits import ReactorStats
 from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits
 
 if TYPE_CHECKING:
@@ -359,54 +343,7 @@ class BrokerController:
     def _serve_with(self, parts: BrokerParts, sockets: list[socket.socket]) -> None:
         """Tie store, services, processors and reactor together."""
         table = HandlerTable(self.gate)
-        configuration, store, topics, groups = parts.configuration, parts.store, parts.topics, parts.groups
-        checks = SendChecks(
-            configuration=configuration, topics=topics, groups=groups, locks=parts.locks, clock=parts.clock
-        )
-        sends = SendMessageProcessor(
-            configuration=configuration,
-            topics=topics,
-            store=store,
-            stats=parts.stats,
-            checks=checks,
-            unique_ids=parts.unique_ids,
-            store_host=parts.store_host,
-        )
-        pulls = PullMessageProcessor(
-            configuration=configuration,
-            topics=topics,
-            groups=groups,
-            consumers=parts.consumers,
-            offsets=parts.offsets,
-            long_polling=parts.long_polling,
-            stats=parts.stats,
-            store=store,
-        )
-        for processor in (
-            sends,
-            SendBackProcessor(
-                configuration=configuration,
-                topics=topics,
-                groups=groups,
-                store=store,
-                stats=parts.stats,
-                checks=checks,
-                store_host=parts.store_host,
-            ),
-            pulls,
-            QueryMessageProcessor(configuration=configuration, store=store),
-            OffsetProcessor(topics=topics, groups=groups, offsets=parts.offsets, schedule=parts.schedule, store=store),
-            ClientProcessor(
-                topics=topics,
-                groups=groups,
-                consumers=parts.consumers,
-                producers=parts.producers,
-                registration=parts.registration,
-            ),
-            LockProcessor(locks=parts.locks),
-        ):
-            processor.register(table)
-        _register_administration(table, parts, self.reactor.stats)
+        pulls = register_processors(table, parts, self.reactor.stats)
         holds = parts.long_polling
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
@@ -476,79 +413,6 @@ class BrokerController:
 
     def _section(self, kind: type[_T]) -> _T:
         return self.configuration.section(kind)
-
-
-def _register_administration(table: HandlerTable, parts: BrokerParts, reactor: ReactorStats) -> None:
-    """What mqadmin and consoles talk to."""
-    for processor in (
-        TopicAdminProcessor(
-            configuration=parts.configuration,
-            topics=parts.topics,
-            offsets=parts.offsets,
-            consumers=parts.consumers,
-            long_polling=parts.long_polling,
-            registration=parts.registration,
-            stats=parts.stats,
-            store=parts.store,
-        ),
-        QueueAdminProcessor(
-            identity=parts.identity,
-            topics=parts.topics,
-            consumers=parts.consumers,
-            stats=parts.stats,
-            store=parts.store,
-        ),
-        GroupAdminProcessor(
-            identity=parts.identity,
-            groups=parts.groups,
-            offsets=parts.offsets,
-            consumers=parts.consumers,
-            producers=parts.producers,
-            stats=parts.stats,
-        ),
-        ConsumeAdminProcessor(
-            identity=parts.identity,
-            topics=parts.topics,
-            groups=parts.groups,
-            offsets=parts.offsets,
-            consumers=parts.consumers,
-            stats=parts.stats,
-            store=parts.store,
-            clock=parts.clock,
-        ),
-        OffsetAdminProcessor(
-            identity=parts.identity,
-            configuration=parts.configuration,
-            topics=parts.topics,
-            groups=parts.groups,
-            offsets=parts.offsets,
-            consumers=parts.consumers,
-            long_polling=parts.long_polling,
-            store=parts.store,
-        ),
-        ClientAdminProcessor(
-            identity=parts.identity,
-            topics=parts.topics,
-            groups=parts.groups,
-            consumers=parts.consumers,
-            store=parts.store,
-        ),
-        ConfigAdminProcessor(
-            configuration=parts.configuration,
-            config_file=parts.config_file,
-            registration=parts.registration,
-            started_wall_ms=parts.started_wall_ms,
-        ),
-        BrokerAdminProcessor(
-            configuration=parts.configuration,
-            schedule=parts.schedule,
-            stats=parts.stats,
-            store=parts.store,
-            disk=parts.disk,
-            reactor=reactor,
-        ),
-    ):
-        processor.register(table)
 
 
 def _port_taken(error: OSError) -> StartError:

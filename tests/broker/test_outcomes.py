@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.broker.processors import back_of, sends_of
 from tests.broker.raw_client import json_frame
 from tests.broker.wire_client import WireClient, send_ext
 from trimq.broker.controller import BrokerController
+from trimq.broker.processor_table import send_back_processor, send_processor
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, PutCallback, PutMessageResult, PutMessageStatus
 from trimq.broker.testing import running_broker
@@ -138,8 +138,8 @@ def store_that(broker: BrokerController, **methods: Callable[..., Any]) -> Any:
     for name, method in methods.items():
         setattr(broker.parts.store, name, method)
     table = HandlerTable()
-    sends_of(broker.parts).register(table)
-    back_of(broker.parts).register(table)
+    send_processor(broker.parts).register(table)
+    send_back_processor(broker.parts).register(table)
     table.register(RequestCode.GET_MAX_OFFSET, lambda _, command: command.reply(header={"offset": "0"}))
     sock = listen("127.0.0.1", 0)
     address = sock.getsockname()
