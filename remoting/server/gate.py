@@ -182,7 +182,5 @@ class _GuardedGroup:
     def lengths(self) -> Container[int]:
         return self._server.lengths
 
-    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
-        if all(self._guard(span.connection) for span in spans):
-            return self._server.serve(frames, spans)
-        return [Served(span.begin, 0) for span in spans]
+    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Served | None:
+        return self._server.serve(frames, spans) if all(self._guard(span.connection) for span in spans) else None

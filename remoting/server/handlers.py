@@ -2,7 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Container, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.typed_request import TypedRequest
@@ -48,7 +50,7 @@ Handler may. The body is a view as it is for a Handler.
 """
 
 
-class Span(NamedTuple):
+class Span(Struct, gc=False):
     """Whole frames that one connection has sent, side by side: [begin, end) of what they are served from."""
 
     connection: "Connection"
@@ -58,16 +60,17 @@ class Span(NamedTuple):
     """How many."""
 
 
-class Served(NamedTuple):
-    """What a GroupedServer has served of a span: so many of its first ``frames``, which end at ``end``.
+class Served(Struct, gc=False):
+    """What a GroupedServer has served, span by span: an entry for each in every column, in their order.
 
-    ``replies``: whole frames, joined. ``deferred``: so many of them get theirs by ``Connection.complete``.
+    ``replies``: whole frames, joined; nothing where ``deferred``: they come by ``Connection.complete``. ``frames`` and
+    ``ends``: so many frames of each span were served, its first ones, which end there; None: all of all spans.
     """
 
-    end: int
-    frames: int
-    replies: bytes = b""
-    deferred: int = 0
+    replies: Sequence[bytes] = ()
+    deferred: bool = False
+    frames: Sequence[int] | None = None
+    ends: Sequence[int] | None = None
 
 
 class GroupedServer(Protocol):
@@ -89,8 +92,8 @@ class GroupedServer(Protocol):
         """
         ...
 
-    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
-        """Serve what it can of each span; an entry for each, in their order. ``frames`` is valid until this returns.
+    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Served | None:
+        """Serve what it can of each span; None: nothing of any. ``frames`` is valid until this returns.
 
         The first frame of each span is of a code that it is registered for; the others may be anything.
         """

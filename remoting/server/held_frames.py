@@ -5,7 +5,7 @@ server knows frames of their length (an GroupedServer), they stay in the receive
 together at the end of the round, or before anything else is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from trimq.protocol.command import Encoding
@@ -61,6 +61,7 @@ class HeldFrames:
         self._view = view
         self._high_water = limits.high_water
         self._max_inflight = limits.max_inflight
+        self._max_inflight_here = limits.max_inflight_per_connection
         self._stats = stats
         self._failures = failures
         self._serve_received = one_by_one
@@ -128,41 +129,54 @@ class HeldFrames:
         assert server is not None
         for span in spans:
             span.connection.held_back = False
-        count = sum(span.frames for span in spans)
-        served = [(span, Served(span.begin, 0)) for span in spans]
+        count = sum([span.frames for span in spans])
+        served: Served | None = None
+        most = self._max_inflight_here
         # at its end all of them may be in flight
         if (
             count >= LEAST
             and self._stats.inflight + count <= self._max_inflight
-            and all(span.connection.has_room(span.frames) for span in spans)
+            and all(span.connection.inflight + span.frames <= most for span in spans)
         ):
             try:
-                served = list(zip(spans, server.serve(self._view[begin:end], spans), strict=True))
+                served = server.serve(self._view[begin:end], spans)
+                if served is not None:
+                    _check(served, len(spans))
             except Exception as error:  # noqa: BLE001 - as for any other handler
-                served = [(span, self._failed(span, begin, error)) for span in spans]
-        if any(part.frames for _, part in served):
-            self._misses = 0
-            self._learn_pause = _LEARN_PAUSE
-        else:
+                served = Served([self._failed(span, begin, error) for span in spans])
+        if served is None:
             self._misses += 1
             if self._misses == _MISSES:
                 self._misses = 0
                 self._not_before = self._stats.rounds + _PAUSE
-        for span, part in served:
-            self._answer(span.connection, part)
-        for span, part in served:
-            if part.end < span.end and not span.connection.closed:
-                self._serve_received(span.connection, begin + part.end, begin + span.end)
+            for span in spans:
+                if not span.connection.closed:
+                    self._serve_received(span.connection, begin + span.begin, begin + span.end)
+            return
+        self._misses = 0
+        self._learn_pause = _LEARN_PAUSE
+        self._answer(spans, served)
+        if served.ends is not None:
+            for span, stop in zip(spans, served.ends, strict=True):
+                if stop < span.end and not span.connection.closed:
+                    self._serve_received(span.connection, begin + stop, begin + span.end)
 
-    def _answer(self, conn: Connection, served: Served) -> None:
-        self._stats.frames += served.frames
-        if served.frames and not conn.closed:
-            conn.encoding = Encoding.JSON
-            if served.deferred:
-                conn.begin(served.deferred)
-            if served.replies:
-                conn.reply(served.replies)
-                if conn.waiting >= self._high_water:
+    def _answer(self, spans: Sequence[Span], served: Served) -> None:
+        frames = served.frames if served.frames is not None else [span.frames for span in spans]
+        self._stats.frames += sum(frames)
+        if served.deferred:
+            for span, count in zip(spans, frames, strict=True):
+                span.connection.encoding = Encoding.JSON
+                span.connection.begin(count)
+            return
+        high_water = self._high_water
+        for span, reply in zip(spans, served.replies, strict=True):
+            conn = span.connection
+            if reply:
+                conn.encoding = Encoding.JSON
+                conn.reply(reply)
+                out = conn.out
+                if out.queued - out.sent >= high_water and not conn.closed:
                     self._send_now(conn)
 
     def _learn(self, server: GroupedServer, begin: int, length: int) -> None:
@@ -176,7 +190,7 @@ class HeldFrames:
             self._learn_at = rounds + self._learn_pause
             self._learn_pause = min(2 * self._learn_pause, _LONGEST_PAUSE)
 
-    def _failed(self, span: Span, begin: int, error: Exception) -> Served:
+    def _failed(self, span: Span, begin: int, error: Exception) -> bytes:
         """All of a span's requests are answered with the error: what the server has done to them is not known."""
         replies = []
         length = (span.end - span.begin) // span.frames
@@ -187,4 +201,11 @@ class HeldFrames:
             except FrameError:
                 span.connection.close(f"broken frame: {error}", broken=True)
                 break
-        return Served(span.end, span.frames, b"".join(replies))
+        return b"".join(replies)
+
+
+def _check(served: Served, spans: int) -> None:
+    """Raises ValueError where what a server says does not tell what became of each span."""
+    columns = [served.frames, served.ends, None if served.deferred else served.replies]
+    if any(column is not None and len(column) != spans for column in columns):
+        raise ValueError("the server of grouped requests has left out a span")

@@ -80,7 +80,7 @@ class Intake:
         self.turn_end = 0.0
         """When the turn that is going on has to stop, in perf_counter's time."""
 
-    def serve(self, conn: Connection) -> None:
+    def serve(self, conn: Connection) -> None:  # noqa: PLR0912, PLR0915 - as for ``_frames``
         """One turn of a connection: what it has sent, as far as one read brings it, or what is left of the last one."""
         held = self.held
         begin = held.end
@@ -90,9 +90,31 @@ class Intake:
         if conn.big is not None:
             self._serve_big(conn, conn.big)
             return
-        end = self._receive(conn, begin)
-        if not end:
-            return
+        view = self.view
+        end = start = begin
+        self._continues = False
+        if conn.rest:
+            end = start = len(conn.rest)
+            view[:start] = self._unfinished.take(conn)
+            self._continues = True
+        if conn.ready:
+            conn.ready = False
+        else:
+            try:
+                end += conn.sock.recv_into(view[start:] if start else view)
+            except BlockingIOError:
+                if start > begin:
+                    self._unfinished.keep(conn, bytes(view[begin:start]))
+                return
+            except OSError as error:
+                conn.close(f"the connection was lost: {error}")
+                return
+            if end == start:
+                cut = start > begin
+                conn.close("the client has closed it" + (" within a frame" if cut else ""), quiet=not cut)
+                return
+            self._stats.bytes_in += end - start
+            conn.active_at = self._time.now
         total, word, front = _front_at(self._buffer, begin)
         length = total + 4
         server = conn.table.grouped.get(front)
@@ -119,7 +141,7 @@ class Intake:
             self.serve_received(conn, begin, end)
             return
         # one request, which is what most clients send at a time: as in ``_frames``
-        answer = self._fast(conn, path, self.view, begin + _WORDS, body_at, end)
+        answer = self._fast(conn, path, view, begin + _WORDS, body_at, end)
         if answer is None:
             self.serve_received(conn, begin, end)
             return
@@ -135,38 +157,6 @@ class Intake:
         out = conn.out
         if out.queued - out.sent >= self._high_water and not conn.closed:
             self._send_now(conn)
-
-    def _receive(self, conn: Connection, begin: int) -> int:
-        """Read what a connection has sent behind ``begin`` in the buffer, or take what is left of it; its end.
-
-        0 where there is nothing new, or it is closed.
-        """
-        view = self.view
-        end = start = begin
-        self._continues = False
-        if conn.rest:
-            end = start = len(conn.rest)
-            view[:start] = self._unfinished.take(conn)
-            self._continues = True
-        if conn.ready:
-            conn.ready = False
-        else:
-            try:
-                end += conn.sock.recv_into(view[start:] if start else view)
-            except BlockingIOError:
-                if start > begin:
-                    self._unfinished.keep(conn, bytes(view[begin:start]))
-                return 0
-            except OSError as error:
-                conn.close(f"the connection was lost: {error}")
-                return 0
-            if end == start:
-                cut = start > begin
-                conn.close("the client has closed it" + (" within a frame" if cut else ""), quiet=not cut)
-                return 0
-            self._stats.bytes_in += end - start
-            conn.active_at = self._time.now
-        return end
 
     def _fast(
         self, conn: Connection, path: FastPath, view: memoryview, head_at: int, body_at: int, stop: int

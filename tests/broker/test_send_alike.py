@@ -97,9 +97,10 @@ async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> A
     served: dict[int, int] = {}
     original = AlikeSends.serve
 
-    def counted(self: AlikeSends, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
+    def counted(self: AlikeSends, frames: memoryview, spans: Sequence[Span]) -> Served | None:
         result = original(self, frames, spans)
-        served[id(self)] = served.get(id(self), 0) + sum(part.frames for part in result)
+        if result is not None:
+            served[id(self)] = served.get(id(self), 0) + sum(span.frames for span in spans)
         return result
 
     monkeypatch.setattr(AlikeSends, "serve", counted)

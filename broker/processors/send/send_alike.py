@@ -77,12 +77,8 @@ class AlikeSends:
         self.lengths[layout.length] = layout
         return True
 
-    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Sequence[Served]:
+    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Served | None:
         """See GroupedServer. Frames of one length only: all of them or none."""
-        served = self._serve(frames, spans)
-        return [Served(span.begin, 0) for span in spans] if served is None else served
-
-    def _serve(self, frames: memoryview, spans: Sequence[Span]) -> list[Served] | None:
         first = spans[0]
         length = (first.end - first.begin) // first.frames
         layout = self.lengths.get(length)
@@ -116,14 +112,9 @@ class AlikeSends:
         )
         asked = _Asked(spans, topic, layout, placed, columns, numbers)
         if direct.waits:
-            if direct.put(put, partial(self._durable, asked)) is None:
-                return None
-            return [Served(span.end, span.frames, deferred=span.frames) for span in spans]
+            return None if direct.put(put, partial(self._durable, asked)) is None else Served(deferred=True)
         result = direct.put(put, None)
-        if result is None:
-            return None
-        replies = self._stored(asked, result)
-        return [Served(span.end, span.frames, own) for span, own in zip(spans, replies, strict=True)]
+        return None if result is None else Served(self._stored(asked, result))
 
     def _stored(self, asked: _Asked, result: PutMessageResult) -> list[bytes]:
         """Count them; the replies to each connection."""

@@ -75,14 +75,14 @@ class StoreDispatcher:
         self.last_record = position if offsets is None else offsets[-1]
         self.last_store_timestamp = result.store_timestamp
         kind = put.sys_flag & _TYPES
-        if self.index is not None and kind != _ROLLBACK:
-            put.index_into(self.index, result)
-        if kind == _PREPARED or kind == _ROLLBACK:  # noqa: PLR1714, SIM109 - a third of the time of a tuple
-            return
         topic, dropped = put.topic, self._dropped
-        if position < dropped.end and dropped.has(topic, position, result.store_timestamp):
+        if kind == _PREPARED or kind == _ROLLBACK:  # noqa: PLR1714, SIM109 - a third of the time of a tuple
+            put.dispatch_into(self.index if kind == _PREPARED else None, None, result)
             return
-        put.units_into(self._queues, result)
+        if position < dropped.end and dropped.has(topic, position, result.store_timestamp):
+            put.dispatch_into(self.index, None, result)
+            return
+        put.dispatch_into(self.index, self._queues, result)
         is_heard = bool(self.message_arriving) or topic in self.arriving_in
         if is_heard or self.awaited:
             for queue_id, following, tags_codes in put.arrivals(result):

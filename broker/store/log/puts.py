@@ -94,12 +94,10 @@ class Put(Protocol):
         """The dispatch comes later: drop what it does not need, which may be a view of the receive buffer."""
         ...
 
-    def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
-        """Hand the keys to the index."""
-        ...
-
-    def units_into(self, queues: "ConsumeQueueStore", result: PutMessageResult, /) -> None:
-        """Add the units to the queues."""
+    def dispatch_into(
+        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
+    ) -> None:
+        """Hand the keys to the index, and add the units to the queues; None: not to these."""
         ...
 
     def arrivals(self, result: PutMessageResult, /) -> Arrivals:
@@ -205,21 +203,23 @@ class MessageInner(Struct, gc=False):
         """See Put."""
         self.body = b""
 
-    def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
+    def dispatch_into(
+        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
+    ) -> None:
         """See Put."""
-        if self.keys:  # IndexService.put without the call
+        topic, physical_offset = self.topic, result.physical_offset
+        if index is not None and self.keys:  # IndexService.put without the call
             pending = index.pending
-            pending.append((self.topic, self.keys, result.physical_offset, result.store_timestamp))
+            pending.append((topic, self.keys, physical_offset, result.store_timestamp))
             if len(pending) == WAKE_AT:
                 index.wake()
-
-    def units_into(self, queues: "ConsumeQueueStore", result: PutMessageResult) -> None:
-        """See Put."""
+        if queues is None:
+            return
         try:
-            queue = queues.queues[self.topic][self.queue_id]
+            queue = queues.queues[topic][self.queue_id]
         except KeyError:
-            queue = queues.find_or_create(self.topic, self.queue_id)
-        physical_offset, size, queue_offset = result.physical_offset, result.size, result.queue_offset
+            queue = queues.find_or_create(topic, self.queue_id)
+        size, queue_offset = result.size, result.queue_offset
         if queue_offset == queue.next_offset and physical_offset >= queue.max_phy and queue.dirty:
             # ConsumeQueue.put's usual case, without the call
             queue.tail += _PACK_UNIT(physical_offset, size, self.tags_code)
@@ -298,18 +298,18 @@ class MessageBatch(Struct, gc=False):
         """See Put."""
         self.messages = NO_MESSAGES
 
-    def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
-        """See Put."""
-        if isinstance(self.keys, list):
-            index.put_all(
-                zip(repeat(self.topic), self.keys, self.offsets, repeat(result.store_timestamp), strict=False)
-            )
-        else:
-            index.put_run(self.keys.run(self.topic, self.offsets, result.store_timestamp))
-
-    def units_into(self, queues: "ConsumeQueueStore", result: PutMessageResult) -> None:
+    def dispatch_into(
+        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
+    ) -> None:
         """See Put."""
         offsets = self.offsets
+        if index is not None:
+            if isinstance(self.keys, list):
+                index.put_all(zip(repeat(self.topic), self.keys, offsets, repeat(result.store_timestamp), strict=False))
+            else:
+                index.put_run(self.keys.run(self.topic, offsets, result.store_timestamp))
+        if queues is None:
+            return
         if isinstance(offsets, range):
             sizes = [offsets.step] * len(offsets)
         else:
@@ -400,12 +400,14 @@ class MessageRows(Struct, gc=False):
     def let_go(self) -> None:
         """See Put: its rows are its own."""
 
-    def index_into(self, index: "IndexService", result: PutMessageResult) -> None:
+    def dispatch_into(
+        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
+    ) -> None:
         """See Put."""
-        index.put_run(self.keys.run(self.topic, self.offsets, result.store_timestamp))
-
-    def units_into(self, queues: "ConsumeQueueStore", _result: PutMessageResult) -> None:
-        """See Put."""
+        if index is not None:
+            index.put_run(self.keys.run(self.topic, self.offsets, result.store_timestamp))
+        if queues is None:
+            return
         units = self.rows.units(self.tags_code)
         end = 0
         for queue, count, start in self._by_queue():
