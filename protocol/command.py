@@ -36,7 +36,8 @@ class RemotingCommand(Struct, gc=False):
     """A request or a reply (RocketMQ's RemotingCommand).
 
     ``body`` may be a view into a receive buffer: it is valid only while the handler that got it runs synchronously.
-    Exactly one of ``ext_raw`` (JSON text as it arrived) and ``ext`` (text to text) holds the ext fields.
+    Exactly one of ``ext_raw`` (JSON text as it arrived) and ``ext`` (text to text) holds the ext fields; those of a
+    TypedCommand are in its ``head``. ``header`` and ``ext_fields`` know all of them.
     The names with a tilde are never taken from a JSON header: decoding sets those fields afterwards.
     """
 

@@ -32,8 +32,9 @@ class TypedRequest(Struct, Generic[H], gc=False):
     code: int
     opaque: int = 0
     flag: int = 0
-    version: int = 0
+    version: int | None = None
     language: Any = None
+    remark: str | None = None
     body: Any = field(name="~body", default=b"")
 
     def command(self, head: memoryview) -> RemotingCommand:
@@ -42,8 +43,9 @@ class TypedRequest(Struct, Generic[H], gc=False):
             self.code,
             self.opaque,
             self.flag,
-            self.version,
+            self.version or 0,
             self.language,
+            self.remark,
             body=self.body,
             encoding=Encoding.JSON,
             typed=self.header,
@@ -54,7 +56,8 @@ class TypedRequest(Struct, Generic[H], gc=False):
 class TypedCommand(RemotingCommand, gc=False):
     """A command with a header that was decoded together with its envelope.
 
-    ``head`` is its whole JSON header, from which fields are read that ``typed`` does not have.
+    ``head`` is its whole JSON header, from which fields are read that ``typed`` does not have: it has neither
+    ``ext_raw`` nor ``ext``.
     """
 
     typed: Any = field(name="~typed", default=None)
@@ -78,6 +81,7 @@ class TypedCommand(RemotingCommand, gc=False):
     def drop_buffers(self) -> None:
         """See RemotingCommand."""
         self.body = self.head = b""
+        self.typed = None
 
     def _whole(self) -> RemotingCommand:
         head = memoryview(self.head)

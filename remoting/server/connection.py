@@ -302,14 +302,6 @@ class Connection:
 
     # requests in flight
 
-    def has_room(self, count: int = 1) -> bool:
-        """Whether so many more requests keep the limits of those in flight, here and on the server."""
-        limits = self._owner.limits
-        return (
-            self.inflight + count <= limits.max_inflight_per_connection
-            and self._stats.inflight + count <= limits.max_inflight
-        )
-
     def begin(self, count: int = 1) -> None:
         """So many requests are in flight until ``end`` or ``complete``."""
         if not self.closed:

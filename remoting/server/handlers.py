@@ -63,14 +63,17 @@ class Span(Struct, gc=False):
 class Served(Struct, gc=False):
     """What a GroupedServer has served, span by span: an entry for each in every column, in their order.
 
-    ``replies``: whole frames, joined; nothing where ``deferred``: they come by ``Connection.complete``. ``frames`` and
-    ``ends``: so many frames of each span were served, its first ones, which end there; None: all of all spans.
+    ``replies``: whole frames, joined; nothing where ``deferred``: they come by ``Connection.complete``. ``parts``: how
+    many frames of each span were served, its first ones, and where they end; None: all of all spans.
     """
 
     replies: Sequence[bytes] = ()
     deferred: bool = False
-    frames: Sequence[int] | None = None
-    ends: Sequence[int] | None = None
+    parts: Sequence[tuple[int, int]] | None = None
+
+    def fits(self, spans: int) -> bool:
+        """Whether it tells what became of each of so many spans."""
+        return (self.deferred or len(self.replies) == spans) and (self.parts is None or len(self.parts) == spans)
 
 
 class GroupedServer(Protocol):

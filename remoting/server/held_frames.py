@@ -140,8 +140,6 @@ class HeldFrames:
         ):
             try:
                 served = server.serve(self._view[begin:end], spans)
-                if served is not None:
-                    _check(served, len(spans))
             except Exception as error:  # noqa: BLE001 - as for any other handler
                 served = Served([self._failed(span, begin, error) for span in spans])
         if served is None:
@@ -155,14 +153,17 @@ class HeldFrames:
             return
         self._misses = 0
         self._learn_pause = _LEARN_PAUSE
+        if not served.fits(len(spans)):
+            self._close(spans, server)
+            return
         self._answer(spans, served)
-        if served.ends is not None:
-            for span, stop in zip(spans, served.ends, strict=True):
+        if served.parts is not None:
+            for span, (_, stop) in zip(spans, served.parts, strict=True):
                 if stop < span.end and not span.connection.closed:
                     self._serve_received(span.connection, begin + stop, begin + span.end)
 
     def _answer(self, spans: Sequence[Span], served: Served) -> None:
-        frames = served.frames if served.frames is not None else [span.frames for span in spans]
+        frames = [span.frames for span in spans] if served.parts is None else [count for count, _ in served.parts]
         self._stats.frames += sum(frames)
         if served.deferred:
             for span, count in zip(spans, frames, strict=True):
@@ -178,6 +179,13 @@ class HeldFrames:
                 out = conn.out
                 if out.queued - out.sent >= high_water and not conn.closed:
                     self._send_now(conn)
+
+    def _close(self, spans: Sequence[Span], server: GroupedServer) -> None:
+        """The server does not say what became of each request: no reply could be right."""
+        error = ValueError("the server of grouped requests has left out a span")
+        self._failures.of_hook(server.serve, error)
+        for span in spans:
+            span.connection.close(f"a fault of the server: {error}")
 
     def _learn(self, server: GroupedServer, begin: int, length: int) -> None:
         """A frame of a length that is not known has been served one by one, and more of them may come."""
@@ -202,10 +210,3 @@ class HeldFrames:
                 span.connection.close(f"broken frame: {error}", broken=True)
                 break
         return b"".join(replies)
-
-
-def _check(served: Served, spans: int) -> None:
-    """Raises ValueError where what a server says does not tell what became of each span."""
-    columns = [served.frames, served.ends, None if served.deferred else served.replies]
-    if any(column is not None and len(column) != spans for column in columns):
-        raise ValueError("the server of grouped requests has left out a span")

@@ -35,7 +35,7 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.message_keys import index_keys
-from trimq.protocol.property_text import decode_properties, join_properties
+from trimq.protocol.property_text import closed, decode_properties, join_properties
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import RETRY_PREFIX
 from trimq.remoting.config.configuration import Configuration
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from trimq.broker.processors.send.send_batch_alike import AlikeBatches
 
 _pack_words: Final = struct.Struct(">II").pack
+
+
+def _no_body() -> RemotingError:
+    return RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
 
 
 def _properties(text: str) -> dict[str, str]:
@@ -95,7 +99,6 @@ class SendMessageProcessor:
         """``store_host`` is the packed address that clients connect to: it is part of records and message ids."""
         self._configuration = configuration
         self._topics = topics
-        self._table = topics.table
         self._checks = checks
         self._put_message = store.put_message
         self._tags = store.indexes_tags
@@ -123,6 +126,7 @@ class SendMessageProcessor:
         self._ext = {"MSG_REGION": config.region_id, "TRACE_ON": "true" if config.trace_on else "false"}
         self._added = self._ext | {"CLUSTER": config.broker_cluster_name}
         region = config.region_id
+        self._added_text = join_properties(self._added)
         self._templated = region.isascii() and region.isprintable() and not set('"\\%') & set(region)
         self._template = (
             f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{self._ext["TRACE_ON"]}",'
@@ -217,7 +221,11 @@ class SendMessageProcessor:
             raise illegal_queue(header, config)
         if queue_id < 0:
             queue_id = random_queue(config)
-        return self._put_one(connection, command, header, _properties(text), header.topic, queue_id)
+        if not len(command.body):
+            raise _no_body()
+        properties = _properties(text)
+        as_it_came = text if self._direct.ordinary(closed(text)) else None
+        return self._put_one(connection, command, header, properties, header.topic, queue_id, as_it_came)
 
     def _put_one(
         self,
@@ -227,21 +235,29 @@ class SendMessageProcessor:
         properties: dict[str, str],
         topic: str,
         queue_id: int,
+        as_it_came: str | None = None,
     ) -> Outcome:
+        """``as_it_came``: the text of ordinary ``properties``, which is stored as the client wrote it.
+
+        That is what the fast way does, and makes a difference only where a name is there twice.
+        """
         if not len(command.body):
-            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
+            raise _no_body()
         sys_flag = self._checks.flags(header.sys_flag, properties, header.reconsume_times or 0)
         properties.pop("POP_CK", None)
         unique = properties.get("UNIQ_KEY")
         if unique is None:
             unique = properties["UNIQ_KEY"] = self._next_unique()  # the index finds it by this one too
+            if as_it_came is not None:
+                as_it_came = closed(as_it_came) + join_properties({"UNIQ_KEY": unique})
         properties |= self._added
         stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
+        text = join_properties(properties) if as_it_came is None else closed(as_it_came) + self._added_text
         message = MessageInner(
             stored_topic,
             stored_queue,
             command.body,
-            join_properties(properties).encode(),
+            text.encode(),
             header.born_timestamp,
             born_host(connection),
             self._store_host,

@@ -27,7 +27,7 @@ from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageReq
 from trimq.protocol.message_keys import TAG_KEY, key_words
 from trimq.protocol.property_text import Matcher, join_properties, ordinary
 from trimq.protocol.record import MAX_PROPERTIES
-from trimq.protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC
+from trimq.protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC, topic_problem
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
@@ -246,7 +246,13 @@ class DirectSends:
         """What is to be known of a topic that is sent to for the first time since it was made or changed."""
         self._topics.pop(name, None)
         config = self._table.get(name)
-        if config is None or name in NO_SEND_TOPICS or name == SCHEDULE_TOPIC or name[:1] == "%":
+        if (
+            config is None
+            or name in NO_SEND_TOPICS
+            or name == SCHEDULE_TOPIC
+            or name[:1] == "%"
+            or topic_problem(name) is not None  # one that a state file has brought
+        ):
             return None
         topic = self._topics[name] = SendTopic(config, *self._stats.topic_counters(name))
         return topic
