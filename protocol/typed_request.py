@@ -25,7 +25,8 @@ NOT_DECODED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class TypedRequest(Struct, Generic[H], gc=False):
     """The fields of a RemotingCommand of which ``header`` has been decoded already.
 
-    ``body`` is set by whoever decodes; it may be a view into a receive buffer.
+    ``body`` is set by whoever decodes; it may be a view into a receive buffer. All fields that a RemotingCommand takes
+    are here, so that what is accepted is accepted there too: the last two of them are for nothing else.
     """
 
     header: H = field(name="extFields")
@@ -34,7 +35,10 @@ class TypedRequest(Struct, Generic[H], gc=False):
     flag: int = 0
     version: int = 0
     language: Any = None
+    remark: str | None = None
     body: Any = field(name="~body", default=b"")
+    unused_ext: dict[str, Any] | None = field(name="~ext", default=None)
+    unused_encoding: Any = field(name="~encoding", default=None)
 
     def command(self, head: memoryview) -> RemotingCommand:
         """The same as a command. ``head`` is the JSON header that this was decoded from."""
@@ -44,6 +48,7 @@ class TypedRequest(Struct, Generic[H], gc=False):
             self.flag,
             self.version,
             self.language,
+            self.remark,
             body=self.body,
             encoding=Encoding.JSON,
             typed=self.header,
