@@ -25,7 +25,8 @@ NOT_DECODED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class TypedRequest(Struct, Generic[H], gc=False):
     """The fields of a RemotingCommand of which ``header`` has been decoded already.
 
-    ``body`` is set by whoever decodes; it may be a view into a receive buffer.
+    ``body`` is set by whoever decodes; it may be a view into a receive buffer. All fields that a RemotingCommand takes
+    are here, so that what is accepted is accepted there too: the last two of them are for nothing else.
     """
 
     header: H = field(name="extFields")
@@ -36,6 +37,8 @@ class TypedRequest(Struct, Generic[H], gc=False):
     language: Any = None
     remark: str | None = None
     body: Any = field(name="~body", default=b"")
+    unused_ext: dict[str, Any] | None = field(name="~ext", default=None)
+    unused_encoding: Any = field(name="~encoding", default=None)
 
     def command(self, head: memoryview) -> RemotingCommand:
         """The same as a command. ``head`` is the JSON header that this was decoded from."""

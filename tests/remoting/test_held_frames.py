@@ -93,8 +93,10 @@ class Fixture:
         self.server = server
         self.together = together
         self.single = single
-        self.fails = False
         """Opaques of what was served one by one."""
+        self.fails = False
+        self.leaves = False
+        """Whether the fast handler leaves everything to the full one."""
 
 
 @asynccontextmanager
@@ -106,6 +108,8 @@ async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]
     def direct(_connection: Connection, request: TypedRequest[Empty]) -> bytes | None:
         if fixture.fails:
             raise ValueError
+        if fixture.leaves:
+            return None
         single.append(request.opaque)
         together.order.append(single[-1])
         return answered(single[-1], b"single")
@@ -439,6 +443,23 @@ async def test_what_fails_by_itself_is_not_learnt() -> None:
         await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
         assert {(await peer.receive()).code for _ in range(FEW)} == {ResponseCode.SYSTEM_ERROR}
         assert not fixture.together.learnt
+        fixture.fails = False
+        await peer.send_bytes(b"".join(map(frame, opaques(2000, FEW))))
+        assert len(await replies_to(peer, FEW)) == FEW
+        assert fixture.together.learnt == [frame(2000)]
+
+
+async def test_what_the_full_handler_has_served_is_not_learnt() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.lengths.clear()
+        fixture.leaves = True
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
+        assert await replies_to(peer, FEW) == dict.fromkeys(opaques(1000, FEW), b"body")
+        assert not fixture.together.learnt
+        fixture.leaves = False
+        await peer.send_bytes(b"".join(map(frame, opaques(2000, FEW))))
+        assert await replies_to(peer, FEW) == dict.fromkeys(opaques(2000, FEW), b"single")
+        assert fixture.together.learnt == [frame(2000)]
 
 
 @pytest.mark.parametrize("count", [FEW, LEAST])

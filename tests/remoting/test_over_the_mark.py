@@ -34,11 +34,19 @@ class Fields(Struct):
     word: str
 
 
+EXT = {"word": "w"}
+"""Without it a request does not get to the fast handler."""
+
+
 class Handlers:
-    """Each way in which a reply of ``SIZE`` bytes may come; ``begun`` counts requests by code."""
+    """Each way in which a reply of ``SIZE`` bytes may come.
+
+    ``begun`` counts requests by code, ``direct_ones`` those that the fast handler has served.
+    """
 
     def __init__(self) -> None:
         self.begun: Counter[int] = Counter()
+        self.direct_ones = 0
         self.kept: list[tuple[Connection, RemotingCommand]] = []
         self.gate = trio.Event()
         self.done: list[bytes] = []
@@ -79,6 +87,7 @@ class Handlers:
 
     def direct(self, _connection: Connection, asked: TypedRequest[Fields]) -> bytes:
         self.begun[DIRECT] += 1
+        self.direct_ones += 1
         command = request(DIRECT, opaque=asked.opaque)
         return encode(command.reply(body=bytes(SIZE)))
 
@@ -115,11 +124,12 @@ async def test_direct_replies_count_within_a_turn() -> None:
     handlers = Handlers()
     limits = ReactorLimits(high_water=MARK, low_water=100_000, turn=10.0)
     async with serving(handlers.table(), limits) as server, server.peer(receive_buffer=4096) as peer:
-        await peer.send(*[request(DIRECT, opaque=number) for number in range(300)])
+        await peer.send(*[request(DIRECT, opaque=number, ext=EXT) for number in range(300)])
         await until(server, "s.paused")
         await trio.testing.wait_all_tasks_blocked()
         assert server.connection().waiting <= MARK + 16 * (SIZE + HEAD)
         assert [(await peer.receive()).opaque for _ in range(300)] == list(range(300))
+        assert handlers.direct_ones == 300
 
 
 @pytest.mark.parametrize("code", [DEFER, HOLD])
@@ -373,12 +383,13 @@ def test_an_honest_client_that_reads_slowly_gets_every_reply_once(
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(release)
-                frames = [request(code, opaque=n, encoding=encoding) for n, code in enumerate(codes)]
+                frames = [request(code, opaque=n, ext=EXT, encoding=encoding) for n, code in enumerate(codes)]
                 nursery.start_soon(lambda: peer.send(*frames))
                 arrived = await _read_slowly(peer, len(codes), sizes)
                 nursery.cancel_scope.cancel()
             assert sorted(arrived) == list(range(len(codes)))
             stats = server.reactor.stats
             assert (stats.inflight, stats.held, stats.paused, stats.busy) == (0, 0, 0, 0)
+            assert handlers.direct_ones == (0 if binary else codes.count(DIRECT))
 
     trio.run(main)
