@@ -33,7 +33,7 @@ class TypedRequest(Struct, Generic[H], gc=False):
     code: int
     opaque: int = 0
     flag: int = 0
-    version: int | None = None
+    version: int = 0
     language: Any = None
     remark: str | None = None
     body: Any = field(name="~body", default=b"")
@@ -46,7 +46,7 @@ class TypedRequest(Struct, Generic[H], gc=False):
             self.code,
             self.opaque,
             self.flag,
-            self.version or 0,
+            self.version,
             self.language,
             self.remark,
             body=self.body,

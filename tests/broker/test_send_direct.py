@@ -15,7 +15,7 @@ from trimq.broker.controller import BrokerController
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.testing import running_broker
 from trimq.protocol.body import TopicConfig
-from trimq.protocol.codes import RequestCode
+from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.message import StoredMessage
 
@@ -69,6 +69,41 @@ def taken(broker: BrokerController) -> bool:
 def comparable(message: StoredMessage) -> dict[str, Any]:
     own = {"queue_offset", "commit_log_offset", "store_timestamp", "offset_message_id"}
     return {name: getattr(message, name) for name in message.__struct_fields__ if name not in own}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"UNIQ_KEY\x01{UNIQUE}\x02a\x011\x02a\x012\x02",
+        f"a\x011\x02a\x012\x02UNIQ_KEY\x01{UNIQUE}\x02a\x013",
+        f"UNIQ_KEY\x01{UNIQUE}\x02TAGS\x01one\x02TAGS\x01two\x02KEYS\x01k\x02KEYS\x01l\x02",
+    ],
+)
+async def test_a_name_that_is_there_twice_is_stored_as_it_came(tmp_path: Path, text: str) -> None:
+    """The last one counts, on both ways: no client writes such a text, since their properties are maps."""
+    async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
+        await made(client, broker)
+        for short in (True, False):
+            reply = await ask(client, v2(text), short=short)
+            assert reply is not None
+            assert reply.code == 0
+        store = broker.parts.store
+        units = await store.queue_units("Orders", 1, 0, 2)
+        records = [bytes(await store.look_message_cold(offset)) for offset, _, _ in units]
+        first, second = (record[record.index(b"Orders") :] for record in records)
+        assert first == second
+        assert text.encode() in first
+        assert units[0][1:] == units[1][1:]
+
+
+@pytest.mark.parametrize("name", ["with.dot", "a" * 128])
+async def test_a_topic_that_a_state_file_has_brought_is_refused_on_both_ways(
+    client: WireClient, broker: BrokerController, name: str
+) -> None:
+    await made(client, broker)
+    broker.parts.topics.put(TopicConfig(topic_name=name))
+    assert (await both(client, v2(properties_text(USUAL), b=name)))[0] == ResponseCode.INVALID_PARAMETER
+    assert not taken(broker)
 
 
 @pytest.mark.parametrize(

@@ -374,16 +374,13 @@ def test_what_drops_its_buffers_keeps_no_view_and_can_reply(copied: bool) -> Non
     buffer = bytearray()
     command = one_pass(QueryMessageRequestHeader, HEADER, b"the body", buffer)
     whole = decode(memoryview(frame(HEADER, b"the body")))
-    header = strict(command.header(QueryMessageRequestHeader))
     for each in (command, whole):
         if copied:
             each.copy_buffers()
         each.drop_buffers()
     resize(buffer)
     kept: dict[str, Any] = seen(command)
-    assert kept.pop("QueryMessageRequestHeader") == header
-    expected = seen(whole)
-    del expected["QueryMessageRequestHeader"]
-    assert kept == expected
+    assert kept == seen(whole)
+    assert getattr(command, "typed") is None, "the header may be as long as the properties of a message"  # noqa: B009 - of a TypedCommand
     assert kept["ext"] == strict({})
     assert kept["body"] == b""
