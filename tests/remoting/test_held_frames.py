@@ -179,7 +179,7 @@ async def one_each(fixture: Fixture, peers: list[Peer], begin: int) -> None:
 
 async def test_clients_with_one_at_a_time_where_there_are_many() -> None:
     """From the second round on; no longer once there have been only small rounds for a while."""
-    async with holding() as fixture, AsyncExitStack() as stack:
+    async with holding(ReactorLimits(turn=60)) as fixture, AsyncExitStack() as stack:  # no round is cut in two
         peers = [await stack.enter_async_context(fixture.server.peer()) for _ in range(LEAST)]
         await trio.testing.wait_all_tasks_blocked()
         await one_each(fixture, peers, 1000)
