@@ -369,6 +369,54 @@ async def test_what_it_raises_is_everybody_s_reply_and_nothing_is_served_twice()
         assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(2000, LEAST), b"together")
 
 
+async def test_a_header_that_is_broken_ends_its_connection_only_though_the_server_raises() -> None:
+    async with holding() as fixture, fixture.server.peer() as broken, fixture.server.peer() as good:
+        fixture.together.error = ValueError("broken")
+        await trio.testing.wait_all_tasks_blocked()
+        cut = frame(1001).replace(b'"flag":0', b'"flag":x')
+        raw_socket(broken).sendall(frame(1000) + cut + b"".join(map(frame, opaques(1002, LEAST))))
+        raw_socket(good).sendall(b"".join(map(frame, opaques(2000, LEAST))))
+        assert await broken.is_closed_by_server()
+        replies = [await good.receive() for _ in range(LEAST)]
+        assert {reply.code for reply in replies} == {ResponseCode.SYSTEM_ERROR}
+        assert fixture.server.reactor.stats.broken == 1
+
+
+async def test_replies_over_the_mark_are_sent_at_once() -> None:
+    async with holding(ReactorLimits(high_water=1000, low_water=100)) as fixture, fixture.server.peer() as peer:
+        await trio.testing.wait_all_tasks_blocked()
+        connection, intake = fixture.server.connection(), fixture.server.reactor.intake
+        raw_socket(peer).sendall(b"".join(map(frame, opaques(1000, LEAST))))
+        intake.turn_end = float("inf")
+        intake.serve(connection)
+        assert connection.held_back
+        intake.held.serve()
+        assert not connection.out.chunks, "without a round's end"
+        assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"together")
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_frames_of_another_length_end_the_holding(known: bool) -> None:
+    longer = [frame(opaque, b"a longer body") for opaque in opaques(3000, LEAST)]
+    async with holding() as fixture, fixture.server.peer() as first, fixture.server.peer() as second:
+        if known:
+            fixture.together.lengths.add(len(longer[0]))
+        await trio.testing.wait_all_tasks_blocked()
+        connections = list(fixture.server.reactor.connections.values())
+        raw_socket(first).sendall(b"".join(map(frame, opaques(1000, LEAST))))
+        raw_socket(second).sendall(b"".join(longer))
+        intake = fixture.server.reactor.intake
+        intake.turn_end = float("inf")
+        by_port = {connection.peer[1]: connection for connection in connections}
+        for peer in (first, second):
+            intake.serve(by_port[raw_socket(peer).getsockname()[1]])
+        assert fixture.together.calls == [[LEAST]]
+        fixture.server.reactor.wake()
+        assert await replies_to(first, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"together")
+        answer = b"together" if known else b"single"
+        assert await replies_to(second, LEAST) == dict.fromkeys(opaques(3000, LEAST), answer)
+
+
 async def test_replies_that_come_later() -> None:
     async with holding() as fixture, fixture.server.peer() as peer:
         later = fixture.together.later = []
