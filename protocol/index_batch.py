@@ -1,15 +1,17 @@
 """Entries of an index file, many at a time: hashing keys and linking them into the slots' chains.
 
-Two forms with the same result: one on numpy arrays (about 0.4 us a key), one in plain Python where numpy is not
-installed. Both write entries, then slots; the caller writes the header last, so that its count never covers a hole.
+Three forms with the same result: the native leaf, one on numpy arrays (about 0.4 us a key), and one in plain Python
+where neither is installed. All write entries, then slots; the caller writes the header last, so that its count never
+covers a hole.
 Source: RocketMQ's IndexFile.putKey.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from trimq.protocol.hashing import key_hash, string_hash
 from trimq.protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER_SIZE, entry_at
+from trimq.protocol.native import NATIVE
 
 INT_MAX: Final = 0x7FFFFFFF
 
@@ -20,66 +22,23 @@ Row = Any
 
 
 class KeyRun(Protocol):
-    """Keys of messages of one topic, as many keys for each message."""
-
-    @property
-    def kind(self) -> Hashable:
-        """Runs of the same kind can be joined."""
-        ...
-
-    @property
-    def keys(self) -> int:
-        """How many keys there are in all."""
-        ...
+    """Keys of messages that are hashed already: trimq_native.Keys."""
 
     def __len__(self) -> int:
-        """How many messages."""
+        """How many keys."""
         ...
 
-    def messages(self) -> list[Message]:
-        """The messages one by one."""
+    def rows(self) -> list[tuple[int, int, int]]:
+        """Hash, log offset and store time of each."""
         ...
 
-    def split(self, keys: int) -> "tuple[KeyRun, KeyRun]":
-        """The messages with about the first ``keys`` keys, at least one message, and the others."""
-        ...
-
-    def joined(self, others: "Sequence[KeyRun]") -> "KeyRun":
-        """This one and others of the same ``kind`` behind it."""
-        ...
-
-    def flat(self) -> tuple[Row, Row, Row]:
-        """As Batch.flat, as numpy arrays."""
+    def split(self, count: int, /) -> "tuple[KeyRun, KeyRun]":
+        """The first ``count`` keys, and the others."""
         ...
 
 
 Pending = Message | KeyRun
-"""A message whose keys are not in a file yet, or a run of them."""
-
-
-def each_of(entries: Iterable[Pending]) -> Iterator[Message]:
-    """The messages one by one."""
-    for entry in entries:
-        if isinstance(entry, tuple):
-            yield entry
-        else:
-            yield from entry.messages()
-
-
-class KeyColumns(Protocol):
-    """The keys of a batch's messages before it is known where those lie."""
-
-    def __len__(self) -> int:
-        """How many messages."""
-        ...
-
-    def __iter__(self) -> Iterator[tuple[str, ...]]:
-        """The keys of each message."""
-        ...
-
-    def run(self, topic: str, offsets: Sequence[int], store_timestamp: int) -> KeyRun:
-        """The same with log offsets and store time."""
-        ...
+"""A message whose keys are not in a file yet, or keys of many."""
 
 
 class Batch(Protocol):
@@ -94,7 +53,7 @@ class Batch(Protocol):
         ...
 
     def flat_mixed(self, entries: "Sequence[Pending]") -> tuple[Row, Row, Row]:
-        """The same where runs are among the messages."""
+        """The same where hashed keys are among them."""
         ...
 
     def seconds(self, timestamps: Row, begin: int) -> Row:
@@ -137,7 +96,14 @@ class PlainBatch:
 
     def flat_mixed(self, entries: Sequence[Pending]) -> tuple[Row, Row, Row]:
         """See Batch."""
-        return self.flat(list(each_of(entries)))
+        rows: list[tuple[int, int, int]] = []
+        for entry in entries:
+            if isinstance(entry, tuple):
+                topic, keys, phy, timestamp = entry
+                rows += [(key_hash(topic, key), phy, timestamp) for key in keys]
+            else:
+                rows += entry.rows()
+        return tuple(zip(*rows, strict=True))  # type: ignore[return-value]
 
     def seconds(self, timestamps: Row, begin: int) -> Row:
         """See Batch."""
@@ -185,7 +151,16 @@ class PlainBatch:
 
 
 def make_batch() -> Batch:
-    """The numpy form where numpy is installed, else the plain one."""
+    """The native form where the leaf is on, else the numpy form where numpy is installed, else the plain one."""
+    if NATIVE.leaf is not None:
+        from trimq.protocol.index_batch_native import NativeBatch  # noqa: PLC0415 - it is made of the forms here
+
+        return NativeBatch(NATIVE, other_batch)
+    return other_batch()
+
+
+def other_batch() -> Batch:
+    """The form that is used without the leaf."""
     try:
         from trimq.protocol.index_batch_numpy import NumpyBatch  # noqa: PLC0415 - numpy is optional
     except ImportError:

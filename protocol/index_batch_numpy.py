@@ -1,16 +1,14 @@
 """The numpy form of index_batch: the same bytes as its plain form, at about a tenth of the cost."""
 
-from collections.abc import Hashable, Iterator, Sequence
-from itertools import chain, groupby, repeat
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
 from typing import Final, cast
 
 import numpy as np
 
-from trimq.protocol.alike_texts import Matrix, texts_of
 from trimq.protocol.hashing import hash_in_front, key_hash
 from trimq.protocol.index_batch import INT_MAX, KeyRun, Message, Pending, Row, key_hash_of
 from trimq.protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
-from trimq.protocol.message_keys import TAG_KEY
 
 _LONGEST: Final = 1024
 """Longer keys are hashed one by one where they are too many letters together."""
@@ -28,7 +26,6 @@ def _powers_of(base: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
     return np.cumprod(factors, dtype=np.uint32)
 
 
-_TAG_FRONT: Final = np.frombuffer(TAG_KEY.encode(), dtype=np.uint8)
 _POWERS: Final = _powers_of(31)
 _INVERSES: Final = _powers_of(pow(31, -1, 1 << 32))
 
@@ -71,13 +68,14 @@ class NumpyBatch:
     def flat_mixed(self, entries: Sequence[Pending]) -> tuple[Row, Row, Row]:
         """See Batch."""
         rows = []
-        for kind, alike in groupby(entries, key=_kind_of):
-            if kind is None:
+        for hashed, alike in groupby(entries, key=lambda entry: not isinstance(entry, tuple)):
+            if hashed:
+                found = [row for run in cast("Iterator[KeyRun]", alike) for row in run.rows()]
+                hashes, phys, timestamps = np.array(found, dtype=np.int64).reshape(-1, 3).T
+                rows.append((hashes.astype(np.int32), phys, timestamps))
+            else:
                 messages = [message for message in cast("Iterator[Message]", alike) if message[1]]
                 rows += [self.flat(messages)] if messages else []
-            else:
-                first, *others = cast("Iterator[AlikeRun]", alike)
-                rows.append((first.joined(others) if others else first).flat())
         if len(rows) == 1:
             return rows[0]
         hashes, phys, timestamps = map(np.concatenate, zip(*rows, strict=True))
@@ -138,131 +136,6 @@ class NumpyBatch:
             last[:-1] = first[1:]
             table[in_order[last]] = numbers[last]
         return table.astype(">i4").tobytes(), int((table > 0).sum()), changed
-
-
-def _kind_of(entry: Pending) -> Hashable:
-    """None for a message; runs of one kind can be joined."""
-    return None if isinstance(entry, tuple) else entry.kind
-
-
-class AlikeKeys:
-    """KeyColumns whose keys have the same lengths for each message: a matrix of ASCII bytes for each of its keys.
-
-    Behind these they may have one key more that is the same for all of them: that of their tag.
-    """
-
-    __slots__ = ("_columns", "_count", "_last")
-
-    def __init__(self, columns: Sequence[Matrix], tag: str = "", count: int = 0) -> None:
-        """``columns``: none is empty or a view of what will be overwritten. ``tag``: of all, "" for none.
-
-        ``count``: how many messages, where there is no column.
-        """
-        self._columns = columns
-        self._count = len(columns[0]) if columns else count
-        self._last = TAG_KEY + tag if tag else ""
-
-    def with_tag(self, tag: str) -> "AlikeKeys":
-        """The same with the key of a tag that all of them have."""
-        return AlikeKeys(self._columns, tag, self._count)
-
-    def with_tags(self, tags: Matrix) -> "AlikeKeys":
-        """The same with the key of each one's tag."""
-        front = np.tile(_TAG_FRONT, (self._count, 1))
-        return AlikeKeys([*self._columns, np.concatenate((front, tags), axis=1)])
-
-    def __len__(self) -> int:
-        """See KeyColumns."""
-        return self._count
-
-    def __iter__(self) -> Iterator[tuple[str, ...]]:
-        """See KeyColumns."""
-        return _keys_of(self._columns, self._last, self._count)
-
-    def run(self, topic: str, offsets: Sequence[int], store_timestamp: int) -> "AlikeRun":
-        """See KeyColumns."""
-        if isinstance(offsets, range):
-            phys = np.arange(offsets.start, offsets.stop, offsets.step)
-        else:
-            phys = np.array(offsets, dtype=np.int64)
-        return AlikeRun(topic, self._columns, phys, np.full(len(phys), store_timestamp), self._last)
-
-
-def _keys_of(columns: Sequence[Matrix], last: str, count: int) -> Iterator[tuple[str, ...]]:
-    """The keys of each of ``count`` messages."""
-    texts = list(map(texts_of, columns))
-    if last:
-        texts.append([last] * count)
-    return zip(*texts, strict=True)
-
-
-class AlikeRun:
-    """The KeyRun of AlikeKeys."""
-
-    __slots__ = ("_columns", "_last", "_phys", "_timestamps", "_topic", "_width")
-
-    def __init__(self, topic: str, columns: Sequence[Matrix], phys: Row, timestamps: Row, last: str) -> None:
-        """``phys``, ``timestamps``: each message's log offset and store time, arrays.
-
-        ``last``: the last key of each of them, "" for none.
-        """
-        self._last = last
-        self._width = len(columns) + bool(last)
-        self._topic = topic
-        self._columns = columns
-        self._phys = phys
-        self._timestamps = timestamps
-
-    def __len__(self) -> int:
-        """See KeyRun."""
-        return len(self._phys)
-
-    @property
-    def keys(self) -> int:
-        """See KeyRun."""
-        return len(self._phys) * self._width
-
-    @property
-    def kind(self) -> tuple[str, str, *tuple[int, ...]]:
-        """See KeyRun."""
-        return (self._topic, self._last, *[column.shape[1] for column in self._columns])
-
-    def messages(self) -> list[Message]:
-        """See KeyRun."""
-        keys = _keys_of(self._columns, self._last, len(self))
-        return list(zip(repeat(self._topic), keys, self._phys.tolist(), self._timestamps.tolist(), strict=False))
-
-    def split(self, keys: int) -> "tuple[AlikeRun, AlikeRun]":
-        """See KeyRun."""
-        at = max(1, keys // self._width)
-        return self._part(slice(at)), self._part(slice(at, None))
-
-    def _parts(self) -> tuple[Row, ...]:
-        return (self._phys, self._timestamps, *self._columns)
-
-    def _part(self, part: slice) -> "AlikeRun":
-        columns = [column[part] for column in self._columns]
-        return AlikeRun(self._topic, columns, self._phys[part], self._timestamps[part], self._last)
-
-    def joined(self, others: Sequence[KeyRun]) -> "AlikeRun":
-        """See KeyRun."""
-        parts = [self._parts(), *(run._parts() for run in cast("Sequence[AlikeRun]", others))]  # noqa: SLF001
-        phys, timestamps, *columns = map(np.concatenate, zip(*parts, strict=True))
-        return AlikeRun(self._topic, columns, phys, timestamps, self._last)
-
-    def flat(self) -> tuple[Row, Row, Row]:
-        """See KeyRun."""
-        front = hash_in_front(self._topic)
-        keys = self._width
-        sums = np.empty((len(self), keys), dtype=np.uint32)
-        for at, column in enumerate(self._columns):
-            width = column.shape[1]
-            sums[:, at] = (column * _POWERS[:width][::-1]).sum(axis=1, dtype=np.uint32)
-            sums[:, at] += np.uint32(front * int(_POWERS[width]) & 0xFFFFFFFF)
-        if self._last:
-            sums[:, -1] = key_hash(self._topic, self._last)
-        hashes = _index_hash(sums.reshape(-1))
-        return hashes, self._phys.repeat(keys), self._timestamps.repeat(keys)
 
 
 def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dtype[np.int32]]", list[int]]:

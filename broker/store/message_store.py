@@ -360,6 +360,11 @@ class MessageStore(HotCalls):
         """Let ``listener`` hear of a topic's messages that can be read."""
         self.dispatcher.arriving_in[topic] = listener
 
+    @property
+    def listened_topics(self) -> Container[str]:
+        """Topics that somebody hears of by ``hear_topic``."""
+        return self.dispatcher.arriving_in
+
     def look_message(self, offset: int) -> Any | None:
         """The record at a log offset: bytes or a view that is good until the next await; b"" for none, None for cold.
 
@@ -428,6 +433,11 @@ class MessageStore(HotCalls):
     def topic_queue(self, topic: str, queue_id: int) -> TopicQueue:
         """What puts of rows name a queue by. Raises TopicIllegalError."""
         return self.commit_log.queue(topic, queue_id)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Most bytes of a message's body, and of its whole record."""
+        return self.commit_log.limits
 
     def create_queues(self, topic: str, count: int) -> None:
         """Make the first ``count`` queues of a topic."""

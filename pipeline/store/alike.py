@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from trimq.pipeline.store.alike_texts import layout_of
 from trimq.pipeline.store.gather import matrix_as_text
 from trimq.pipeline.store.heads import Array, Heads, values_at
-from trimq.protocol.alike_texts import layout_of
 
 _LEAST: Final = 16
 """Fewer records are not worth the look."""

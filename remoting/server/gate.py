@@ -9,7 +9,7 @@ What decides is static (the configuration and the features, computed when one of
 feature that is not there costs nothing.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, Literal
@@ -176,11 +176,8 @@ class _GuardedGroup:
     def __init__(self, server: GroupedServer, guard: Callable[["Connection"], bool]) -> None:
         self._server = server
         self._guard = guard
-        self.learn = server.learn
 
-    @property
-    def lengths(self) -> Container[int]:
-        return self._server.lengths
-
-    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Served | None:
-        return self._server.serve(frames, spans) if all(self._guard(span.connection) for span in spans) else None
+    def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
+        if not all(self._guard(span.connection) for span in spans):
+            return None
+        return self._server.serve(frames, spans, most)

@@ -30,6 +30,11 @@ def json_front(code: int) -> bytes:
     return (b'{"code":%d,"' % code)[:FRONT]
 
 
+def binary_front(code: int) -> bytes:
+    """How a header in RocketMQ's binary form begins: with its code."""
+    return code.to_bytes(2, "big")
+
+
 class FastPath(NamedTuple):
     """What is open of a route: ``decode`` takes the JSON header of a request of ``code`` for ``serve``.
 
@@ -60,7 +65,8 @@ class HandlerTable:
     """Routes by request code, and what the gate lets be used of them now. A code without a route is answered with 3.
 
     ``handlers`` has the full handlers behind the features' checks; ``fast`` and ``grouped`` have what is open, by the
-    first FRONT bytes of the header. Connections hold the table: what changes is so for their next request.
+    first FRONT bytes of a JSON header, ``grouped`` by the code of a binary one (``binary_front``) too. Connections hold
+    the table: what changes is so for their next request.
     """
 
     def __init__(self, gate: Gate | None = None) -> None:
@@ -134,7 +140,8 @@ class HandlerTable:
         is_open = gate.opens(code, route.offers)
         self.fast.pop(front, None)
         self.grouped.pop(front, None)
+        self.grouped.pop(binary_front(code), None)
         if is_open and route.fast is not None and route.header is not None:
             self.fast[front] = FastPath(code, decoder(route.header), gate.guarded(code, route.fast))
         if is_open and route.grouped is not None:
-            self.grouped[front] = gate.guarded_group(code, route.grouped)
+            self.grouped[front] = self.grouped[binary_front(code)] = gate.guarded_group(code, route.grouped)

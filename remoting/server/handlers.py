@@ -1,6 +1,6 @@
 """What a server does with a request: handlers by request code, and the outcomes they may have."""
 
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
@@ -51,29 +51,39 @@ Handler may. The body is a view as it is for a Handler.
 
 
 class Span(Struct, gc=False):
-    """Whole frames that one connection has sent, side by side: [begin, end) of what they are served from."""
+    """What one connection has sent: bytes [begin, end) of what it is served from, whole frames but for the last one.
+
+    ``most``: how many of them may be served. ``continues``: the first one had begun in an earlier turn.
+    """
 
     connection: "Connection"
     begin: int
     end: int
-    frames: int
-    """How many."""
+    most: int
+    continues: bool = False
 
 
 class Served(Struct, gc=False):
     """What a GroupedServer has served, span by span: an entry for each in every column, in their order.
 
-    ``replies``: whole frames, joined; nothing where ``deferred``: they come by ``Connection.complete``. ``parts``: how
-    many frames of each span were served, its first ones, and where they end; None: all of all spans.
+    ``parts``: how many frames of each span, its first ones, and where the next one begins. ``replies``: whole frames,
+    joined; nothing where ``deferred``: they come by ``Connection.complete``.
     """
 
+    parts: Sequence[tuple[int, int]]
     replies: Sequence[bytes] = ()
     deferred: bool = False
-    parts: Sequence[tuple[int, int]] | None = None
 
-    def fits(self, spans: int) -> bool:
-        """Whether it tells what became of each of so many spans."""
-        return (self.deferred or len(self.replies) == spans) and (self.parts is None or len(self.parts) == spans)
+    def fits(self, spans: Sequence[Span]) -> bool:
+        """Whether it tells what became of each span."""
+        return (
+            len(self.parts) == len(spans)
+            and (self.deferred or len(self.replies) == len(spans))
+            and all(
+                0 <= count <= span.most and span.begin <= stop <= span.end
+                for (count, stop), span in zip(self.parts, spans, strict=True)
+            )
+        )
 
 
 class GroupedServer(Protocol):
@@ -83,22 +93,11 @@ class GroupedServer(Protocol):
     serves has the same replies and the same effects.
     """
 
-    @property
-    def lengths(self) -> Container[int]:
-        """Lengths of whole frames, their length word included, of which it knows some."""
-        ...
+    def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
+        """Serve what it can of each span, ``most`` in all; None: nothing of any.
 
-    def learn(self, frame: bytes, most: int) -> bool:
-        """Look at a whole frame whose request a fast handler has served; whether there was something to learn.
-
-        No more than ``most`` of its length will be served at once.
-        """
-        ...
-
-    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Served | None:
-        """Serve what it can of each span; None: nothing of any. ``frames`` is valid until this returns.
-
-        The first frame of each span is of a code that it is registered for; the others may be anything.
+        ``frames`` is valid until this returns. The first frame of each span is of a code that it is registered for; it
+        serves no others.
         """
         ...
 

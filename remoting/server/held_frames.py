@@ -1,12 +1,13 @@
-"""HeldFrames: requests of one round that may be laid out alike, kept where they were received until all are there.
+"""HeldFrames: requests of one round, kept where they were received until all are there.
 
-To serve a request by itself costs more than what it has of its own. So where many come in one round, and their
-server knows frames of their length (an GroupedServer), they stay in the receive buffer side by side, and are served
+To serve a request by itself costs more than what it has of its own. So where many come in one round, and somebody
+serves requests of their code together (a GroupedServer), they stay in the receive buffer side by side, and are served
 together at the end of the round, or before anything else is.
 """
 
+import struct
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from trimq.protocol.command import Encoding
 from trimq.protocol.errors import FrameError
@@ -14,33 +15,40 @@ from trimq.protocol.frame import decode, encode
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.failures import Failures
 from trimq.remoting.server.handlers import GroupedServer, Served, Span
-from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits, ReactorStats
+from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 
 HELD_BYTES: Final = 128 * 1024
 """Held frames that reach this size are served before more is received."""
+LONGEST_REST: Final = 64 * 1024
+"""What a connection has left of its last turn is put behind held frames up to this size: there has to be more room."""
 MOST: Final = 256
 """Requests that are served together: others shall not have to wait for long."""
 FEW: Final = 4
 """A connection that sends so many at a time has more under way: its requests are held in any case."""
-LEAST: Final = 24
-"""Fewer requests are quicker one by one."""
-LONGEST: Final = HELD_BYTES // LEAST
-"""Longer frames are not held: there would be too few."""
+LEAST: Final = 8
+"""Rounds of fewer requests are quicker one by one."""
 _SMALL_ROUNDS: Final = 16
 """So many rounds in a row with less end ``many``."""
 _PAUSE: Final = 16
-"""Rounds without holding after ``_MISSES`` times in a row that frames were held and not served together."""
+"""Rounds without holding after ``_MISSES`` times in a row that frames were held and none was served together."""
 _MISSES: Final = 16
-_LEARN_PAUSE: Final = 8
-_LONGEST_PAUSE: Final = 4096
-"""Rounds between two frames to learn from: the first, and where none of them was of use."""
+_WORD: Final = 4
+_length_at = struct.Struct(">I").unpack_from
+_ENCODINGS: Final = tuple(Encoding)
+
+
+class OneByOne(Protocol):
+    """Serves what a connection has in [begin, end) of the receive buffer: Intake.serve_received."""
+
+    def __call__(self, conn: Connection, begin: int, end: int, *, continues: bool) -> None:
+        """``continues``: the first frame had begun in an earlier turn."""
+        ...
 
 
 class HeldFrames:
     """``end`` is where the held frames end in the receive buffer, 0 without any.
 
     ``many``: one of the last rounds had so many requests that those of clients with one at a time are held too.
-    ``learns_now``: those of unknown lengths shall pass through ``take``.
     """
 
     def __init__(
@@ -50,14 +58,10 @@ class HeldFrames:
         stats: ReactorStats,
         failures: Failures,
         *,
-        one_by_one: Callable[[Connection, int, int], bool],
+        one_by_one: OneByOne,
         send_now: Callable[[Connection], bool],
     ) -> None:
-        """``view``: the receive buffer.
-
-        ``one_by_one`` serves what a connection has in [begin, end) of it; whether all of it went to fast handlers.
-        ``send_now`` sends what waits, for a connection that is over its mark.
-        """
+        """``view``: the receive buffer. ``send_now`` sends what waits, for a connection that is over its mark."""
         self._view = view
         self._high_water = limits.high_water
         self._max_inflight = limits.max_inflight
@@ -68,17 +72,13 @@ class HeldFrames:
         self._send_now = send_now
         self.begin = 0
         self.end = 0
-        self._length = 0
         self._server: GroupedServer | None = None
         self._spans: list[Span] = []
         self.many = False
-        self.learns_now = False
         self._frames_before = 0
         self._small_rounds = 0
         self._misses = 0
         self._not_before = 0
-        self._learn_at = 0
-        self._learn_pause = _LEARN_PAUSE
 
     def round_ended(self) -> None:
         """Note how many requests the round had."""
@@ -90,36 +90,24 @@ class HeldFrames:
         elif frames and self.many:
             self._small_rounds += 1
             self.many = self._small_rounds < _SMALL_ROUNDS
-        self.learns_now = self.many and stats.rounds >= self._learn_at
 
-    def take(self, conn: Connection, server: GroupedServer, length: int, begin: int, end: int) -> None:
-        """Hold or serve what ``conn`` has just sent. The first frame, if it is whole, has this length."""
-        if length not in server.lengths:
-            all_fast = self._one_by_one(conn, begin, end)
-            if all_fast and length <= min(LONGEST, end - begin) and not conn.closed:
-                self._learn(server, begin, length)
-        elif (end - begin) % length or end - begin > MOST * length or self._stats.rounds < self._not_before:
-            self._one_by_one(conn, begin, end)
-        else:
-            self._hold(conn, server, length, begin, end)
-
-    def _hold(self, conn: Connection, server: GroupedServer, length: int, begin: int, end: int) -> None:
-        if self.end and (length != self._length or server is not self._server or end - self.begin > MOST * length):
+    def take(self, conn: Connection, server: GroupedServer, begin: int, end: int, *, continues: bool) -> None:
+        """Hold or serve what ``conn`` has just sent. The first frame, if it is whole, is one for ``server``."""
+        wait = self._stats.rounds < self._not_before
+        if self.end and (wait or server is not self._server):
             self.serve()
             if conn.closed:
                 return
+        if wait:
+            self._serve_received(conn, begin, end, continues=continues)
+            return
         if not self.end:
             self.begin = begin
-            self._length = length
             self._server = server
-        self._spans.append(Span(conn, begin - self.begin, end - self.begin, (end - begin) // length))
+        most = self._max_inflight_here - conn.inflight
+        self._spans.append(Span(conn, begin - self.begin, end - self.begin, most, continues))
         self.end = end
         conn.held_back = True
-
-    def _one_by_one(self, conn: Connection, begin: int, end: int) -> bool:
-        if self.end:
-            self.serve()
-        return not conn.closed and self._serve_received(conn, begin, end)
 
     def serve(self) -> None:
         """Serve all that is held. ``end`` is 0 afterwards."""
@@ -129,52 +117,44 @@ class HeldFrames:
         assert server is not None
         for span in spans:
             span.connection.held_back = False
-        count = sum([span.frames for span in spans])
-        served: Served | None = None
-        most = self._max_inflight_here
-        # at its end all of them may be in flight
-        if (
-            count >= LEAST
-            and self._stats.inflight + count <= self._max_inflight
-            and all(span.connection.inflight + span.frames <= most for span in spans)
-        ):
-            try:
-                served = server.serve(self._view[begin:end], spans)
-            except Exception as error:  # noqa: BLE001 - as for any other handler
-                served = Served([self._failed(span, begin, error) for span in spans])
+        most = min(MOST, self._max_inflight - self._stats.inflight)  # at its end all of them may be in flight
+        try:
+            served = server.serve(self._view[begin:end], spans, most) if most > 0 else None
+        except Exception as error:  # noqa: BLE001 - as for any other handler
+            served = self._failed(spans, begin, error)
         if served is None:
+            served = Served([(0, span.begin) for span in spans], [b""] * len(spans))
+        elif not served.fits(spans):
+            self._close(spans, server)
+            return
+        self._answer(spans, served, begin)
+        for span, (count, stop) in zip(spans, served.parts, strict=True):
+            if stop < span.end and not span.connection.closed:
+                continues = span.continues and not count
+                self._serve_received(span.connection, begin + stop, begin + span.end, continues=continues)
+
+    def _answer(self, spans: Sequence[Span], served: Served, begin: int) -> None:
+        total = sum([count for count, _ in served.parts])
+        if not total:
             self._misses += 1
             if self._misses == _MISSES:
                 self._misses = 0
                 self._not_before = self._stats.rounds + _PAUSE
-            for span in spans:
-                if not span.connection.closed:
-                    self._serve_received(span.connection, begin + span.begin, begin + span.end)
             return
         self._misses = 0
-        self._learn_pause = _LEARN_PAUSE
-        if not served.fits(len(spans)):
-            self._close(spans, server)
-            return
-        self._answer(spans, served)
-        if served.parts is not None:
-            for span, (_, stop) in zip(spans, served.parts, strict=True):
-                if stop < span.end and not span.connection.closed:
-                    self._serve_received(span.connection, begin + stop, begin + span.end)
-
-    def _answer(self, spans: Sequence[Span], served: Served) -> None:
-        frames = [span.frames for span in spans] if served.parts is None else [count for count, _ in served.parts]
-        self._stats.frames += sum(frames)
+        self._stats.frames += total
+        view = self._view
+        for span, (count, _) in zip(spans, served.parts, strict=True):
+            if count:
+                span.connection.encoding = _ENCODINGS[view[begin + span.begin + _WORD]]
         if served.deferred:
-            for span, count in zip(spans, frames, strict=True):
-                span.connection.encoding = Encoding.JSON
+            for span, (count, _) in zip(spans, served.parts, strict=True):
                 span.connection.begin(count)
             return
         high_water = self._high_water
         for span, reply in zip(spans, served.replies, strict=True):
             conn = span.connection
             if reply:
-                conn.encoding = Encoding.JSON
                 conn.reply(reply)
                 out = conn.out
                 if out.queued - out.sent >= high_water and not conn.closed:
@@ -187,26 +167,23 @@ class HeldFrames:
         for span in spans:
             span.connection.close(f"a fault of the server: {error}")
 
-    def _learn(self, server: GroupedServer, begin: int, length: int) -> None:
-        """A frame of a length that is not known has been served one by one, and more of them may come."""
-        rounds = self._stats.rounds
-        if rounds >= self._learn_at:
-            try:
-                server.learn(bytes(self._view[begin : begin + length]), min(MOST, RECEIVE_BUFFER // length))
-            except Exception as error:  # noqa: BLE001 - it was served already
-                self._failures.of_hook(server.learn, error)
-            self._learn_at = rounds + self._learn_pause
-            self._learn_pause = min(2 * self._learn_pause, _LONGEST_PAUSE)
-
-    def _failed(self, span: Span, begin: int, error: Exception) -> bytes:
-        """All of a span's requests are answered with the error: what the server has done to them is not known."""
-        replies = []
-        length = (span.end - span.begin) // span.frames
-        for at in range(begin + span.begin, begin + span.end, length):
-            try:
-                command = decode(self._view[at + 4 : at + length])
-                replies.append(encode(self._failures.reply(span.connection, command, error)))
-            except FrameError:
-                span.connection.close(f"broken frame: {error}", broken=True)
-                break
-        return b"".join(replies)
+    def _failed(self, spans: Sequence[Span], begin: int, error: Exception) -> Served:
+        """All whole frames are answered with the error: what the server has done to them is not known."""
+        parts: list[tuple[int, int]] = []
+        replies: list[bytes] = []
+        for span in spans:
+            own: list[bytes] = []
+            at = span.begin
+            while len(own) < span.most and span.end - at >= _WORD:
+                stop = at + _WORD + _length_at(self._view, begin + at)[0]
+                if stop > span.end:
+                    break
+                try:
+                    command = decode(self._view[begin + at + _WORD : begin + stop])
+                except FrameError:
+                    break  # whoever serves what is left finds out too
+                own.append(b"" if command.is_oneway else encode(self._failures.reply(span.connection, command, error)))
+                at = stop
+            parts.append((len(own), at))
+            replies.append(b"".join(own))
+        return Served(parts, replies)

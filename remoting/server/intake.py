@@ -16,7 +16,7 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.failures import Failures
 from trimq.remoting.server.handler_table import FRONT, FastPath
 from trimq.remoting.server.handlers import DEFERRED, Later, Outcome
-from trimq.remoting.server.held_frames import FEW, HELD_BYTES, HeldFrames
+from trimq.remoting.server.held_frames import FEW, HELD_BYTES, LONGEST_REST, HeldFrames
 from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits, ReactorStats
 from trimq.remoting.server.outcomes import Outcomes
 from trimq.remoting.server.unfinished import UnfinishedFrames
@@ -25,6 +25,8 @@ BIG_FRAME: Final = 32 * 1024
 """An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
 
 _WORDS: Final = 8
+_KIND: Final = 24
+"""Bits of the header word below its encoding."""
 _front_at = struct.Struct(f">II{FRONT}s").unpack_from
 _JSON: Final = Encoding.JSON
 _LOOK_EVERY: Final = 15
@@ -73,9 +75,6 @@ class Intake:
         self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + FRONT)  # a look at a front never ends behind it
         self.view = memoryview(self._buffer)[:RECEIVE_BUFFER]
         self.held = HeldFrames(self.view, limits, stats, failures, one_by_one=self.serve_received, send_now=send_now)
-        self._continues = False  # the frame that is looked at first had begun in an earlier turn
-        self._all_fast = False  # fast handlers have served all that ``_frames`` has served last
-        self._raised = False  # a fast handler, since this was looked at
         self._spares: list[bytearray] = []
         self.turn_end = 0.0
         """When the turn that is going on has to stop, in perf_counter's time."""
@@ -84,7 +83,7 @@ class Intake:
         """One turn of a connection: what it has sent, as far as one read brings it, or what is left of the last one."""
         held = self.held
         begin = held.end
-        if begin and (begin >= HELD_BYTES or conn.held_back or conn.rest or conn.big is not None):
+        if begin and (begin >= HELD_BYTES or conn.held_back or len(conn.rest) > LONGEST_REST or conn.big is not None):
             held.serve()
             begin = 0
         if conn.big is not None:
@@ -92,11 +91,11 @@ class Intake:
             return
         view = self.view
         end = start = begin
-        self._continues = False
+        continues = False  # the frame that is looked at first had begun in an earlier turn
         if conn.rest:
-            end = start = len(conn.rest)
-            view[:start] = self._unfinished.take(conn)
-            self._continues = True
+            end = start = begin + len(conn.rest)
+            view[begin:start] = self._unfinished.take(conn)
+            continues = True
         if conn.ready:
             conn.ready = False
         else:
@@ -118,10 +117,10 @@ class Intake:
         total, word, front = _front_at(self._buffer, begin)
         length = total + 4
         server = conn.table.grouped.get(front)
-        if server is not None and (
-            length * FEW <= end - begin or (held.many and (length in server.lengths or held.learns_now))
-        ):
-            held.take(conn, server, length, begin, end)
+        if server is None and word >> _KIND == Encoding.ROCKETMQ:
+            server = conn.table.grouped.get(front[:2])
+        if server is not None and (held.many or length * FEW <= end - begin):
+            held.take(conn, server, begin, end, continues=continues)
             return
         if begin:
             held.serve()
@@ -138,12 +137,12 @@ class Intake:
             or stats.inflight >= self._max_inflight
             or total > self._max_total
         ):
-            self.serve_received(conn, begin, end)
+            self.serve_received(conn, begin, end, continues=continues)
             return
         # one request, which is what most clients send at a time: as in ``_frames``
         answer = self._fast(conn, path, view, begin + _WORDS, body_at, end)
         if answer is None:
-            self.serve_received(conn, begin, end)
+            self.serve_received(conn, begin, end, continues=continues)
             return
         stats.frames += 1
         conn.encoding = _JSON
@@ -177,7 +176,6 @@ class Intake:
         try:
             answer = serve(conn, request)
         except Exception as error:  # noqa: BLE001 - as for any other handler
-            self._raised = True
             command = request.command(view[head_at:body_at])
             self._outcomes.conclude(conn, command, self._failures.reply(conn, command, error))
             return b""
@@ -202,12 +200,14 @@ class Intake:
             outcome = self._failures.reply(conn, command, error)
         self._outcomes.conclude(conn, command, outcome)
 
-    def serve_received(self, conn: Connection, begin: int, end: int) -> bool:
-        """Serve what is in the receive buffer, and keep what is left. Whether fast handlers have served all of it."""
+    def serve_received(self, conn: Connection, begin: int, end: int, *, continues: bool) -> None:
+        """Serve what is in the receive buffer, and keep what is left.
+
+        ``continues``: the frame that comes first had begun in an earlier turn.
+        """
         at = self._frames(conn, self._buffer, self.view, begin, end)
         if at != end and not conn.closed:
-            self._keep(conn, at, end, first=at == begin)
-        return self._all_fast
+            self._keep(conn, at, end, first=at == begin, continues=continues)
 
     def _serve_big(self, conn: Connection, big: BigFrame) -> None:
         if big.filled == len(big.buffer) and not self._unfinished.grow(conn, big):
@@ -239,8 +239,7 @@ class Intake:
         max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
         stats = self._stats
         replies: list[bytes] = []
-        count = others = size = looked = 0
-        self._raised = False
+        count = size = looked = 0
         while end - at >= _WORDS:
             total, word, front = _front_at(buffer, at)
             stop = at + 4 + total
@@ -273,7 +272,6 @@ class Intake:
                 break
             at = stop
             count += 1
-            others += 1
             self._full(conn, command)
             if conn.closed:
                 break
@@ -282,7 +280,6 @@ class Intake:
             if perf_counter() >= self.turn_end:
                 break
         stats.frames += count
-        self._all_fast = not others and not self._raised
         if replies and not conn.closed:
             joined = replies[0] if len(replies) == 1 else b"".join(replies)
             if joined:
@@ -291,14 +288,14 @@ class Intake:
                     self._send_now(conn)
         return at
 
-    def _keep(self, conn: Connection, at: int, end: int, *, first: bool) -> None:
+    def _keep(self, conn: Connection, at: int, end: int, *, first: bool, continues: bool) -> None:
         """Keep what was not served: the beginning of a frame, or whole ones that have to wait for another turn.
 
-        ``first``: nothing of this turn was served.
+        ``first``: nothing of this turn was served. ``continues``: what came first had begun before.
         """
         left = end - at
         unfinished = self._unfinished
-        if not first or not self._continues:
+        if not first or not continues:
             conn.frame += 1
         if left < 4:
             unfinished.keep(conn, bytes(self.view[at:end]))

@@ -1,18 +1,18 @@
 """Sending: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), with and without a reply.
 
-This is the full way, which knows all of them. Ordinary sends are served by send_direct.py, send_alike.py and
-send_batch_alike.py, where the gate lets them; what these leave comes here with its header decoded.
+This is the full way, which knows all of them. Ordinary sends are served by send_direct.py and send_native.py, where the
+gate lets them; what these leave comes here with its header decoded.
 Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each message with its own properties only).
 """
 
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send.message_properties import tag_hash, waits_for_store
-from trimq.broker.processors.send.send_batch import BatchReader, SentBatch, batch_reply, message_ids, parts_of
+from trimq.broker.processors.send.send_batch import SentBatch, batch_reply, message_ids, parts_of
 from trimq.broker.processors.send.send_checks import (
     SendChecks,
     SendHeader,
@@ -22,6 +22,7 @@ from trimq.broker.processors.send.send_checks import (
 )
 from trimq.broker.processors.send.send_codes import STORED, refusal_code
 from trimq.broker.processors.send.send_direct import HEADERS, DirectSends
+from trimq.broker.processors.send.send_native import GroupedSends, NativeBatches, NativeSends
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.log.puts import MessageBatch, MessageInner
@@ -35,6 +36,7 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.message_keys import index_keys
+from trimq.protocol.native import NATIVE, NativeLeaf
 from trimq.protocol.property_text import closed, decode_properties, join_properties
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import RETRY_PREFIX
@@ -43,10 +45,6 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Sees
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Outcome
-
-if TYPE_CHECKING:
-    from trimq.broker.processors.send.send_alike import AlikeSends
-    from trimq.broker.processors.send.send_batch_alike import AlikeBatches
 
 _pack_words: Final = struct.Struct(">II").pack
 
@@ -66,22 +64,6 @@ def _nobody(_result: PutMessageResult) -> None:
     """Takes the result of a one-way send."""
 
 
-def _alike_sends(direct: DirectSends) -> "AlikeSends | None":
-    try:
-        from trimq.broker.processors.send.send_alike import AlikeSends  # noqa: PLC0415 - numpy is optional
-    except ImportError:
-        return None
-    return AlikeSends(direct)
-
-
-def _alike_batches() -> "AlikeBatches | None":
-    try:
-        from trimq.broker.processors.send.send_batch_alike import AlikeBatches  # noqa: PLC0415 - numpy is optional
-    except ImportError:
-        return None
-    return AlikeBatches()
-
-
 class SendMessageProcessor:
     """Checks a send, makes the message that is stored of it, and answers where it lies."""
 
@@ -95,6 +77,7 @@ class SendMessageProcessor:
         checks: SendChecks,
         unique_ids: UniqueIdGenerator,
         store_host: bytes,
+        native: NativeLeaf = NATIVE,
     ) -> None:
         """``store_host`` is the packed address that clients connect to: it is part of records and message ids."""
         self._configuration = configuration
@@ -114,9 +97,13 @@ class SendMessageProcessor:
             store_host=store_host,
             answer=self._answer,
         )
-        self._alike = _alike_sends(self._direct)
-        self._batches = _alike_batches()
-        self._direct_batches = None if self._batches is None else self._batches.direct(self._direct, self._answer_batch)
+        self._native = NativeSends(
+            native=native,
+            direct=self._direct,
+            store=store,
+            answer_batch=self._answer_batch,
+            on_fault=self._register,
+        )
         self._handlers: HandlerTable | None = None
         self._configure()
         configuration.listeners.append(lambda _keys: self._configure())
@@ -147,15 +134,14 @@ class SendMessageProcessor:
         table = self._handlers
         if table is None:
             return
-        direct, alike, batches = self._direct, self._alike, self._direct_batches
+        direct, native = self._direct, self._native
         direct.configure(table.gate.properties)
-        if alike is not None:
-            alike.forget()  # what it knows was learnt from frames that could go this way before
+        native.configure()
         fast = direct.serve if direct.usable else None
         for code, full in ((RequestCode.SEND_MESSAGE, self.send_v1), (RequestCode.SEND_MESSAGE_V2, self.send_v2)):
-            grouped = None if fast is None else alike
+            grouped = None if native.reader is None else GroupedSends(native, code)
             table.register(code, full, header=HEADERS[code], fast=fast, grouped=grouped, offers=Sees.PROPERTIES)
-        fast = batches.serve if batches is not None and direct.usable else None
+        fast = None if native.reader is None else NativeBatches(native).serve
         header = HEADERS[RequestCode.SEND_MESSAGE_V2]
         table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2, header=header, fast=fast, offers=Sees.PROPERTIES)
 
@@ -355,11 +341,8 @@ class SendMessageProcessor:
         self._checks.batch(header)
         shared = _properties(header.properties or "")
         sys_flag = self._checks.flags(header.sys_flag, shared, 0)
-        reader: BatchReader | None = self._batches
-        parts = None if reader is None else reader.parts_of(command.body, tags_too=self._tags)
         try:
-            if parts is None:
-                parts = parts_of(command.body, self._checks.batch_item, tags_too=self._tags)
+            parts = parts_of(command.body, self._checks.batch_item, tags_too=self._tags)
         except BatchError as error:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
         if not parts.keys:

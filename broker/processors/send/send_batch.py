@@ -5,14 +5,13 @@ What can be done to all messages of a batch at once is not done to each of them.
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from trimq.broker.processors.send.message_properties import tag_hash
 from trimq.protocol.batch import split_batch
 from trimq.protocol.codes import VERSION
 from trimq.protocol.command import LANGUAGE, RemotingCommand
 from trimq.protocol.hashing import tags_code
-from trimq.protocol.index_batch import KeyColumns
 from trimq.protocol.message_keys import TAG_KEY, index_keys, key_words
 from trimq.protocol.property_names import NOT_IN_A_BATCH
 from trimq.protocol.property_text import columns_of, decode_properties
@@ -27,19 +26,7 @@ class BatchParts(NamedTuple):
 
     messages: BatchMessages
     tags_codes: Sequence[int]
-    keys: list[tuple[str, ...]] | KeyColumns
-
-
-class BatchReader(Protocol):
-    """Takes batches apart as a whole: a body in, and out come the parts of which its records are made.
-
-    ``messages.records`` are the records themselves. The reference is ``parts_of``: what a reader takes has the same
-    parts and the same records.
-    """
-
-    def parts_of(self, body: Any, *, tags_too: bool) -> BatchParts | None:
-        """See the function ``parts_of``; None for a body that is left to it, untouched."""
-        ...
+    keys: list[tuple[str, ...]]
 
 
 class SentBatch(NamedTuple):

@@ -5,7 +5,7 @@ room in the log. What is found to be otherwise is left to send.py before there a
 header, and knows every case and every refusal. Tests hold both ways to the same record and reply.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -103,6 +103,7 @@ class DirectSends:
         self.ordinary = ordinary(reserved)
         config = self._configuration.section(BrokerConfig)
         region, trace = config.region_id, "true" if config.trace_on else "false"
+        self.region, self.trace = region, trace
         added = {"MSG_REGION": region, "TRACE_ON": trace, "CLUSTER": config.broker_cluster_name}
         self.added = join_properties(added).encode()
         self.template = (
@@ -228,19 +229,6 @@ class DirectSends:
         """A queue of a topic that can be written to, kept in ``topic.queues``; None where there is none."""
         queue = topic.queues.get(queue_id)
         return queue if queue is not None and not queue.gone else self._find_queue(topic, queue_id)
-
-    def replies(
-        self,
-        offsets: Iterable[int],
-        queue_ids: Iterable[int],
-        queue_offsets: Iterable[int],
-        uniques: Iterable[bytes],
-        opaques: Iterable[int],
-    ) -> list[bytes]:
-        """Those to many sends."""
-        template, words = self.template, _WORDS
-        fields = zip(offsets, queue_ids, queue_offsets, uniques, opaques, strict=True)
-        return [words[len(reply)] + reply for reply in [template % values for values in fields]]
 
     def _find(self, name: str) -> SendTopic | None:
         """What is to be known of a topic that is sent to for the first time since it was made or changed."""

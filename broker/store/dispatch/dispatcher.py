@@ -75,20 +75,28 @@ class StoreDispatcher:
         self.last_record = position if offsets is None else offsets[-1]
         self.last_store_timestamp = result.store_timestamp
         kind = put.sys_flag & _TYPES
-        topic, dropped = put.topic, self._dropped
         if kind == _PREPARED or kind == _ROLLBACK:  # noqa: PLR1714, SIM109 - a third of the time of a tuple
             put.dispatch_into(self.index if kind == _PREPARED else None, None, result)
             return
-        if position < dropped.end and dropped.has(topic, position, result.store_timestamp):
-            put.dispatch_into(self.index, None, result)
-            return
-        put.dispatch_into(self.index, self._queues, result)
-        is_heard = bool(self.message_arriving) or topic in self.arriving_in
-        if is_heard or self.awaited:
-            for queue_id, following, tags_codes in put.arrivals(result):
-                if is_heard or (topic, queue_id) in self.awaited:
-                    for next_offset, tags_code in enumerate(tags_codes, following):
-                        self.tell(topic, queue_id, next_offset, tags_code, result.store_timestamp)
+        queues: ConsumeQueueStore | None = self._queues
+        dropped = self._dropped
+        if position < dropped.end:
+            topics = put.topics
+            deleted = [topic for topic in topics if dropped.has(topic, position, result.store_timestamp)]
+            if len(deleted) == len(topics):
+                queues = None
+            elif deleted:
+                put.leave_out(deleted)
+        put.dispatch_into(self.index, queues, result)
+        if queues is not None and (self.message_arriving or self.awaited or put.is_in(self.arriving_in)):
+            self._tell_of(put, result)
+
+    def _tell_of(self, put: Put, result: PutMessageResult) -> None:
+        every = bool(self.message_arriving)
+        for topic, queue_id, following, tags_codes in put.arrivals(result):
+            if every or topic in self.arriving_in or (topic, queue_id) in self.awaited:
+                for next_offset, tags_code in enumerate(tags_codes, following):
+                    self.tell(topic, queue_id, next_offset, tags_code, result.store_timestamp)
 
     def tell(self, topic: str, queue_id: int, next_offset: int, tags_code: int, store_timestamp: int) -> None:
         """Let those who wait for it hear of a message."""

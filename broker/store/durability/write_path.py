@@ -143,7 +143,7 @@ class WritePath:
         stats = self._stats
         stats.put_message_times_total += put.count
         stats.put_message_size_total += result.size
-        if put.topic == SCHEDULE_TOPIC and isinstance(put, MessageInner):
+        if isinstance(put, MessageInner) and put.topic == SCHEDULE_TOPIC:
             put.tags_code = self._due(put, result)  # now: it may be dispatched much later
         return self._submit(put, result, on_done)
 

@@ -7,7 +7,7 @@ file back to what is known to be durable, and the keys behind it are put again f
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from operator import itemgetter
@@ -22,7 +22,7 @@ from trimq.broker.store.index.index_file import Cold, IndexFile, IndexShape, sea
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.protocol.file_names import index_name, is_index_name
 from trimq.protocol.hashing import key_hash
-from trimq.protocol.index_batch import Batch, KeyRun, Message, Pending, Row, each_of, make_batch
+from trimq.protocol.index_batch import Batch, KeyRun, Message, Pending, Row, make_batch
 from trimq.protocol.index_layout import entry_at
 
 _log = structlog.get_logger(__name__)
@@ -97,10 +97,12 @@ class IndexService:
             self.wake()
 
     def put_run(self, run: KeyRun) -> None:
-        """Queue a run of messages."""
+        """Queue hashed keys of many messages."""
+        if not len(run):
+            return
         self.pending.append(run)
         self._runs += 1
-        self._keys_in_runs += run.keys
+        self._keys_in_runs += len(run)
         if self._keys_in_runs >= WAKE_AT or len(self.pending) >= WAKE_AT:
             self._keys_in_runs = 0
             self.wake()
@@ -126,7 +128,7 @@ class IndexService:
         done = self._put(hashes, phys, timestamps)
         if done == len(hashes):
             return True
-        self._give_back(each_of(taken), done)
+        self._give_back(taken, done)
         return False
 
     def _take(self, max_keys: int) -> list[Message]:
@@ -155,12 +157,12 @@ class IndexService:
             if isinstance(entry, tuple):
                 most -= len(entry[1])
             else:
-                if entry.keys > most:
+                if len(entry) > most:
                     entry, rest = entry.split(most)
                     pending.appendleft(rest)
                 else:
                     self._runs -= 1
-                most -= entry.keys
+                most -= len(entry)
             taken.append(entry)
         return taken
 
@@ -178,12 +180,18 @@ class IndexService:
             done = end
         return done
 
-    def _give_back(self, taken: Iterable[Message], done: int) -> None:
-        rest: list[Message] = []
-        for topic, keys, phy, timestamp in taken:
-            if done < len(keys):
-                rest.append((topic, keys[done:], phy, timestamp))
-            done = max(0, done - len(keys))
+    def _give_back(self, taken: Iterable[Pending], done: int) -> None:
+        rest: list[Pending] = []
+        for entry in taken:
+            keys = len(entry[1]) if isinstance(entry, tuple) else len(entry)
+            if done < keys:
+                if isinstance(entry, tuple):
+                    topic, words, phy, timestamp = entry
+                    rest.append((topic, words[done:], phy, timestamp))
+                else:
+                    rest.append(entry.split(done)[1])
+                    self._runs += 1
+            done = max(0, done - keys)
         self.pending.extendleft(reversed(rest))
 
     def _writable(self) -> IndexFile | None:
@@ -279,7 +287,7 @@ class IndexService:
         """The same, waiting for the device. Keys that no file has room for are looked at where they wait."""
         waiting: list[int] = []
         if not await self.flush_pending():
-            waiting = [phy for name, keys, phy, _ in each_of(self.pending) if name == topic and key in keys]
+            waiting = list(self._waiting(topic, key))
             waiting.reverse()
         files = list(self.files)
         self._readers += 1
@@ -289,6 +297,17 @@ class IndexService:
             self._readers -= 1
             self._close_retired()
         return list(dict.fromkeys(waiting + found))[:limit]
+
+    def _waiting(self, topic: str, key: str) -> Iterator[int]:
+        """Log offsets of messages whose keys no file has room for, and that may have this one."""
+        asked = key_hash(topic, key)
+        for entry in self.pending:
+            if isinstance(entry, tuple):
+                name, keys, phy, _ = entry
+                if name == topic and key in keys:
+                    yield phy
+            else:
+                yield from [phy for hashed, phy, _ in entry.rows() if hashed == asked]
 
     @property
     def last_update(self) -> tuple[int, int]:

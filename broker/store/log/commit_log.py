@@ -75,9 +75,11 @@ class CommitLog:
     def set_max_message_size(self, value: int) -> None:
         """Largest body; a whole record may have 64 KiB more, and has to fit into a file with room for a BLANK."""
         self.max_message_size = value
-        self._max_record = min(value + MAX_RECORD_EXTRA, self.files.size - BLANK_ROOM)
-        self.small = min(value, self._max_record, record.MAX_PROPERTIES)
+        self.max_record = min(value + MAX_RECORD_EXTRA, self.files.size - BLANK_ROOM)
+        self.small = min(value, self.max_record, record.MAX_PROPERTIES)
         """No limit is broken by a record of this size, whatever it is made of."""
+        self.limits = (value, self.max_record)
+        """Most bytes of a body, and of a whole record."""
 
     def start_appending(self, room: Room, rolled: Callable[[int, int], None]) -> None:
         """After recovery: from here on the log grows.
@@ -178,10 +180,10 @@ class CommitLog:
         most = self.files.size - BLANK_ROOM
         if size > most:
             raise RefusedError(_ILLEGAL, f"the record would have {size} bytes, a commit log file holds {most}")
-        if size > self._max_record:
+        if size > self.max_record:
             raise RefusedError(
                 _ILLEGAL,
-                f"the record would have {size} bytes, the limit (maxMessageSize + 64 KiB) is {self._max_record}",
+                f"the record would have {size} bytes, the limit (maxMessageSize + 64 KiB) is {self.max_record}",
             )
 
     def check_batch(self, size: int) -> None:

@@ -1,11 +1,11 @@
-"""What goes into the store: a message, a batch of them, or ordinary messages that are laid out alike.
+"""What goes into the store: a message, a batch of them, or the messages of many requests together.
 
 Each says how many bytes its records take, fills them in, and tells the dispatch what is new. All else (limits, room,
 the time, the order of writes, who waits for what) is the commit log's and the write path's, the same for all of them.
 Source: RocketMQ's MessageExtBrokerInner, MessageExtBatch, DefaultAppendMessageCallback.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from itertools import repeat
 from operator import sub
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
@@ -17,7 +17,7 @@ from trimq.broker.store.log.topic_queue import V4_HOSTS, TopicQueue
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record, sysflag
 from trimq.protocol.hashing import crc32
-from trimq.protocol.index_batch import KeyColumns
+from trimq.protocol.index_batch import KeyRun
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.record_batch import NO_MESSAGES, BatchHead, BatchMessages
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from trimq.broker.store.log.commit_log import CommitLog
     from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 
-Arrivals = Sequence[tuple[int, int, Sequence[int]]]
-"""New messages of a topic: (queue id, the first one's queue offset + 1, tags code of each)."""
+Arrivals = Iterable[tuple[str, int, int, Sequence[int]]]
+"""New messages: (topic, queue id, the first one's queue offset + 1, tags code of each)."""
 
 _V6_FLAGS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _NO_OFFSET: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
@@ -48,11 +48,11 @@ class RefusedError(Exception):
 
 
 class Put(Protocol):
-    """Records of one topic that are put together. The methods are called in this order, each at most once."""
+    """Records that are put together. The methods are called in this order, each at most once."""
 
     @property
-    def topic(self) -> str:
-        """The topic."""
+    def topics(self) -> Collection[str]:
+        """The topics of the messages, each once."""
         ...
 
     @property
@@ -94,8 +94,16 @@ class Put(Protocol):
         """The dispatch comes later: drop what it does not need, which may be a view of the receive buffer."""
         ...
 
+    def is_in(self, topics: Container[str]) -> bool:
+        """Whether one of its topics is among these."""
+        ...
+
+    def leave_out(self, topics: Collection[str]) -> None:
+        """These topics, not all there are, have been deleted: ``dispatch_into`` adds no units to their queues."""
+        ...
+
     def dispatch_into(
-        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
+        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult, /
     ) -> None:
         """Hand the keys to the index, and add the units to the queues; None: not to these."""
         ...
@@ -140,6 +148,11 @@ class MessageInner(Struct, gc=False):
 
     count: ClassVar[int] = 1
     offsets: ClassVar[None] = None
+
+    @property
+    def topics(self) -> tuple[str]:
+        """See Put."""
+        return (self.topic,)
 
     def measure(self, log: "CommitLog") -> int:
         """See Put."""
@@ -203,6 +216,13 @@ class MessageInner(Struct, gc=False):
         """See Put."""
         self.body = b""
 
+    def is_in(self, topics: Container[str]) -> bool:
+        """See Put."""
+        return self.topic in topics
+
+    def leave_out(self, topics: Collection[str]) -> None:
+        """See Put: it has one topic."""
+
     def dispatch_into(
         self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
     ) -> None:
@@ -230,7 +250,7 @@ class MessageInner(Struct, gc=False):
 
     def arrivals(self, result: PutMessageResult) -> Arrivals:
         """See Put."""
-        return ((self.queue_id, result.queue_offset + 1, (self.tags_code,)),)
+        return ((self.topic, self.queue_id, result.queue_offset + 1, (self.tags_code,)),)
 
 
 class MessageBatch(Struct, gc=False):
@@ -244,7 +264,7 @@ class MessageBatch(Struct, gc=False):
     queue_id: int
     messages: BatchMessages
     tags_codes: Sequence[int]
-    keys: list[tuple[str, ...]] | KeyColumns
+    keys: list[tuple[str, ...]]
     born_timestamp: int
     born_host: bytes
     store_host: bytes
@@ -253,6 +273,11 @@ class MessageBatch(Struct, gc=False):
     wait: bool = True
     queue: TopicQueue | None = None
     offsets: Sequence[int] = ()
+
+    @property
+    def topics(self) -> tuple[str]:
+        """See Put."""
+        return (self.topic,)
 
     @property
     def count(self) -> int:
@@ -298,128 +323,171 @@ class MessageBatch(Struct, gc=False):
         """See Put."""
         self.messages = NO_MESSAGES
 
+    def is_in(self, topics: Container[str]) -> bool:
+        """See Put."""
+        return self.topic in topics
+
+    def leave_out(self, topics: Collection[str]) -> None:
+        """See Put: it has one topic."""
+
     def dispatch_into(
         self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
     ) -> None:
         """See Put."""
         offsets = self.offsets
         if index is not None:
-            if isinstance(self.keys, list):
-                index.put_all(zip(repeat(self.topic), self.keys, offsets, repeat(result.store_timestamp), strict=False))
-            else:
-                index.put_run(self.keys.run(self.topic, offsets, result.store_timestamp))
+            index.put_all(zip(repeat(self.topic), self.keys, offsets, repeat(result.store_timestamp), strict=False))
         if queues is None:
             return
-        if isinstance(offsets, range):
-            sizes = [offsets.step] * len(offsets)
-        else:
-            sizes = list(map(sub, [*offsets[1:], result.physical_offset + result.size], offsets))
+        sizes = list(map(sub, [*offsets[1:], result.physical_offset + result.size], offsets))
         queue = queues.find_or_create(self.topic, self.queue_id)
         queue.put_all(offsets, sizes, self.tags_codes, result.queue_offset)
 
     def arrivals(self, result: PutMessageResult) -> Arrivals:
         """See Put."""
-        return ((self.queue_id, result.queue_offset + 1, self.tags_codes),)
+        return ((self.topic, self.queue_id, result.queue_offset + 1, self.tags_codes),)
 
 
-class AlikeRows(Protocol):
-    """Records that are laid out alike, see trimq.protocol.alike_rows.PlacedRows."""
+class ReadMessages(Protocol):
+    """Messages that somebody has read, and lays out as records: trimq_native.Messages."""
 
-    @property
-    def counts(self) -> Sequence[int]:
-        """How many messages each queue has."""
+    def __len__(self) -> int:
+        """How many."""
         ...
 
-    def __len__(self) -> int: ...
+    @property
+    def total(self) -> int:
+        """Bytes of all records."""
+        ...
 
-    def records(self, starts: Sequence[int], physical_offset: int, store_timestamp: int) -> memoryview:
-        """Their bytes: ``starts`` has the next offset of each queue, ``physical_offset`` is the first one's.
+    def write(
+        self,
+        frames: Any,
+        buffer: memoryview,
+        at: int,
+        physical_offset: int,
+        store_timestamp: int,
+        starts: list[int],
+        /,
+    ) -> bytes:
+        """Write the records into ``buffer`` from ``at`` on, all but the first 8 bytes, which are what is returned.
 
-        Asked for once, before ``units``; they are copied before other rows are asked.
+        ``frames``: what they were read from. ``starts``: the next offset of each queue.
         """
         ...
 
-    def units(self, tags_code: int) -> bytes:
-        """The queues' units, those of each queue side by side, in the order of ``counts``."""
+    def units(self) -> bytes:
+        """The units of all messages, those of each queue side by side."""
+        ...
+
+    def keys(self, store_timestamp: int, /) -> KeyRun:
+        """The keys of all messages."""
+        ...
+
+    def physical_offsets(self) -> list[int]:
+        """Where each message lies."""
+        ...
+
+    def tags_codes(self, queue: int, /) -> list[int]:
+        """The tags code of each message of a queue, by the number of the queue."""
         ...
 
 
 class MessageRows(Struct, gc=False):
-    """Ordinary messages of one topic that differ in nothing but what is known of each here; they lie in one file.
+    """Ordinary messages, maybe of many requests, that are laid out together; they lie in one file.
 
-    ``queues``: those that ``rows`` counts messages of, in its order. Bodies and properties have one length. Hosts are
-    IPv4. ``is_batch``: they came as one, which has a limit of its own. ``starts``, set by ``records``: the offset of
-    each queue's first message.
+    ``queues``: those that they go to, in the order of the messages' own numbers, ``counts``: how many go to each.
+    ``source``: what bodies are copied from. ``is_batch``: they came as one, which has a limit of its own. ``starts``,
+    set by ``fill``: the offset of each queue's first message.
     """
 
-    topic: str
+    messages: ReadMessages
+    source: Any
     queues: Sequence[TopicQueue]
-    rows: AlikeRows
-    body_length: int
-    properties_length: int
-    tags_code: int
-    keys: KeyColumns
+    counts: Sequence[int]
     is_batch: bool = False
     starts: Sequence[int] = ()
     offsets: Sequence[int] = ()
+    units: bytes = b""
+    keys: Any = ()
+    deleted: Collection[str] = ()
 
     sys_flag: ClassVar[int] = 0
     wait: ClassVar[bool] = True
 
     @property
+    def topics(self) -> set[str]:
+        """See Put."""
+        return {queue.topic for queue in self.queues}
+
+    @property
     def count(self) -> int:
         """How many messages."""
-        return len(self.rows)
+        return len(self.messages)
 
     def measure(self, log: "CommitLog") -> int:
-        """See Put."""
-        queues = self.queues
-        if any(queue.gone for queue in queues):
-            raise RefusedError(PutMessageStatus.SERVICE_NOT_AVAILABLE, f"the topic {self.topic} has been deleted")
-        if not self.body_length:
-            raise RefusedError(PutMessageStatus.MESSAGE_ILLEGAL, "the message has no body")
-        size = queues[0].overhead + V4_HOSTS + self.body_length + self.properties_length
-        if size > log.small:
-            log.check(self.body_length, self.properties_length, size)
-        total = size * len(self.rows)
+        """See Put. The limits of each message have been looked at where it was read."""
+        for queue in self.queues:
+            if queue.gone:
+                remark = f"the topic {queue.topic} has been deleted"
+                raise RefusedError(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark)
+        total = self.messages.total
         if self.is_batch:
             log.check_batch(total)
         return total
 
     def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
-        """See Put."""
-        self.starts = [queue.next_offset for queue in self.queues]
-        records = self.rows.records(self.starts, physical_offset, store_timestamp)
-        for queue, added in zip(self.queues, self.rows.counts, strict=True):
+        """See Put. Also raises what ``messages`` raise: nothing has been written then."""
+        starts = [queue.next_offset for queue in self.queues]
+        messages = self.messages
+        try:
+            head = messages.write(self.source, buffer, at, physical_offset, store_timestamp, starts)
+            # all that could fail is asked for before there is anything to lose
+            self.units, self.keys = messages.units(), messages.keys(store_timestamp)
+            self.offsets = messages.physical_offsets()
+        except BaseException:
+            buffer[at : at + messages.total] = bytes(messages.total)
+            raise
+        self.starts = starts
+        for queue, added in zip(self.queues, self.counts, strict=True):
             queue.next_offset += added
-        size = len(records)
-        self.offsets = range(physical_offset, physical_offset + size, size // len(self.rows))
-        buffer[at + _HEAD : at + size] = records[_HEAD:]
-        return bytes(records[:_HEAD]), self.starts[0]
+        return head, starts[0]
 
     def let_go(self) -> None:
-        """See Put: its rows are its own."""
+        """See Put."""
+        self.source = b""
+
+    def is_in(self, topics: Container[str]) -> bool:
+        """See Put."""
+        return any(queue.topic in topics for queue in self.queues)
+
+    def leave_out(self, topics: Collection[str]) -> None:
+        """See Put."""
+        self.deleted = topics
 
     def dispatch_into(
-        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
+        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", _result: PutMessageResult, /
     ) -> None:
         """See Put."""
         if index is not None:
-            index.put_run(self.keys.run(self.topic, self.offsets, result.store_timestamp))
+            index.put_run(self.keys)
         if queues is None:
             return
-        units = self.rows.units(self.tags_code)
+        units = self.units
         end = 0
-        for queue, count, start in self._by_queue():
+        for queue, count, start in zip(self.queues, self.counts, self.starts, strict=True):
             begin, end = end, end + count * UNIT_SIZE
-            queues.find_or_create(self.topic, queue.queue_id).put_units(units[begin:end], start)
+            if queue.topic not in self.deleted:
+                queues.find_or_create(queue.topic, queue.queue_id).put_units(units[begin:end], start)
 
     def arrivals(self, _result: PutMessageResult) -> Arrivals:
         """See Put."""
-        return [(queue.queue_id, start + 1, [self.tags_code] * count) for queue, count, start in self._by_queue()]
-
-    def _by_queue(self) -> Iterable[tuple[TopicQueue, int, int]]:
-        return zip(self.queues, self.rows.counts, self.starts, strict=True)
+        tags_codes = self.messages.tags_codes
+        return [
+            (queue.topic, queue.queue_id, start + 1, tags_codes(number))
+            for number, (queue, start) in enumerate(zip(self.queues, self.starts, strict=True))
+            if queue.topic not in self.deleted
+        ]
 
 
 class Dispatcher(Protocol):

@@ -1,9 +1,51 @@
-//! The Python module `trimq_native`.
+//! The Python module `trimq_native`: thin functions around trimq-native-core. See trimq_native.pyi.
+//!
+//! No call releases the interpreter: each takes well under a millisecond.
+
+mod buffers;
+mod entries;
+mod messages;
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+use pyo3::create_exception;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+
+create_exception!(trimq_native, NativeFault, PyRuntimeError, "A mistake in the leaf: what it was doing is not done.");
+
+/// Run the work of a call. A panic becomes a NativeFault, which `except Exception` sees.
+fn guarded<T>(work: impl FnOnce() -> T) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        NativeFault::new_err(text.unwrap_or_else(|| "a panic".to_owned()))
+    })
+}
+
+/// Panic, and report it as every other call would: for tests.
+#[pyfunction]
+fn panic() -> PyResult<()> {
+    guarded(|| panic!("asked for"))
+}
 
 /// The native leaf of TriMQ's broker.
 #[pymodule]
 mod trimq_native {
+    use super::*;
+
+    #[pymodule_export]
+    use super::entries::{flat, put_entries, seconds, Keys};
+    #[pymodule_export]
+    use super::messages::{Leaf, Messages};
+    #[pymodule_export]
+    use super::panic;
+
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("NativeFault", module.py().get_type::<NativeFault>())
+    }
 }

@@ -1,0 +1,261 @@
+"""Sends of a round, and batches, by the native leaf: what it knows becomes records without an object for each message.
+
+What send_direct.py and send.py do for one request is done for all of them, by the same rules. What the leaf does not
+know it hands back before there are side effects; tests hold both ways to the same records, queue units, index entries
+and replies.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
+
+import structlog
+
+from trimq.broker.processors.common import born_host
+from trimq.broker.processors.send.send_batch import SentBatch
+from trimq.broker.processors.send.send_direct import MEANINGLESS, DirectSends, SendTopic
+from trimq.broker.store.log.puts import MessageRows
+from trimq.broker.store.message_store import MessageStore, TopicQueue
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.protocol.codes import VERSION, LanguageCode, RequestCode
+from trimq.protocol.command import LANGUAGE, Encoding, RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.native import Messages, NativeLeaf, Reader
+from trimq.protocol.property_names import FAST_NAMES, NOT_IN_A_BATCH, SLOW_NAMES, SLOW_PREFIXES
+from trimq.protocol.property_text import closed
+from trimq.protocol.record import MAX_PROPERTIES
+from trimq.protocol.typed_request import TypedRequest
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handlers import DEFERRED, Later, Served, Span
+
+BatchAnswer = Callable[[SentBatch, PutMessageResult], bytes | RemotingCommand]
+"""Counts the messages of a batch that was stored, and makes the reply."""
+
+_log: Final = structlog.get_logger(__name__)
+
+
+class NativeSends:
+    """What the leaf does for sends, as the configuration and the features let it. ``configure`` comes first."""
+
+    def __init__(
+        self,
+        *,
+        native: NativeLeaf,
+        direct: DirectSends,
+        store: MessageStore,
+        answer_batch: BatchAnswer,
+        on_fault: Callable[[], None],
+    ) -> None:
+        """``direct`` does the same for one send, and knows topics and queues that can be sent to.
+
+        ``on_fault`` is called when the leaf has been switched off because of a mistake in it.
+        """
+        self.direct = direct
+        self.answer_batch = answer_batch
+        self.store = store
+        self.reader: Reader | None = None
+        """None while the leaf is off."""
+        self._native = native
+        self._on_fault = on_fault
+
+    def configure(self) -> None:
+        """As ``direct`` is configured now."""
+        leaf, direct = self._native.leaf, self.direct
+        if leaf is None or not direct.usable:
+            self.reader = None
+            return
+        fast = FAST_NAMES - direct.reserved
+        self.reader = leaf.Leaf(
+            slow=_raw(SLOW_NAMES | direct.reserved),
+            fast=_raw(name for name in fast if name.startswith(SLOW_PREFIXES)),
+            slow_prefixes=_raw(SLOW_PREFIXES),
+            not_in_a_batch=_raw(NOT_IN_A_BATCH),
+            added=direct.added,
+            tags=direct.tags,
+            store_host=direct.store_host,
+            region=direct.region,
+            trace=direct.trace,
+            language=(LANGUAGE, int(LanguageCode[LANGUAGE])),
+            version=VERSION,
+        )
+
+    def failed(self, error: Exception) -> None:
+        """The leaf has raised ``error``, and nothing has been written: it is off from here on where it is its fault."""
+        leaf = self._native.leaf
+        if leaf is None or not isinstance(error, leaf.NativeFault):
+            raise error
+        self._native.turn_off(str(error))
+        _log.error("native_leaf_off", reason=self._native.reason)
+        self._on_fault()
+
+
+def _raw(names: Any) -> list[bytes]:
+    return [name.encode() for name in names]
+
+
+class _Queues(NamedTuple):
+    """The queues of messages, a row for each: counters of its topic, the queue, how many messages, and their bytes."""
+
+    topics: list[SendTopic]
+    queues: list[TopicQueue]
+    counts: list[int]
+    sizes: list[int]
+
+
+class _Asked(NamedTuple):
+    """What the replies need to know."""
+
+    spans: Sequence[Span]
+    parts: list[tuple[int, int]]
+    messages: Messages
+    queues: _Queues
+
+
+class GroupedSends:
+    """The GroupedServer of one form of a send."""
+
+    def __init__(self, native: NativeSends, code: int) -> None:
+        self._native = native
+        self._code = code
+
+    def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
+        """See GroupedServer."""
+        native = self._native
+        reader, direct = native.reader, native.direct
+        if reader is None:
+            return None
+        places = [(span.begin, span.end, span.most) for span in spans]
+        hosts = [span.connection.data.get("host") or born_host(span.connection) for span in spans]
+        try:
+            messages = reader.read(frames, self._code, places, hosts, most, native.store.limits)
+            queues = self._queues(messages)
+            if queues is None:
+                return None
+            asked = _Asked(spans, messages.parts(), messages, queues)
+            done = partial(self._durable, asked) if direct.waits else None
+            result = direct.put(MessageRows(messages, frames, queues.queues, queues.counts), done)
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
+            native.failed(error)
+            return None
+        if result is None:
+            return None
+        if direct.waits:
+            return Served(asked.parts, deferred=True)
+        self._count(asked)
+        return Served(asked.parts, self._replies(asked))
+
+    def _queues(self, messages: Messages) -> _Queues | None:
+        """Where they go; what goes nowhere is left out of them. None where nothing is left."""
+        direct, listened = self._native.direct, self._native.store.listened_topics
+        while len(messages):
+            found = _Queues([], [], [], [])
+            good = []
+            for name, queue_id, count, size in messages.queues():
+                topic = None if name in listened else direct.topic(name)
+                queue = None if topic is None else direct.queue(topic, queue_id)
+                good.append(queue is not None)
+                if topic is not None and queue is not None:
+                    found.topics.append(topic)
+                    found.queues.append(queue)
+                    found.counts.append(count)
+                    found.sizes.append(size)
+            if all(good):
+                return found
+            messages.leave_out(good)
+        return None
+
+    def _count(self, asked: _Asked) -> None:
+        for topic, count, size in zip(asked.queues.topics, asked.queues.counts, asked.queues.sizes, strict=True):
+            for item, value in ((topic.nums, count), (topic.sizes, size)):
+                item.value += value
+                item.times += count
+        put = self._native.direct.broker_put
+        count = len(asked.messages)
+        put.value += count
+        put.times += count
+
+    def _replies(self, asked: _Asked) -> list[bytes]:
+        """Those to each span. They are stored by now: where the leaf fails, its replies are made without it."""
+        try:
+            return asked.messages.replies()
+        except Exception as error:  # noqa: BLE001 - as in ``serve``
+            self._native.failed(error)
+        replies: list[list[bytes]] = [[] for _ in asked.spans]
+        for span, reply in self._answers(asked, None):
+            replies[span].append(reply if isinstance(reply, bytes) else encode(reply))
+        return [b"".join(own) for own in replies]
+
+    def _durable(self, asked: _Asked, result: PutMessageResult) -> None:
+        """The end of sends that have waited for the disk."""
+        spans = asked.spans
+        if result.status:
+            for span, reply in self._answers(asked, result):
+                spans[span].connection.complete(reply)
+            return
+        self._count(asked)
+        for of, (count, _), replies in zip(spans, asked.parts, self._replies(asked), strict=True):
+            if count:
+                of.connection.complete(replies, count)
+
+    def _answers(self, asked: _Asked, failure: PutMessageResult | None) -> list[tuple[int, bytes | RemotingCommand]]:
+        """The span and the reply of each request, as the full way makes it. ``failure``: what has become of all."""
+        answers = []
+        for span, opaque, binary, number, unique, physical, in_queue, size in asked.messages.requests():
+            queue = asked.queues.queues[number]
+            command = RemotingCommand(self._code, opaque, encoding=Encoding.ROCKETMQ if binary else Encoding.JSON)
+            own = PutMessageResult(failure.status if failure else PutMessageStatus.PUT_OK)
+            if failure is not None:
+                own.remark = failure.remark
+            if failure is None or failure.physical_offset >= 0:
+                own.physical_offset, own.queue_offset, own.size = physical, in_queue, size
+            answers.append((span, self._native.direct.answer(command, queue.topic, queue.queue_id, unique, own)))
+        return answers
+
+
+class NativeBatches:
+    """The fast way of batches: to a topic that exists, with ordinary messages, where the log has room."""
+
+    def __init__(self, native: NativeSends) -> None:
+        self._native = native
+
+    def serve(self, connection: Connection, request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
+        """See FastHandler."""
+        native, header = self._native, request.header
+        reader, direct = native.reader, native.direct
+        topic = direct.topic(header.topic)
+        if reader is None or topic is None or request.flag or not header.batch or header.sys_flag & ~MEANINGLESS:
+            return None
+        unique = None
+        text = header.properties
+        if text:
+            match = direct.ordinary(closed(text))
+            if match is None or len(text) > MAX_PROPERTIES:
+                return None
+            unique = match[2]
+        queue = None if header.topic in native.store.listened_topics else direct.queue(topic, header.queue_id)
+        if queue is None:
+            return None
+        host = connection.data.get("host") or born_host(connection)
+        stamp = (header.sys_flag, header.born_timestamp, header.reconsume_times or 0)
+        try:
+            messages = reader.batch(request.body, queue.topic, queue.queue_id, stamp, host, native.store.limits)
+            if messages is None:
+                return None
+            count = len(messages)
+            command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, request.opaque)
+            sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)
+            put = MessageRows(messages, request.body, (queue,), (count,), is_batch=True)
+            result = direct.put(put, partial(self._durable, connection, sent) if direct.waits else None)
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
+            native.failed(error)
+            return None
+        if result is None:
+            return None
+        if direct.waits:
+            return DEFERRED
+        reply = native.answer_batch(sent, result)
+        return reply if isinstance(reply, bytes) else encode(reply)
+
+    def _durable(self, connection: Connection, sent: SentBatch, result: PutMessageResult) -> None:
+        """The end of a batch that has waited for the disk."""
+        connection.complete(self._native.answer_batch(sent, result))

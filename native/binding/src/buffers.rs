@@ -1,0 +1,62 @@
+//! Bytes of Python's buffers as slices, for as long as a call takes.
+
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// A buffer that is read. It is let go at the end of the call, so that it never keeps its owner from being closed.
+pub struct Source<T: Element = u8>(PyBuffer<T>);
+
+impl<T: Element> Source<T> {
+    /// Of a contiguous buffer of this kind of numbers.
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = PyBuffer::<T>::get(object)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyValueError::new_err("the buffer is not contiguous"));
+        }
+        Ok(Source(buffer))
+    }
+
+    /// Its numbers.
+    pub fn slice(&self) -> &[T] {
+        if self.0.item_count() == 0 {
+            return &[];
+        }
+        // SAFETY: the buffer is contiguous, of this type (PyBuffer::get has looked), and cannot be resized or freed
+        // while it is held. Nobody writes into it: this thread has the interpreter until the call ends, and no call
+        // here writes into a buffer that overlaps with one that is read (Target::apart_from).
+        unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<T>(), self.0.item_count()) }
+    }
+}
+
+/// A buffer of bytes that is written into.
+pub struct Target(PyBuffer<u8>);
+
+impl Target {
+    /// Of a contiguous buffer that may be written into and shares no byte with the others of the call.
+    pub fn of(object: &Bound<'_, PyAny>, others: &[&Source<u8>]) -> PyResult<Self> {
+        let buffer = PyBuffer::<u8>::get(object)?;
+        if !buffer.is_c_contiguous() || buffer.readonly() {
+            return Err(PyValueError::new_err("the buffer is not contiguous or read-only"));
+        }
+        let target = Target(buffer);
+        if others.iter().any(|other| target.overlaps(other.slice())) {
+            return Err(PyValueError::new_err("records cannot be written over what they are made of"));
+        }
+        Ok(target)
+    }
+
+    fn overlaps(&self, other: &[u8]) -> bool {
+        let (begin, other_begin) = (self.0.buf_ptr() as usize, other.as_ptr() as usize);
+        begin < other_begin + other.len() && other_begin < begin + self.0.len_bytes()
+    }
+
+    /// Its bytes.
+    pub fn slice(&mut self) -> &mut [u8] {
+        if self.0.len_bytes() == 0 {
+            return &mut [];
+        }
+        // SAFETY: as for Source; it is writable, and shares no byte with a slice that is read in this call.
+        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
+    }
+}

@@ -1,0 +1,227 @@
+//! Sends of a round, and batches.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use trimq_native_core::batch;
+use trimq_native_core::round::{Round, Span};
+use trimq_native_core::rows::{Limits, Mismatch, Position, Room, Stamp};
+use trimq_native_core::rules::{Names, ReplyTexts, Rules};
+
+use crate::buffers::{Source, Target};
+use crate::entries::Keys;
+use crate::guarded;
+
+/// Reads sends and batches by rules that do not change.
+#[pyclass(frozen)]
+pub struct Leaf {
+    rules: Arc<Rules>,
+}
+
+#[pymethods]
+impl Leaf {
+    #[new]
+    #[pyo3(signature = (*, slow, fast, slow_prefixes, not_in_a_batch, added, tags, store_host, region, trace, language, version))]
+    #[allow(clippy::too_many_arguments)] // by name, each of them
+    fn new(
+        slow: Vec<Vec<u8>>,
+        fast: Vec<Vec<u8>>,
+        slow_prefixes: Vec<Vec<u8>>,
+        not_in_a_batch: Vec<Vec<u8>>,
+        added: Vec<u8>,
+        tags: bool,
+        store_host: Vec<u8>,
+        region: String,
+        trace: String,
+        language: (String, u8),
+        version: i32,
+    ) -> PyResult<Self> {
+        if !is_host(&store_host) {
+            return Err(PyValueError::new_err("a host has 8 or 20 bytes"));
+        }
+        let names = Names {
+            slow: slow.into_iter().collect(),
+            fast: fast.into_iter().collect(),
+            slow_prefixes,
+            not_in_a_batch: not_in_a_batch.into_iter().collect(),
+        };
+        let reply = ReplyTexts { region, trace, language, version };
+        Ok(Leaf { rules: Arc::new(Rules { names, added, tags, store_host, reply }) })
+    }
+
+    /// Read the sends of a round; spans are (begin, end, most requests), hosts those of their connections.
+    fn read(
+        &self,
+        frames: &Bound<'_, PyAny>,
+        code: u16,
+        spans: Vec<(usize, usize, usize)>,
+        hosts: Vec<Vec<u8>>,
+        most: usize,
+        limits: (usize, usize),
+    ) -> PyResult<Messages> {
+        if hosts.len() != spans.len() || !hosts.iter().all(|host| is_host(host)) {
+            return Err(PyValueError::new_err("there is a host of 8 or 20 bytes for each span"));
+        }
+        let source = Source::of(frames)?;
+        let spans: Vec<Span> =
+            spans.into_iter().map(|(begin, end, most)| Span { place: begin..end, most }).collect();
+        let limits = Limits { body: limits.0, record: limits.1 };
+        let round = guarded(|| {
+            let hosts: Vec<&[u8]> = hosts.iter().map(Vec::as_slice).collect();
+            Round::read(source.slice(), code, &spans, most, &self.rules, &hosts, limits)
+        })?;
+        Ok(Messages { rules: self.rules.clone(), round, spans, hosts, is_batch: false })
+    }
+
+    /// Read a batch to one queue; None where it is not ordinary. ``stamp``: sysFlag, time of birth, reconsumeTimes.
+    fn batch(
+        &self,
+        body: &Bound<'_, PyAny>,
+        topic: &str,
+        queue_id: i32,
+        stamp: (i32, i64, i32),
+        host: Vec<u8>,
+        limits: (usize, usize),
+    ) -> PyResult<Option<Messages>> {
+        if !is_host(&host) {
+            return Err(PyValueError::new_err("a host has 8 or 20 bytes"));
+        }
+        let source = Source::of(body)?;
+        let limits = Limits { body: limits.0, record: limits.1 };
+        let (sys_flag, born_timestamp, reconsume_times) = stamp;
+        let stamp = Stamp { flag: 0, sys_flag, born_timestamp, reconsume_times, host: 0 };
+        let rows =
+            guarded(|| batch::read(source.slice(), topic, queue_id, stamp, &self.rules, &[&host], limits))?;
+        let round = rows.map(Round::of_batch);
+        let rules = &self.rules;
+        Ok(round.map(|round| Messages { rules: rules.clone(), round, spans: vec![], hosts: vec![host], is_batch: true }))
+    }
+}
+
+/// Messages that were read, on their way into the log.
+#[pyclass]
+pub struct Messages {
+    rules: Arc<Rules>,
+    round: Round,
+    spans: Vec<Span>,
+    hosts: Vec<Vec<u8>>,
+    is_batch: bool,
+}
+
+impl Messages {
+    fn room<'a>(&'a self, hosts: &'a [&'a [u8]]) -> Room<'a> {
+        let limits = Limits { body: usize::MAX, record: usize::MAX };
+        let added = if self.is_batch { 0 } else { self.rules.added.len() };
+        Room { rules: &self.rules, added, hosts, limits }
+    }
+}
+
+#[pymethods]
+impl Messages {
+    fn __len__(&self) -> usize {
+        self.round.rows.len()
+    }
+
+    /// Bytes of all records.
+    #[getter]
+    fn total(&self) -> usize {
+        self.round.rows.total()
+    }
+
+    /// (topic, queue id, messages, bytes) of each queue.
+    fn queues(&self) -> Vec<(&str, i32, usize, usize)> {
+        let rows = &self.round.rows;
+        rows.queues().iter().map(|queue| (rows.text(&queue.topic), queue.id, queue.count, queue.size)).collect()
+    }
+
+    /// (requests, where the next one begins) of each span.
+    fn parts(&self) -> Vec<(usize, usize)> {
+        self.round.parts.iter().map(|part| (part.count, part.stop)).collect()
+    }
+
+    /// Leave out the queues that are not good, and what connections have sent behind a message to one of them.
+    fn leave_out(&mut self, good: Vec<bool>) -> PyResult<()> {
+        guarded(|| self.round.leave_out(&self.spans, &good))
+    }
+
+    /// Write the records into ``buffer`` from ``at`` on, all but the first 8 bytes, which are returned.
+    ///
+    /// ``frames``: what they were read from. ``starts``: the next offset of each queue.
+    #[allow(clippy::too_many_arguments)] // where from, where to, which numbers
+    fn write<'py>(
+        &mut self,
+        py: Python<'py>,
+        frames: &Bound<'py, PyAny>,
+        buffer: &Bound<'py, PyAny>,
+        at: usize,
+        physical_offset: i64,
+        store_timestamp: i64,
+        starts: Vec<i64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let source = Source::of(frames)?;
+        let mut target = Target::of(buffer, &[&source])?;
+        let position = Position { physical_offset, store_timestamp };
+        let mut rows = std::mem::take(&mut self.round.rows);
+        let total = rows.total();
+        let head = guarded(|| {
+            let hosts: Vec<&[u8]> = self.hosts.iter().map(Vec::as_slice).collect();
+            let end = at.checked_add(total).ok_or(Mismatch("where to"))?;
+            let out = target.slice().get_mut(at..end).ok_or(Mismatch("where to"))?;
+            rows.write(source.slice(), out, &position, &starts, &self.room(&hosts))
+        });
+        self.round.rows = rows;
+        let head = head?.map_err(|Mismatch(what)| PyValueError::new_err(format!("{what} do not fit")))?;
+        Ok(PyBytes::new(py, &head))
+    }
+
+    /// The units of all messages, once they are written: those of each queue side by side.
+    fn units<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.round.rows.units())
+    }
+
+    /// The keys of all messages, once they are written.
+    fn keys(&self, store_timestamp: i64) -> Keys {
+        let rows = &self.round.rows;
+        let mut physical = Vec::with_capacity(rows.hashes().len());
+        for (keys, place) in rows.keys().zip(rows.places()) {
+            physical.resize(physical.len() + keys, place.physical);
+        }
+        Keys { hashes: rows.hashes().to_vec(), physical, store_timestamp }
+    }
+
+    /// Log offset of each message, once they are written.
+    fn physical_offsets(&self) -> Vec<i64> {
+        self.round.rows.places().iter().map(|place| place.physical).collect()
+    }
+
+    /// The codes of the tags of the messages of a queue.
+    fn tags_codes(&self, queue: usize) -> Vec<i32> {
+        self.round.rows.tags_codes(queue)
+    }
+
+    /// The replies to each span, joined, once the messages are written.
+    fn replies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let replies = guarded(|| self.round.replies(&self.rules))?;
+        PyList::new(py, replies.iter().map(|reply| PyBytes::new(py, reply)))
+    }
+
+    /// (span, opaque, in binary, queue, unique key, log offset, queue offset, size) of each request; offsets are -1
+    /// where nothing was written.
+    #[allow(clippy::type_complexity)] // a row of a table
+    fn requests(&self) -> Vec<(usize, i32, bool, usize, &str, i64, i64, usize)> {
+        let rows = &self.round.rows;
+        let row = |(number, request): (usize, &trimq_native_core::round::Request)| {
+            let place = rows.places().get(number).map_or((-1, -1), |place| (place.physical, place.in_queue));
+            let queue = rows.queue_of(number).unwrap_or(0);
+            let unique = rows.text(&request.unique);
+            (request.span, request.opaque, request.binary, queue, unique, place.0, place.1, rows.size_of(number))
+        };
+        self.round.requests.iter().enumerate().map(row).collect()
+    }
+}
+
+fn is_host(host: &[u8]) -> bool {
+    matches!(host.len(), 8 | 20)
+}

@@ -1,0 +1,579 @@
+//! The header of a send in both of its forms and in both encodings: what is in the form that clients write it in.
+//!
+//! Whatever has another form is not wrong, it is left to who knows all of them: each function says None then.
+
+use std::ops::Range;
+
+/// A send's envelope and header.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct SendHeader<'a> {
+    /// The number of the request.
+    pub opaque: i32,
+    /// The topic.
+    pub topic: &'a str,
+    /// The queue.
+    pub queue_id: i32,
+    /// Flags of the system.
+    pub sys_flag: i32,
+    /// When the producer made the message, ms.
+    pub born_timestamp: i64,
+    /// Flags of the user.
+    pub flag: i32,
+    /// Where the properties stand in the arena.
+    pub properties: Range<usize>,
+    /// How often it was consumed.
+    pub reconsume_times: i32,
+}
+
+/// The two codes of a send of one message.
+const SEND_MESSAGE: u16 = 10;
+const SEND_MESSAGE_V2: u16 = 310;
+
+/// Fields of a send, whatever they are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Topic,
+    QueueId,
+    SysFlag,
+    BornTimestamp,
+    Flag,
+    Properties,
+    ReconsumeTimes,
+    Batch,
+    /// A text that nothing is made of.
+    Text,
+    /// A number of 32 bits that nothing is made of.
+    Number,
+    /// A truth value that nothing is made of.
+    Truth,
+    /// What is no field of a send.
+    Unknown,
+}
+
+use Field::{
+    Batch, BornTimestamp, Flag, Number, Properties, QueueId, ReconsumeTimes, SysFlag, Text, Topic, Truth, Unknown,
+};
+
+/// Names in the order of the numbers by which fields are found to be there twice.
+const LONG: [(&str, Field); 13] = [
+    ("producerGroup", Text),
+    ("topic", Topic),
+    ("defaultTopic", Text),
+    ("defaultTopicQueueNums", Number),
+    ("queueId", QueueId),
+    ("sysFlag", SysFlag),
+    ("bornTimestamp", BornTimestamp),
+    ("flag", Flag),
+    ("properties", Properties),
+    ("reconsumeTimes", ReconsumeTimes),
+    ("unitMode", Truth),
+    ("maxReconsumeTimes", Number),
+    ("batch", Batch),
+];
+const SHORT: [Field; 14] = [
+    Text, Topic, Text, Number, QueueId, SysFlag, BornTimestamp, Flag, Properties, ReconsumeTimes, Truth, Number, Batch,
+    Text,
+];
+/// The first eight have to be there, and the properties, without which there is no unique key.
+const NEEDED: u32 = 0x1FF;
+
+/// The number of a field, and what it is.
+fn field_of(name: &str, long: bool) -> (Option<usize>, Field) {
+    if long {
+        let found = LONG.iter().position(|(known, _)| *known == name);
+        return (found, found.map_or(Unknown, |at| LONG[at].1));
+    }
+    match *name.as_bytes() {
+        [letter @ b'a'..=b'n'] => (Some(usize::from(letter - b'a')), SHORT[usize::from(letter - b'a')]),
+        _ => (None, Unknown),
+    }
+}
+
+/// What the ext fields have been found to say.
+#[derive(Default)]
+struct Ext<'a> {
+    header: SendHeader<'a>,
+    seen: u32,
+    batch: bool,
+    long: bool,
+}
+
+impl<'a> Ext<'a> {
+    /// Take a field whose value is a text without escapes, or is written so. None where it is not in the usual form.
+    fn take(&mut self, name: &str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()> {
+        let (number, field) = field_of(name, self.long);
+        if let Some(number) = number {
+            if self.seen & (1 << number) != 0 {
+                return None;
+            }
+            self.seen |= 1 << number;
+        }
+        match field {
+            Topic => self.header.topic = value.text()?,
+            QueueId => self.header.queue_id = value.number()?,
+            SysFlag => self.header.sys_flag = value.number()?,
+            BornTimestamp => self.header.born_timestamp = value.long()?,
+            Flag => self.header.flag = value.number()?,
+            ReconsumeTimes => self.header.reconsume_times = value.number()?,
+            Batch => self.batch = value.truth()?,
+            Truth => {
+                value.truth()?;
+            }
+            Number => {
+                value.number()?;
+            }
+            Text => {
+                value.text()?;
+            }
+            Properties => {
+                let begin = arena.len();
+                match value {
+                    Value::Text(text) => arena.extend_from_slice(text.as_bytes()),
+                    Value::Escaped(raw) => unescape(raw, arena)?,
+                    Value::Bare(_) => return None,
+                }
+                self.header.properties = begin..arena.len();
+            }
+            Unknown => {}
+        }
+        Some(())
+    }
+
+    fn done(self) -> Option<SendHeader<'a>> {
+        (self.seen & NEEDED == NEEDED && !self.batch).then_some(self.header)
+    }
+}
+
+/// A value as it stands in JSON: a text, a text with escapes in it (raw), or a number or truth value (raw).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value<'a> {
+    Text(&'a str),
+    Escaped(&'a str),
+    Bare(&'a str),
+}
+
+impl<'a> Value<'a> {
+    fn text(self) -> Option<&'a str> {
+        match self {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Texts of numbers count as numbers, as they do for Java's fastjson.
+    fn plain(self) -> Option<&'a str> {
+        match self {
+            Value::Text(text) | Value::Bare(text) => Some(text),
+            Value::Escaped(_) => None,
+        }
+    }
+
+    fn long(self) -> Option<i64> {
+        whole_number(self.plain()?)
+    }
+
+    fn number(self) -> Option<i32> {
+        self.long()?.try_into().ok()
+    }
+
+    fn truth(self) -> Option<bool> {
+        match self.plain()? {
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+/// A decimal number as all clients write it: no sign but a minus, no zero in front.
+fn whole_number(text: &str) -> Option<i64> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let usual = match digits.as_bytes() {
+        [b'0'] => digits.len() == text.len(),
+        [b'1'..=b'9', rest @ ..] => rest.iter().all(u8::is_ascii_digit),
+        _ => false,
+    };
+    if usual {
+        text.parse().ok()
+    } else {
+        None
+    }
+}
+
+/// What is left of a JSON text.
+struct Json<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Json<'a> {
+    fn peek(&mut self) -> Option<u8> {
+        let bytes = self.text.as_bytes();
+        while matches!(bytes.get(self.at), Some(b' ' | b'\t' | b'\n' | b'\r')) {
+            self.at += 1;
+        }
+        bytes.get(self.at).copied()
+    }
+
+    fn expect(&mut self, byte: u8) -> Option<()> {
+        (self.peek()? == byte).then(|| self.at += 1)
+    }
+
+    /// Whether an object goes on: `first` says that nothing of it has been read yet.
+    fn another(&mut self, first: bool) -> Option<bool> {
+        match self.peek()? {
+            b'}' => {
+                self.at += 1;
+                Some(false)
+            }
+            b',' if !first => {
+                self.at += 1;
+                Some(true)
+            }
+            _ if first => Some(true),
+            _ => None,
+        }
+    }
+
+    fn key(&mut self) -> Option<&'a str> {
+        let key = self.string()?.text()?;
+        self.expect(b':')?;
+        Some(key)
+    }
+
+    fn string(&mut self) -> Option<Value<'a>> {
+        self.expect(b'"')?;
+        let begin = self.at;
+        let bytes = self.text.as_bytes();
+        let mut escaped = false;
+        loop {
+            match *bytes.get(self.at)? {
+                b'"' => break,
+                b'\\' => {
+                    escaped = true;
+                    self.at += 2;
+                }
+                0..=0x1F => return None,
+                _ => self.at += 1,
+            }
+        }
+        let raw = self.text.get(begin..self.at)?;
+        self.at += 1;
+        Some(if escaped { Value::Escaped(raw) } else { Value::Text(raw) })
+    }
+
+    /// A text, a number or a truth value.
+    fn value(&mut self) -> Option<Value<'a>> {
+        match self.peek()? {
+            b'"' => self.string(),
+            b'-' | b'0'..=b'9' | b't' | b'f' => {
+                let begin = self.at;
+                let bytes = self.text.as_bytes();
+                while matches!(bytes.get(self.at), Some(b'-' | b'0'..=b'9' | b'a'..=b'z')) {
+                    self.at += 1;
+                }
+                let bare = self.text.get(begin..self.at)?;
+                (matches!(bare, "true" | "false") || whole_number(bare).is_some()).then_some(Value::Bare(bare))
+            }
+            _ => None,
+        }
+    }
+
+    /// The same for a field of the envelope that may be null.
+    fn value_or_null(&mut self) -> Option<Option<Value<'a>>> {
+        if self.peek()? == b'n' {
+            let end = self.at + 4;
+            let is_null = self.text.get(self.at..end)? == "null";
+            self.at = end;
+            return is_null.then_some(None);
+        }
+        self.value().map(Some)
+    }
+}
+
+/// The text that a JSON string stands for, put behind `out`. None for a lone surrogate and for what is no escape.
+fn unescape(raw: &str, out: &mut Vec<u8>) -> Option<()> {
+    let mut rest = raw;
+    while let Some(at) = rest.bytes().position(|byte| byte == b'\\') {
+        out.extend_from_slice(&rest.as_bytes()[..at]);
+        let kind = *rest.as_bytes().get(at + 1)?;
+        rest = rest.get(at + 2..)?;
+        let plain = match kind {
+            b'u' => {
+                let unit = four_digits(rest)?;
+                rest = &rest[4..];
+                let letter = if (0xD800..0xDC00).contains(&unit) {
+                    let low = four_digits(rest.strip_prefix("\\u")?)?;
+                    rest = &rest[6..];
+                    if !(0xDC00..0xE000).contains(&low) {
+                        return None;
+                    }
+                    char::from_u32(0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00))?
+                } else {
+                    char::from_u32(unit)?
+                };
+                out.extend_from_slice(letter.encode_utf8(&mut [0; 4]).as_bytes());
+                continue;
+            }
+            b'"' | b'\\' | b'/' => kind,
+            b'b' => 8,
+            b'f' => 12,
+            b'n' => b'\n',
+            b'r' => b'\r',
+            b't' => b'\t',
+            _ => return None,
+        };
+        out.push(plain);
+    }
+    out.extend_from_slice(rest.as_bytes());
+    Some(())
+}
+
+fn four_digits(text: &str) -> Option<u32> {
+    let digits = text.as_bytes().get(..4)?;
+    digits.iter().try_fold(0, |value, digit| Some(value << 4 | char::from(*digit).to_digit(16)?))
+}
+
+/// Read a send of `code` out of a header in JSON.
+///
+/// The properties go behind `arena`; where this is None they are not wanted.
+pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Option<SendHeader<'a>> {
+    let mut json = Json { text: std::str::from_utf8(head).ok()?, at: 0 };
+    let mut ext: Option<Ext<'a>> = None;
+    let mut has_code = false;
+    let mut opaque = 0;
+    let mut seen = 0;
+    let mut once = |number: u32| (seen & 1 << number == 0).then(|| seen |= 1 << number);
+    json.expect(b'{')?;
+    let mut first = true;
+    while json.another(first)? {
+        first = false;
+        match json.key()? {
+            "code" => {
+                once(0)?;
+                has_code = bare(json.value()?)? == i64::from(code);
+            }
+            "opaque" => {
+                once(1)?;
+                opaque = i32::try_from(bare(json.value()?)?).ok()?;
+            }
+            "flag" => {
+                once(2)?;
+                if bare(json.value()?)? != 0 {
+                    return None;
+                }
+            }
+            "version" => {
+                once(3)?;
+                i32::try_from(bare(json.value()?)?).ok()?;
+            }
+            "language" => {
+                once(4)?;
+                json.value_or_null()?;
+            }
+            "remark" => {
+                once(5)?;
+                if let Some(value) = json.value_or_null()? {
+                    value.text()?;
+                }
+            }
+            "serializeTypeCurrentRPC" => {
+                once(6)?;
+                json.value_or_null()?;
+            }
+            "extFields" => {
+                once(7)?;
+                ext = Some(ext_in_json(&mut json, code, arena)?);
+            }
+            _ => return None,
+        }
+    }
+    if json.peek().is_some() || !has_code {
+        return None;
+    }
+    let mut header = ext?.done()?;
+    header.opaque = opaque;
+    Some(header)
+}
+
+fn bare(value: Value<'_>) -> Option<i64> {
+    match value {
+        Value::Bare(text) => whole_number(text),
+        _ => None,
+    }
+}
+
+fn ext_in_json<'a>(json: &mut Json<'a>, code: u16, arena: &mut Vec<u8>) -> Option<Ext<'a>> {
+    let mut ext = Ext { long: names_are_long(code)?, ..Ext::default() };
+    json.expect(b'{')?;
+    let mut first = true;
+    while json.another(first)? {
+        first = false;
+        let name = json.key()?;
+        let value = json.value()?;
+        ext.take(name, value, arena)?;
+    }
+    Some(ext)
+}
+
+fn names_are_long(code: u16) -> Option<bool> {
+    match code {
+        SEND_MESSAGE => Some(true),
+        SEND_MESSAGE_V2 => Some(false),
+        _ => None,
+    }
+}
+
+/// What is left of a header in RocketMQ's binary form.
+struct Binary<'a>(&'a [u8]);
+
+impl<'a> Binary<'a> {
+    fn take(&mut self, size: usize) -> Option<&'a [u8]> {
+        if size > self.0.len() {
+            return None;
+        }
+        let (taken, rest) = self.0.split_at(size);
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn short(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.take(2)?.try_into().ok()?))
+    }
+
+    fn int(&mut self) -> Option<i32> {
+        Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn sized(&mut self, size: impl TryInto<usize>) -> Option<&'a str> {
+        std::str::from_utf8(self.take(size.try_into().ok()?)?).ok()
+    }
+}
+
+/// The same for a header in RocketMQ's binary form.
+pub fn send_in_binary<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Option<SendHeader<'a>> {
+    let mut binary = Binary(head);
+    if binary.short()? != code {
+        return None;
+    }
+    binary.take(3)?; // language and version
+    let opaque = binary.int()?;
+    let flag = binary.int()?;
+    if flag != 0 || binary.int()? != 0 {
+        return None; // one-way, a reply, or with a remark
+    }
+    if usize::try_from(binary.int()?).ok()? != binary.0.len() {
+        return None;
+    }
+    let mut ext = Ext { long: names_are_long(code)?, ..Ext::default() };
+    while !binary.0.is_empty() {
+        let size = binary.short()?;
+        let name = binary.sized(size)?;
+        let size = binary.int()?;
+        let value = binary.sized(size)?;
+        ext.take(name, Value::Text(value), arena)?;
+    }
+    let mut header = ext.done()?;
+    header.opaque = opaque;
+    Some(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FRAME: &str = concat!(
+        r#"{"code":310,"extFields":{"a":"g","b":"T","c":"TBW102","d":"4","e":"1","f":"0","g":"17","h":"2","#,
+        r#""i":"KEYS\u0001k\u0002","j":"3","k":"false","l":"0","m":"false","n":"broker-a"},"flag":0,"#,
+        r#""language":"JAVA","opaque":77,"serializeTypeCurrentRPC":"JSON","version":479}"#
+    );
+
+    fn json(text: &str) -> Option<(SendHeader<'_>, Vec<u8>)> {
+        let mut arena = vec![9];
+        let header = send_in_json(text.as_bytes(), 310, &mut arena)?;
+        Some((header, arena))
+    }
+
+    #[test]
+    fn a_send() {
+        let (header, arena) = json(FRAME).unwrap();
+        assert_eq!(arena, b"\x09KEYS\x01k\x02");
+        let expected = SendHeader {
+            opaque: 77,
+            topic: "T",
+            queue_id: 1,
+            sys_flag: 0,
+            born_timestamp: 17,
+            flag: 2,
+            properties: 1..8,
+            reconsume_times: 3,
+        };
+        assert_eq!(header, expected);
+    }
+
+    #[test]
+    fn numbers_may_stand_without_quotation_marks() {
+        let text = FRAME.replace(r#""e":"1""#, r#""e":1"#).replace(r#""m":"false""#, r#""m":false"#);
+        assert!(json(&text).is_some());
+    }
+
+    #[test]
+    fn what_is_not_in_the_usual_form_is_left() {
+        for (old, new) in [
+            (r#""e":"1""#, r#""e":"+1""#),
+            (r#""e":"1""#, r#""e":"01""#),
+            (r#""e":"1""#, r#""e":"1.0""#),
+            (r#""e":"1""#, r#""e":"2147483648""#),
+            (r#""e":"1""#, r#""e":"1","e":"2""#),
+            (r#""e":"1","#, ""),
+            (r#""m":"false""#, r#""m":"true""#),
+            (r#""m":"false""#, r#""m":"FALSE""#),
+            (r#""j":"3""#, r#""j":null"#),
+            (r#""b":"T""#, r#""b":"\u0054""#),
+            (r#""flag":0"#, r#""flag":2"#),
+            (r#""opaque":77"#, r#""opaque":7777777777"#),
+            (r#""opaque":77"#, r#""opaque":"77""#),
+            (r#""opaque":77"#, r#""opaque":77,"opaque":78"#),
+            (r#""version":479"#, r#""version":479,"new":1"#),
+            (r#"\u0002"#, r#"\u00"#),
+            (r#"\u0002"#, r#"\ud800"#),
+            (r#"\u0002"#, r#"\ud800\ud800"#),
+            (r#"\u0002"#, r#"\x"#),
+            (r#""code":310"#, r#""code":311"#),
+            (r#""code":310,"#, ""),
+            ("479}", "479}}"),
+            ("479}", "479"),
+        ] {
+            let text = FRAME.replace(old, new);
+            assert_ne!(text, FRAME);
+            assert_eq!(json(&text), None, "{new}");
+        }
+    }
+
+    #[test]
+    fn escapes_of_all_kinds() {
+        let (_, arena) = json(&FRAME.replace("KEYS", r#"\"\\\/\b\f\n\r\t\u00e4\ud83d\ude00ö"#)).unwrap();
+        assert_eq!(&arena[1..], "\"\\/\x08\x0c\n\r\tä😀ö\x01k\x02".as_bytes());
+    }
+
+    #[test]
+    fn a_send_in_binary() {
+        let mut head = Vec::from([1, 54, 0, 1, 223, 0, 0, 0, 77, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let mut ext = Vec::new();
+        for (name, value) in
+            [("a", "g"), ("b", "T"), ("c", "T"), ("d", "4"), ("e", "1"), ("f", "0"), ("g", "17"), ("h", "0"), ("i", "x")]
+        {
+            ext.extend([0, 1, name.as_bytes()[0], 0, 0, 0, value.len() as u8]);
+            ext.extend(value.as_bytes());
+        }
+        head.extend((ext.len() as u32).to_be_bytes());
+        head.extend(&ext);
+        let mut arena = Vec::new();
+        let header = send_in_binary(&head, 310, &mut arena).unwrap();
+        assert_eq!((header.opaque, header.topic, header.queue_id), (77, "T", 1));
+        assert_eq!(arena, b"x");
+        for cut in 0..head.len() {
+            assert_eq!(send_in_binary(&head[..cut], 310, &mut arena), None);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Sends of a round: frames of many connections in, records and replies out.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::header::{send_in_binary, send_in_json};
+use crate::rows::{Limits, Mismatch, Position, Room, Rows, Stamp, HEAD};
+use crate::rules::Rules;
+
+const WORDS: usize = 8;
+/// Longer unique keys, which no client makes, are not served here.
+const LONGEST_UNIQUE: usize = 256;
+
+/// Frames that a connection has sent, side by side: bytes [begin, end) of what they are read from.
+///
+/// The last one may be cut off.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Where they begin and end.
+    pub place: Range<usize>,
+    /// How many requests of it may be served.
+    pub most: usize,
+}
+
+/// How far a span was read: so many frames, and where the last of them ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// How many.
+    pub count: usize,
+    /// Where the next one begins.
+    pub stop: usize,
+}
+
+/// A request, which is one message.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The number of its span.
+    pub span: usize,
+    /// Its own number.
+    pub opaque: i32,
+    /// Its header came in RocketMQ's binary form.
+    pub binary: bool,
+    /// Where its unique key stands among the texts of the rows.
+    pub unique: Range<usize>,
+    stop: usize,
+}
+
+/// What was read of a round.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// The messages.
+    pub rows: Rows,
+    /// The requests that they came in, one each.
+    pub requests: Vec<Request>,
+    /// How far each span was read.
+    pub parts: Vec<Part>,
+    code: u16,
+}
+
+impl Round {
+    /// Messages that came in no round.
+    pub fn of_batch(rows: Rows) -> Round {
+        Round { rows, ..Round::default() }
+    }
+
+    /// Read the sends of `spans` up to the first that is not an ordinary one of `code`, in each; `most` in all.
+    pub fn read(
+        frames: &[u8],
+        code: u16,
+        spans: &[Span],
+        most: usize,
+        rules: &Rules,
+        hosts: &[&[u8]],
+        limits: Limits,
+    ) -> Round {
+        let room = Room { rules, added: rules.added.len(), hosts, limits };
+        let mut round = Round { code, ..Round::default() };
+        let mut known: HashMap<(&str, i32), usize> = HashMap::new();
+        for (number, span) in spans.iter().enumerate() {
+            let mut part = Part { count: 0, stop: span.place.start };
+            while part.count < span.most && round.requests.len() < most {
+                let Some(stop) = round.take(frames, part.stop..span.place.end, number, &mut known, &room) else {
+                    break;
+                };
+                part = Part { count: part.count + 1, stop };
+            }
+            round.parts.push(part);
+        }
+        round
+    }
+
+    /// Read the frame that begins here; where it ends. None: it is not served, and nothing has changed.
+    fn take<'a>(
+        &mut self,
+        frames: &'a [u8],
+        place: Range<usize>,
+        span: usize,
+        known: &mut HashMap<(&'a str, i32), usize>,
+        room: &Room<'_>,
+    ) -> Option<usize> {
+        let bytes = frames.get(place.clone())?;
+        let total = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+        let word = u32::from_be_bytes(bytes.get(4..WORDS)?.try_into().ok()?);
+        let length = total.checked_add(4)?;
+        let body_at = WORDS + (word & 0xFF_FFFF) as usize;
+        if length > bytes.len() || body_at > length {
+            return None;
+        }
+        let head = bytes.get(WORDS..body_at)?;
+        let before = self.rows.texts.len();
+        let stop = place.start + length;
+        let body = place.start + body_at..stop;
+        let taken = self.take_send(head, word >> 24, span, body, stop, known, room);
+        if taken.is_none() {
+            self.rows.texts.truncate(before);
+        }
+        taken.map(|()| stop)
+    }
+
+    #[allow(clippy::too_many_arguments)] // what is known of a frame by then
+    fn take_send<'a>(
+        &mut self,
+        head: &'a [u8],
+        encoding: u32,
+        span: usize,
+        body: Range<usize>,
+        stop: usize,
+        known: &mut HashMap<(&'a str, i32), usize>,
+        room: &Room<'_>,
+    ) -> Option<()> {
+        let header = match encoding {
+            0 => send_in_json(head, self.code, &mut self.rows.texts)?,
+            1 => send_in_binary(head, self.code, &mut self.rows.texts)?,
+            _ => return None,
+        };
+        // a text of its own, so that the rows can be added to; the properties of most messages are short
+        let text = self.rows.text(&header.properties).to_owned();
+        let found = room.rules.names.ordinary(&text)?;
+        let unique = found.unique.filter(|unique| unique.len() <= LONGEST_UNIQUE)?;
+        let unique_at = header.properties.start + place_of(unique, &text);
+        let stamp = Stamp {
+            flag: header.flag,
+            sys_flag: header.sys_flag,
+            born_timestamp: header.born_timestamp,
+            reconsume_times: header.reconsume_times,
+            host: span,
+        };
+        let queue = match known.get(&(header.topic, header.queue_id)) {
+            Some(queue) => *queue,
+            None => {
+                let queue = self.rows.add_queue(header.topic, header.queue_id)?;
+                known.insert((header.topic, header.queue_id), queue);
+                queue
+            }
+        };
+        if !self.rows.add(queue, body, header.properties, stamp, &found, room) {
+            return None;
+        }
+        let unique = unique_at..unique_at + unique.len();
+        self.requests.push(Request { span, opaque: header.opaque, binary: encoding == 1, unique, stop });
+        Some(())
+    }
+
+    /// Leave out what goes to the queues for which `is_good` is false, and what each connection has sent behind it.
+    pub fn leave_out(&mut self, spans: &[Span], is_good: &[bool]) {
+        let mut ended = vec![false; self.parts.len()];
+        for (part, span) in self.parts.iter_mut().zip(spans) {
+            *part = Part { count: 0, stop: span.place.start };
+        }
+        let mut keep = Vec::with_capacity(self.requests.len());
+        for (number, request) in self.requests.iter().enumerate() {
+            let good = self.rows.queue_of(number).is_some_and(|queue| is_good.get(queue) == Some(&true));
+            ended[request.span] |= !good;
+            keep.push(!ended[request.span]);
+            if !ended[request.span] {
+                let part = &mut self.parts[request.span];
+                *part = Part { count: part.count + 1, stop: request.stop };
+            }
+        }
+        self.rows.retain(&keep);
+        let mut keep = keep.into_iter();
+        self.requests.retain(|_| keep.next() == Some(true));
+    }
+
+    /// See Rows::write.
+    pub fn write(
+        &mut self,
+        frames: &[u8],
+        out: &mut [u8],
+        at: &Position,
+        starts: &[i64],
+        rules: &Rules,
+        hosts: &[&[u8]],
+    ) -> Result<[u8; HEAD], Mismatch> {
+        let limits = Limits { body: usize::MAX, record: usize::MAX };
+        self.rows.write(frames, out, at, starts, &Room { rules, added: rules.added.len(), hosts, limits })
+    }
+
+    /// The replies to each span, joined; once the messages are written.
+    pub fn replies(&self, rules: &Rules) -> Vec<Vec<u8>> {
+        let mut replies: Vec<Vec<u8>> = Vec::new();
+        replies.resize_with(self.parts.len(), Vec::new);
+        for (number, (request, place)) in self.requests.iter().zip(self.rows.places()).enumerate() {
+            let queue_id = self.rows.queue_of(number).map_or(0, |queue| self.rows.queues()[queue].id);
+            let stored = crate::reply::Stored {
+                opaque: request.opaque,
+                queue_id,
+                place: *place,
+                unique: self.rows.text(&request.unique),
+            };
+            crate::reply::send(&mut replies[request.span], rules, &stored, request.binary);
+        }
+        replies
+    }
+}
+
+/// Where a part of a text begins in it.
+fn place_of(part: &str, whole: &str) -> usize {
+    part.as_ptr() as usize - whole.as_ptr() as usize
+}

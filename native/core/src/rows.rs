@@ -1,0 +1,384 @@
+//! Messages on their way into the log: the same for the sends of a round and for the messages of a batch.
+//!
+//! They are read first, then whoever has the queues says where each goes on, and then they are written. What is made on
+//! the way is theirs; bodies stay where they were received, and are looked at again when they are written.
+
+use std::ops::Range;
+
+use crate::hash::{body_crc, Hash};
+use crate::rules::{Found, Rules, MAX_PROPERTIES};
+
+/// Bytes of a record besides its body, topic, properties and hosts.
+const AROUND: usize = 75;
+/// Bytes of a record's beginning that whoever has the log puts in last.
+pub const HEAD: usize = 8;
+/// Bytes of a unit of a consume queue.
+pub const UNIT: usize = 20;
+const MAGIC: u32 = 0xDAA3_20A7;
+/// Longer topics have another magic number.
+const LONGEST_TOPIC: usize = 127;
+const BORN_HOST_V6: i32 = 0x10;
+const STORE_HOST_V6: i32 = 0x20;
+/// Bits of sysFlag that are stored as they come; with others a message is not served here.
+const MEANINGLESS: i32 = 0x1 | 0x2 | 0x700;
+const TAG_KEY: &str = "T#";
+
+/// What a record may have at most, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// maxMessageSize.
+    pub body: usize,
+    /// A whole record.
+    pub record: usize,
+}
+
+/// What the log has to be told of a message besides its body and its properties.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stamp {
+    /// Flags of the user.
+    pub flag: i32,
+    /// Flags of the system.
+    pub sys_flag: i32,
+    /// When the producer made it, ms.
+    pub born_timestamp: i64,
+    /// How often it was consumed.
+    pub reconsume_times: i32,
+    /// Which of the hosts it came from.
+    pub host: usize,
+}
+
+impl Stamp {
+    /// Whether no flag of the system means something.
+    pub fn is_ordinary(&self) -> bool {
+        self.sys_flag & !MEANINGLESS == 0
+    }
+}
+
+/// A queue that messages go to.
+#[derive(Debug)]
+pub struct Queue {
+    /// Where its topic stands in the texts.
+    pub topic: Range<usize>,
+    /// Its number.
+    pub id: i32,
+    /// How many messages.
+    pub count: usize,
+    /// Bytes of their records.
+    pub size: usize,
+    /// The index's hash goes on from here: that of the topic and the `#` behind it.
+    front: Hash,
+}
+
+#[derive(Debug)]
+struct Message {
+    queue: usize,
+    body: Range<usize>,
+    text: Range<usize>,
+    stamp: Stamp,
+    size: usize,
+    tags_code: i32,
+    keys: usize,
+}
+
+/// Where a message lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Its offset in the log.
+    pub physical: i64,
+    /// Its offset in its queue.
+    pub in_queue: i64,
+}
+
+/// Messages, and what is known of them.
+#[derive(Debug, Default)]
+pub struct Rows {
+    /// Texts of their own: properties and topics.
+    pub texts: Vec<u8>,
+    /// Properties lie where the bodies do, not among the texts.
+    texts_in_source: bool,
+    messages: Vec<Message>,
+    queues: Vec<Queue>,
+    hashes: Vec<i32>,
+    places: Vec<Place>,
+    units: Vec<u8>,
+    total: usize,
+}
+
+/// What does not fit together: a mistake of whoever calls, never of a client.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mismatch(pub &'static str);
+
+impl Rows {
+    /// Rows whose properties lie in the source.
+    pub fn of_source() -> Rows {
+        Rows { texts_in_source: true, ..Rows::default() }
+    }
+
+    /// How many messages.
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Bytes of all records.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// The queues, in the order in which they were met.
+    pub fn queues(&self) -> &[Queue] {
+        &self.queues
+    }
+
+    /// A text that lies among the texts.
+    pub fn text(&self, place: &Range<usize>) -> &str {
+        self.texts.get(place.clone()).and_then(|raw| std::str::from_utf8(raw).ok()).unwrap_or("")
+    }
+
+    /// The index's hash of each key, message by message.
+    pub fn hashes(&self) -> &[i32] {
+        &self.hashes
+    }
+
+    /// Where each message lies, once they are written.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Units of all messages, once they are written: those of each queue side by side.
+    pub fn units(&self) -> &[u8] {
+        &self.units
+    }
+
+    /// How many keys each message has.
+    pub fn keys(&self) -> impl Iterator<Item = usize> + '_ {
+        self.messages.iter().map(|message| message.keys)
+    }
+
+    /// The number of each message's queue among the queues.
+    pub fn queue_of(&self, message: usize) -> Option<usize> {
+        Some(self.messages.get(message)?.queue)
+    }
+
+    /// Bytes of a message's record.
+    pub fn size_of(&self, message: usize) -> usize {
+        self.messages.get(message).map_or(0, |message| message.size)
+    }
+
+    /// The code of each message's tag, for the messages of one queue.
+    pub fn tags_codes(&self, queue: usize) -> Vec<i32> {
+        self.messages.iter().filter(|message| message.queue == queue).map(|message| message.tags_code).collect()
+    }
+
+    /// A queue that has not been met yet; its number. None for a topic that records of this kind do not take.
+    pub fn add_queue(&mut self, topic: &str, id: i32) -> Option<usize> {
+        if topic.is_empty() || topic.len() > LONGEST_TOPIC || id < 0 {
+            return None;
+        }
+        let begin = self.texts.len();
+        self.texts.extend_from_slice(topic.as_bytes());
+        let front = Hash::of(topic).then("#");
+        self.queues.push(Queue { topic: begin..self.texts.len(), id, count: 0, size: 0, front });
+        Some(self.queues.len() - 1)
+    }
+
+    /// A message, whose properties have been looked through. False where a limit is broken: it is not among them then.
+    pub fn add(
+        &mut self,
+        queue: usize,
+        body: Range<usize>,
+        text: Range<usize>,
+        stamp: Stamp,
+        found: &Found<'_>,
+        room: &Room<'_>,
+    ) -> bool {
+        let Some(to) = self.queues.get_mut(queue) else { return false };
+        let properties = text.len() + room.added;
+        let hosts = room.hosts.get(stamp.host).map_or(0, |host| host.len()) + room.rules.store_host.len();
+        let size = AROUND + hosts + body.len() + to.topic.len() + properties;
+        if body.is_empty()
+            || body.len() > room.limits.body
+            || size > room.limits.record
+            || properties > MAX_PROPERTIES
+            || !stamp.is_ordinary()
+        {
+            return false;
+        }
+        let before = self.hashes.len();
+        let front = to.front;
+        if let Some(unique) = found.unique {
+            self.hashes.push(front.then(unique).in_index());
+        }
+        let words = found.keys.unwrap_or("").split(' ').filter(|word| !word.is_empty());
+        self.hashes.extend(words.map(|word| front.then(word).in_index()));
+        let mut tags_code = 0;
+        if let Some(tag) = found.tag {
+            tags_code = Hash::of(tag).value();
+            if room.rules.tags {
+                self.hashes.push(front.then(TAG_KEY).then(tag).in_index());
+            }
+        }
+        let keys = self.hashes.len() - before;
+        to.count += 1;
+        to.size += size;
+        self.total += size;
+        self.messages.push(Message { queue, body, text, stamp, size, tags_code, keys });
+        true
+    }
+
+    /// Keep the messages for which `keep` is true, and the queues that they go to.
+    pub fn retain(&mut self, keep: &[bool]) {
+        let messages = std::mem::take(&mut self.messages);
+        let hashes = std::mem::take(&mut self.hashes);
+        for queue in &mut self.queues {
+            queue.count = 0;
+            queue.size = 0;
+        }
+        self.total = 0;
+        let mut at = 0;
+        for (number, message) in messages.into_iter().enumerate() {
+            let own = at..at + message.keys;
+            at = own.end;
+            if keep.get(number) == Some(&true) {
+                self.hashes.extend_from_slice(hashes.get(own).unwrap_or(&[]));
+                self.total += message.size;
+                self.queues[message.queue].count += 1;
+                self.queues[message.queue].size += message.size;
+                self.messages.push(message);
+            }
+        }
+        let mut numbers = Vec::with_capacity(self.queues.len());
+        let mut next = 0;
+        for queue in &self.queues {
+            numbers.push(next);
+            next += usize::from(queue.count > 0);
+        }
+        self.queues.retain(|queue| queue.count > 0);
+        for message in &mut self.messages {
+            message.queue = numbers[message.queue];
+        }
+    }
+
+    /// Write the records into `out`, all but the first HEAD bytes, which are what is returned.
+    ///
+    /// `starts`: the next offset of each queue. Units, places and hashes are there afterwards.
+    pub fn write(
+        &mut self,
+        source: &[u8],
+        out: &mut [u8],
+        at: &Position,
+        starts: &[i64],
+        room: &Room<'_>,
+    ) -> Result<[u8; HEAD], Mismatch> {
+        if starts.len() != self.queues.len() || out.len() != self.total || self.messages.is_empty() {
+            return Err(Mismatch("queues or bytes"));
+        }
+        let mut next = starts.to_vec();
+        let mut unit_at = Vec::with_capacity(self.queues.len());
+        let mut units = 0;
+        for queue in &self.queues {
+            unit_at.push(units);
+            units += queue.count * UNIT;
+        }
+        self.units = vec![0; units];
+        self.places = Vec::with_capacity(self.messages.len());
+        let mut head = [0; HEAD];
+        let mut begin = 0;
+        for message in &self.messages {
+            let queue = &self.queues[message.queue];
+            let physical = at.physical_offset + begin as i64;
+            let in_queue = next[message.queue];
+            next[message.queue] += 1;
+            let mut record = Pen { out: &mut out[begin..begin + message.size], at: HEAD };
+            let body = source.get(message.body.clone()).ok_or(Mismatch("a body"))?;
+            let texts = if self.texts_in_source { source } else { &self.texts };
+            let text = texts.get(message.text.clone()).ok_or(Mismatch("properties"))?;
+            let topic = self.texts.get(queue.topic.clone()).ok_or(Mismatch("a topic"))?;
+            let host = room.hosts.get(message.stamp.host).ok_or(Mismatch("a host"))?;
+            let stamp = &message.stamp;
+            let mut sys_flag = stamp.sys_flag;
+            if host.len() == 20 {
+                sys_flag |= BORN_HOST_V6;
+            }
+            if room.rules.store_host.len() == 20 {
+                sys_flag |= STORE_HOST_V6;
+            }
+            record.put(&body_crc(body).to_be_bytes());
+            record.put(&queue.id.to_be_bytes());
+            record.put(&stamp.flag.to_be_bytes());
+            record.put(&in_queue.to_be_bytes());
+            record.put(&physical.to_be_bytes());
+            record.put(&sys_flag.to_be_bytes());
+            record.put(&stamp.born_timestamp.to_be_bytes());
+            record.put(host);
+            record.put(&at.store_timestamp.to_be_bytes());
+            record.put(&room.rules.store_host);
+            record.put(&stamp.reconsume_times.to_be_bytes());
+            record.put(&0i64.to_be_bytes());
+            record.put(&(body.len() as u32).to_be_bytes());
+            record.put(body);
+            record.put(&[topic.len() as u8]);
+            record.put(topic);
+            let added = if room.added > 0 { room.rules.added.as_slice() } else { &[] };
+            record.put(&((text.len() + added.len()) as u16).to_be_bytes());
+            record.put(text);
+            record.put(added);
+            if record.at != message.size {
+                return Err(Mismatch("a record's size"));
+            }
+            let front = [(message.size as u32).to_be_bytes(), MAGIC.to_be_bytes()].concat();
+            if begin == 0 {
+                head.copy_from_slice(&front);
+            } else {
+                out[begin..begin + HEAD].copy_from_slice(&front);
+            }
+            let mut unit = Pen { out: &mut self.units[unit_at[message.queue]..], at: 0 };
+            unit.put(&physical.to_be_bytes());
+            unit.put(&(message.size as u32).to_be_bytes());
+            unit.put(&i64::from(message.tags_code).to_be_bytes());
+            unit_at[message.queue] += UNIT;
+            self.places.push(Place { physical, in_queue });
+            begin += message.size;
+        }
+        Ok(head)
+    }
+}
+
+/// Where records begin, and what they are stamped with.
+#[derive(Clone, Copy, Debug)]
+pub struct Position {
+    /// The log offset of the first one.
+    pub physical_offset: i64,
+    /// The time of storing, ms.
+    pub store_timestamp: i64,
+}
+
+/// What messages are measured by.
+#[derive(Debug)]
+pub struct Room<'a> {
+    /// What does not change from message to message.
+    pub rules: &'a Rules,
+    /// Bytes put behind the properties of each message: those of the rules, or none for batches.
+    pub added: usize,
+    /// Hosts as records have them: 8 or 20 bytes each.
+    pub hosts: &'a [&'a [u8]],
+    /// What a record may have.
+    pub limits: Limits,
+}
+
+struct Pen<'a> {
+    out: &'a mut [u8],
+    at: usize,
+}
+
+impl Pen<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        let end = self.at + bytes.len();
+        self.out[self.at..end].copy_from_slice(bytes);
+        self.at = end;
+    }
+}

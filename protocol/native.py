@@ -1,0 +1,235 @@
+"""The native leaf: the one module that imports ``trimq_native``, where that is installed.
+
+The leaf does in Rust what comes by the dozen (native/). It is optional, and Python's way is the reference: who has a
+native way looks whether ``NATIVE.is_on`` each time, and has Python's to take where it is not.
+"""
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, cast
+
+VERSION: Final = "0.1.0"
+"""Of the leaf that this code was written for, as in native/Cargo.toml. Those of another may want other arguments."""
+VARIABLE: Final = "TRIMQ_NATIVE"
+_HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
+
+
+class Keys(Protocol):
+    """See index_batch.KeyRun."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        """See index_batch.KeyRun."""
+        ...
+
+    def split(self, count: int, /) -> "tuple[Keys, Keys]":
+        """See index_batch.KeyRun."""
+        ...
+
+
+class Messages(Protocol):
+    """Messages that were read. What writes them: see the store's puts.ReadMessages."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def total(self) -> int:
+        """Bytes of all records."""
+        ...
+
+    def queues(self) -> list[tuple[str, int, int, int]]:
+        """Topic, queue id, messages and bytes of records, of each queue."""
+        ...
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Requests, and where the next one begins, of each span."""
+        ...
+
+    def leave_out(self, good: list[bool], /) -> None:
+        """Leave out queues that are not ``good``, and what a connection has sent behind a message to one of them."""
+        ...
+
+    def write(
+        self,
+        frames: Any,
+        buffer: memoryview,
+        at: int,
+        physical_offset: int,
+        store_timestamp: int,
+        starts: list[int],
+        /,
+    ) -> bytes:
+        """Write the records, all but the first 8 bytes, which are what is returned."""
+        ...
+
+    def units(self) -> bytes:
+        """Queue units, those of each queue side by side; this and what follows once they are written."""
+        ...
+
+    def keys(self, store_timestamp: int, /) -> Keys:
+        """Hashed keys of all of them."""
+        ...
+
+    def physical_offsets(self) -> list[int]:
+        """Log offset of each."""
+        ...
+
+    def tags_codes(self, queue: int, /) -> list[int]:
+        """The tags code of each message of a queue, by the queue's number."""
+        ...
+
+    def replies(self) -> list[bytes]:
+        """Whole frames for each span, joined."""
+        ...
+
+    def requests(self) -> "list[tuple[int, int, bool, int, str, int, int, int]]":
+        """Span, opaque, whether in binary, queue, unique key, log offset, queue offset and size of each."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads sends and batches by rules that do not change: trimq_native.Leaf."""
+
+    def read(
+        self,
+        frames: memoryview,
+        code: int,
+        spans: list[tuple[int, int, int]],
+        hosts: list[bytes],
+        most: int,
+        limits: tuple[int, int],
+        /,
+    ) -> Messages:
+        """The ordinary sends of ``code`` at the begin of each span (begin, end, most requests), ``most`` in all.
+
+        ``hosts``: the packed address of each span's client. ``limits``: most bytes of a body and of a record.
+        """
+        ...
+
+    def batch(
+        self,
+        body: Any,
+        topic: str,
+        queue_id: int,
+        stamp: tuple[int, int, int],
+        host: bytes,
+        limits: tuple[int, int],
+        /,
+    ) -> Messages | None:
+        """The messages of a batch; None where one of them is not ordinary.
+
+        ``stamp``: sysFlag, born timestamp and reconsumeTimes of all of them.
+        """
+        ...
+
+
+class MakeReader(Protocol):
+    """Makes a Reader: bytes and texts as core/src/rules.rs says."""
+
+    def __call__(  # noqa: PLR0913 - by name, each of them
+        self,
+        *,
+        slow: list[bytes],
+        fast: list[bytes],
+        slow_prefixes: list[bytes],
+        not_in_a_batch: list[bytes],
+        added: bytes,
+        tags: bool,
+        store_host: bytes,
+        region: str,
+        trace: str,
+        language: tuple[str, int],
+        version: int,
+    ) -> Reader:
+        """Names as bytes; ``added`` goes behind the properties of each message, ``store_host`` is a packed address."""
+        ...
+
+
+class Leaf(Protocol):
+    """What ``trimq_native`` has: its type for this code, installed or not. A test compares the two."""
+
+    VERSION: str
+    NativeFault: type[Exception]
+
+    @property
+    def Leaf(self) -> MakeReader:  # noqa: N802 - a class
+        """Makes what reads sends and batches."""
+        ...
+
+    def flat(self, entries: Any, /) -> tuple[bytes, bytes, bytes]:
+        """Hash (i32), log offset (i64) and store time (i64) of each key of entries of the index."""
+        ...
+
+    def seconds(self, timestamps: memoryview, begin: int, /) -> bytearray:
+        """Whole seconds (i32) since ``begin`` of each time."""
+        ...
+
+    def put_entries(
+        self,
+        file: memoryview,
+        slots: int,
+        count: int,
+        hashes: memoryview,
+        physical: memoryview,
+        seconds: memoryview,
+        /,
+    ) -> int:
+        """See index_batch.Batch.put."""
+        ...
+
+    def panic(self) -> None:
+        """Panic, for tests: raises NativeFault."""
+        ...
+
+
+class NativeLeaf:
+    """Whether the native leaf serves this process, and if not, why.
+
+    ``leaf`` is the module where it ``is_on``, and None where it is off; ``reason`` says why. ``turn_off`` sets
+    ``has_failed``.
+    """
+
+    __slots__ = ("has_failed", "is_on", "leaf", "reason")
+
+    def __init__(self, leaf: Leaf | None, reason: str = "") -> None:
+        self.leaf = leaf
+        self.is_on = leaf is not None
+        self.reason = reason
+        self.has_failed = False
+
+    def turn_off(self, fault: str) -> None:
+        """Python serves until the end of the process, because of a fault of the leaf. The first one is kept."""
+        if self.is_on:
+            self.leaf = None
+            self.is_on = False
+            self.reason = f"a fault: {fault}"
+            self.has_failed = True
+
+    @property
+    def status(self) -> str:
+        """Which one runs, in a few words: ``native 0.1.0``, ``python (not installed)``."""
+        return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
+
+
+def load(environment: Mapping[str, str]) -> NativeLeaf:
+    """The leaf as it is installed. TRIMQ_NATIVE=off in ``environment`` leaves it alone."""
+    if environment.get(VARIABLE, "").strip() == "off":
+        return NativeLeaf(None, f"{VARIABLE}=off")
+    try:
+        found = cast("Leaf", importlib.import_module("trimq_native"))
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "trimq_native":
+            return NativeLeaf(None, f"not installed: {_HOW}")
+        return NativeLeaf(None, f"cannot be loaded: {error}")  # made for another C library, or cut short
+    version = getattr(found, "VERSION", "unknown")
+    if version != VERSION:
+        return NativeLeaf(None, f"version {version} where {VERSION} is expected: {_HOW}")
+    return NativeLeaf(found)
+
+
+NATIVE: Final = load(os.environ)
+"""This process's."""
+leaf: Final = NATIVE.leaf
+"""The module as it was loaded, for who binds its functions once; whether it may be called, ``NATIVE.is_on`` says."""
