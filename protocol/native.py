@@ -158,6 +158,10 @@ class Leaf(Protocol):
         """Makes what reads sends and batches."""
         ...
 
+    def Keys(self, hashes: list[int], physical: list[int], store_timestamp: int, /) -> Keys:  # noqa: N802 - a class
+        """Keys of messages that are stored at one time."""
+        ...
+
     def flat(self, entries: Any, /) -> tuple[bytes, bytes, bytes]:
         """Hash (i32), log offset (i64) and store time (i64) of each key of entries of the index."""
         ...

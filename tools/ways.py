@@ -70,8 +70,7 @@ def _kinds() -> dict[str, Sent]:
         kinds[f"send, {name}"] = [(send, _send(1), b"body", encoding)]
     kinds["send with a delay"] = [(send, _send(1, {"DELAY": "1"}), b"body", Encoding.JSON)]
     kinds["sends of a round"] = [(send, _send(number), b"body", Encoding.JSON) for number in range(_BURST)]
-    kinds["batch, alike"] = [(batch, _send(1, batch=True), _batch([8] * 32), Encoding.JSON)]
-    kinds["batch, mixed"] = [(batch, _send(1, batch=True), _batch([1, 20, 3]), Encoding.JSON)]
+    kinds["batch"] = [(batch, _send(1, batch=True), _batch([1, 20, 3]), Encoding.JSON)]
     for name, encoding in encodings.items():
         kinds[f"pull, {name}"] = [(pull, _pull(), b"", encoding)]
     kinds["query, JSON"] = [(RequestCode.QUERY_MESSAGE, query, b"", Encoding.JSON)]

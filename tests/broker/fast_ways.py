@@ -1,15 +1,17 @@
 """What a broker's fast ways have served."""
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from trimq.broker.controller import BrokerController
+from trimq.remoting.server.handlers import GroupedServer, Served, Span
 
 _served: WeakKeyDictionary[BrokerController, list[int]] = WeakKeyDictionary()
 
 
 def fast_ways(broker: BrokerController) -> list[int]:
-    """The codes of what was served since the first call for ``broker``, one for each request; not those of groups.
+    """The codes of what was served since the first call for ``broker``, one for each request, by itself or with others.
 
     A client has to be connected. It ends where the configuration or the features are changed.
     """
@@ -18,7 +20,22 @@ def fast_ways(broker: BrokerController) -> list[int]:
         for table in {connection.table for connection in broker.reactor.connections.values()}:
             for front, path in table.fast.items():
                 table.fast[front] = path._replace(serve=_counted(path.serve, path.code, served))
+                if front in table.grouped:
+                    table.grouped[front] = _Counted(table.grouped[front], path.code, served)
     return _served[broker]
+
+
+class _Counted:
+    """A GroupedServer that counts."""
+
+    def __init__(self, server: GroupedServer, code: int, served: list[int]) -> None:
+        self._server, self._code, self._served = server, code, served
+
+    def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
+        result = self._server.serve(frames, spans, most)
+        if result is not None:
+            self._served += [self._code] * sum(count for count, _ in result.parts)
+        return result
 
 
 def _counted(handler: Any, code: int, served: list[int]) -> Any:

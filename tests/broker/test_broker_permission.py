@@ -6,17 +6,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.broker.test_send_alike import MANY, QUEUES, TOPIC, USUAL, Side, send_frame
-from tests.broker.test_send_batch_alike import ask as ask_batch
-from tests.broker.test_send_batch_alike import batch, fields
+from tests.broker.test_batch_ways import ask as ask_batch
+from tests.broker.test_batch_ways import batch, fields
 from tests.broker.test_send_direct import ask, v2
+from tests.broker.test_send_native import MANY, QUEUES, TOPIC, USUAL, Side, send_frame
 from tests.broker.wire_client import WireClient, properties_text
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.send.send_alike import AlikeSends
+from trimq.broker.processors.send.send_native import GroupedSends
 from trimq.broker.testing import running_broker
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.native import NATIVE
 from trimq.remoting.server.handlers import Served, Span
 
 
@@ -70,29 +71,29 @@ async def test_order_topics_are_refused_and_others_pass(
     assert [reply.code for reply in await every_way(client)] == [0] * 5
 
 
+@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
 async def test_many_sends_of_one_round_are_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # guards the way of many sends at once, which looks at the first of them only
+    # guards the way of many sends at once
     served = 0
-    original = AlikeSends.serve
+    original = GroupedSends.serve
 
-    def counted(self: AlikeSends, frames: memoryview, spans: Sequence[Span]) -> Served | None:
+    def counted(self: GroupedSends, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
         nonlocal served
-        result = original(self, frames, spans)
-        served += result is not None
+        result = original(self, frames, spans, most)
+        served += 0 if result is None else sum(count for count, _ in result.parts)
         return result
 
-    monkeypatch.setattr(AlikeSends, "serve", counted)
+    monkeypatch.setattr(GroupedSends, "serve", counted)
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         make_topic(broker, order=True)
-        side = Side(broker, client, {})
+        side = Side(broker, client)
+        await side.burst([send_frame(1)], [1])  # makes the log's first file
         numbers = range(1001, 1001 + MANY)
-        await side.learn(send_frame(1000))
         replies = await side.burst(map(send_frame, numbers), numbers)
         assert {reply.code for reply in replies.values()} == {0}
         assert served
         served = 0
         await set_permission(client, 4)
-        await side.learn(send_frame(1000))
         replies = await side.burst(map(send_frame, numbers), numbers)
         assert {reply.code for reply in replies.values()} == {ResponseCode.NO_PERMISSION}
         assert not served

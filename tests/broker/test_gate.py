@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.broker.fast_ways import fast_ways
-from tests.broker.test_send_alike import send_frame
+from tests.broker.test_send_native import send_frame
 from tests.broker.wire_client import WireClient, pull_ext, send_ext
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
@@ -21,6 +21,7 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import encode
+from trimq.protocol.native import NATIVE
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Readiness, Sees
 from trimq.remoting.server.handler_table import json_front
@@ -30,6 +31,10 @@ TOPIC = "Orders"
 MANY = LEAST + 8
 UNKNOWN = (1, 9, 99, 7777, 99_999)
 SENDS = frozenset({10, 310, 320})
+BATCHES = {320} if NATIVE.is_on else set()
+"""Batches have no other fast way."""
+SLOW = 0 if NATIVE.is_on else 2
+"""How many of ``requests`` have no fast way."""
 
 Form = Callable[[int, int, dict[str, Any], bytes], bytes]
 
@@ -132,8 +137,7 @@ async def both(path: Path, **config: Any) -> AsyncIterator[Both]:
         assert (await clients[0].ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
         for code, fields, body in requests("A0"):
             assert (await found.ask(clients[0], code_first, code, fields, body)).code in {0, 22}
-        for client in clients:  # grouped sends are learnt
-            await burst(found, client)
+        for client in clients:
             await burst(found, client)
         yield found
 
@@ -210,21 +214,21 @@ async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path) -> 
         served = fast_ways(found.broker)
         for code, ext, body in requests("D0"):
             await found.ask(found.clients[0], code_first, code, ext, body)
-        assert set(served) == {10, 310, 320, 11, 361, 12}
+        assert set(served) == {10, 310, 11, 361, 12} | BATCHES
 
 
 async def test_a_configuration_that_no_fast_way_knows_closes_them_on_both_ports(tmp_path: Path) -> None:
     async with both(tmp_path) as found:
         tables = {connection.table for connection in found.broker.reactor.connections.values()}
         assert len(tables) == 2
-        sends = {json_front(code) for code in SENDS}
+        sends = {json_front(code) for code in {10, 310} | BATCHES}
         for start, are_open in ((1, False), (0, True)):
             body = b"startAcceptSendRequestTimeStamp=%d" % start
             assert (await found.clients[0].ask(RequestCode.UPDATE_BROKER_CONFIG, body=body)).code == 0
             for table in tables:
                 assert (sends <= table.fast.keys()) == are_open
                 assert sends.isdisjoint(table.fast) == (not are_open)
-                assert bool(table.grouped) == are_open
+                assert bool(table.grouped) == (are_open and NATIVE.is_on)
 
 
 async def test_a_feature_of_one_code_closes_no_other(tmp_path: Path) -> None:
@@ -320,8 +324,8 @@ async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path) -> N
             _, codes = await burst(found, client)
             assert codes == {0}
             number = counting.seen.total() - before
-            assert number in {1, 7 + 2 * MANY}  # a batch of two has no fast way
-            return number > 1
+            assert number in {SLOW, 7 + 2 * MANY}
+            return number > SLOW
 
         assert await seen()
         assert not gate.admit(connection)
@@ -353,7 +357,7 @@ async def test_a_state_counts_for_the_next_request(tmp_path: Path) -> None:
                 assert reply.code == (expected if code in SENDS else 0)
             _, codes = await burst(found, client)
             assert codes == {expected}
-            assert counting.seen.total() - before == (1 if is_set else 4 + 2 * MANY)  # a batch of two has no fast way
+            assert counting.seen.total() - before == (SLOW if is_set else 4 + 2 * MANY)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,15 @@
 
 import json
 
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trimq.broker.processors.send.message_properties import tag_hash
-from trimq.broker.processors.send.send_batch import BatchParts, BatchReader, batch_reply, message_ids, parts_of
-from trimq.broker.processors.send.send_batch_alike import AlikeBatches
+from trimq.broker.processors.send.send_batch import batch_reply, message_ids, parts_of
 from trimq.protocol.batch import decode_batch, encode_batch
 from trimq.protocol.frame import decode
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_text import decode_properties
-from trimq.protocol.record import MAGIC_V1, pack_shared
-from trimq.protocol.record_batch import BatchHead
 
 NAMES = st.sampled_from(["UNIQ_KEY", "TAGS", "KEYS", "WAIT", "color", "DELAY", "", "ä"])
 VALUES = st.sampled_from(["a", "a b", " ", "", "true", "x" * 200, "ä", "a\x01b", "a\x03b"])
@@ -50,52 +47,6 @@ def test_parts_of_messages_of_one_shape(values: list[str], name: str) -> None:
     assert [item.flag for item in parts.messages.items()] == list(range(len(values)))
     assert parts.tags_codes == list(map(tag_hash, properties))
     assert parts.keys == [index_keys(one, tags=True) for one in properties]
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["UNIQ_KEY", "TAGS", "KEYS", "WAIT", "DELAY", "ä", ""]),
-            st.sampled_from(
-                ["{0:03d}", "same", "{0:0200d}", "a {0:03d}", "ä{0:03d}", "", "UNIQ_KEY\x01{0:03d}", "x\x03{0:03d}"]
-            ),
-        ),
-        max_size=4,
-    ),
-    st.booleans(),
-    st.booleans(),
-)
-@example(properties=[("", "UNIQ_KEY\x01{0:03d}")], is_open=False, tags=True)
-@example(properties=[("TAGS", "red")], is_open=False, tags=True)
-@example(properties=[("TAGS", "red"), ("KEYS", "k{0:03d}")], is_open=False, tags=True)
-@example(properties=[("TAGS", "t{0:03d}")], is_open=False, tags=True)
-@example(properties=[("TAGS", "t{0:03d}"), ("UNIQ_KEY", "{0:03d}")], is_open=True, tags=True)
-def test_parts_of_many_messages_that_are_laid_out_alike(
-    properties: list[tuple[str, str]], is_open: bool, tags: bool
-) -> None:
-    text = "".join(f"{name}\x01{value}\x02" for name, value in properties)
-    texts = [(text[:-1] if is_open else text).format(at) for at in range(100)]
-    checked: list[dict[str, str]] = []
-    encoded = encode_batch([(at, b"b%03d" % at, text.encode()) for at, text in enumerate(texts)])
-    reader: BatchReader = AlikeBatches()
-    found = [decode_properties(text) for text in texts]
-    general = parts_of(memoryview(encoded), checked.append, tags_too=tags)
-    for parts in (general, *(reader.parts_of(memoryview(encoded), tags_too=tags) for _ in range(2))):
-        if parts is None:
-            continue
-        assert parts.messages.items() == decode_batch(encoded)
-        assert _records(parts) == _records(general)
-        assert list(parts.tags_codes) == list(map(tag_hash, found))
-        assert list(parts.keys) == [index_keys(one, tags=tags) for one in found]
-        assert parts is general or not any("DELAY" in properties for properties in found)
-    assert checked == [properties for properties in found if "DELAY" in properties]
-
-
-def _records(parts: BatchParts) -> tuple[bytes, list[int]]:
-    """As they would lie in the log."""
-    shared = pack_shared(0, 1_700_000_000_000, bytes(8), 1_700_000_000_001, bytes(8), 0)
-    records, offsets = parts.messages.records(BatchHead(MAGIC_V1, 3, 70, 1 << 33, shared, b"\x06Orders"))
-    return bytes(records), list(offsets)
 
 
 def test_a_text_without_pairs_is_not_searched_from_each_of_its_letters() -> None:

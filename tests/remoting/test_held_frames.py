@@ -1,4 +1,4 @@
-"""Requests of one length that a client sends several at a time: held, served together, and nobody sees a difference."""
+"""Requests that come several at a time: held, served together, and nobody sees a difference."""
 
 import socket
 import struct
@@ -12,14 +12,14 @@ import trio.testing
 
 from tests.remoting.harness import Peer, Server, echo, request, serving
 from trimq.protocol.codes import ResponseCode
-from trimq.protocol.command import RemotingCommand
+from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.headers.base import Empty
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Served, Span
-from trimq.remoting.server.held_frames import FEW, LEAST, LONGEST, MOST
-from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits
+from trimq.remoting.server.held_frames import FEW, HELD_BYTES, LEAST, LONGEST_REST, MOST
+from trimq.remoting.server.limits import ReactorLimits
 from trimq.remoting.server.reactor import Connection
 
 ECHO = 100
@@ -37,12 +37,10 @@ def opaque_of(data: memoryview) -> int:
 
 
 class Together:
-    """An GroupedServer that answers with the text ``together``; ``calls`` says how many frames each owner had."""
+    """A GroupedServer that answers with the text ``together``; ``calls`` says how many frames each span had."""
 
     def __init__(self) -> None:
-        self.lengths: set[int] = set()
         self.calls: list[list[int]] = []
-        self.learnt: list[bytes] = []
         self.seen: list[int] = []
         self.order: list[int] = []
         """Opaques in the order in which they were served, in either way."""
@@ -52,36 +50,43 @@ class Together:
         self.error: Exception | None = None
         self.later: list[tuple[Connection, list[int]]] | None = None
 
-    def learn(self, frame: bytes, most: int) -> bool:
-        assert most == min(MOST, RECEIVE_BUFFER // len(frame))
-        if self.error is not None:
-            raise self.error
-        self.learnt.append(frame)
-        self.lengths.add(len(frame))
-        return True
-
-    def serve(self, frames: memoryview, spans: Sequence[Span]) -> Served | None:
-        self.calls.append([span.frames for span in spans])
+    def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
         assert [span.begin for span in spans] == [0, *(span.end for span in spans[:-1])]
         assert spans[-1].end == len(frames)
         if self.error is not None:
+            self.calls.append([])
             raise self.error
-        length = spans[0].end // spans[0].frames
-        if self.passes or any(frames[at : at + 8] != frames[:8] for at in range(0, len(frames), length)):
+        found: list[tuple[list[int], list[int]]] = []
+        for span in spans:
+            found.append(self.opaques_of(frames, span, min(most, span.most)))
+            most -= len(found[-1][0])
+        self.calls.append([len(own) for own, _ in found])
+        if self.passes:
             return None
-        served, replies = [], []
-        for number, span in enumerate(spans):
-            most = max(1, span.frames // 2) if self.stops and number % 2 else span.frames
-            opaques = [opaque_of(frames[span.begin + n * length :]) for n in range(most)]
+        parts, replies = [], []
+        for number, (span, (own, stops)) in enumerate(zip(spans, found, strict=True)):
+            count = len(own) // 2 if self.stops and number % 2 else len(own)
+            opaques = own[:count]
             self.seen += opaques
             self.order += opaques
-            served.append(most)
+            parts.append((count, stops[count]))
             if self.later is not None:
                 self.later.append((span.connection, opaques))
             replies.append(b"".join(answered(opaque, b"together") for opaque in opaques))
-        parts = [(most, span.begin + most * length) for span, most in zip(spans, served, strict=True)]
-        partly = parts if self.stops else None
-        return Served(replies, parts=partly) if self.later is None else Served(deferred=True, parts=partly)
+        return Served(parts, replies) if self.later is None else Served(parts, deferred=True)
+
+    @staticmethod
+    def opaques_of(frames: memoryview, span: Span, most: int) -> tuple[list[int], list[int]]:
+        """Of the whole frames of ECHO that come first, and where each next one begins."""
+        found, stops = [], [span.begin]
+        while len(found) < most and span.end - stops[-1] >= 8:
+            at = stops[-1]
+            stop = at + 4 + int.from_bytes(frames[at : at + 4], "big")
+            if stop > span.end or frames[at + 8 : at + 20] != frame(1)[8:20]:
+                break
+            found.append(opaque_of(frames[at:]))
+            stops.append(stop)
+        return found, stops
 
 
 def answered(opaque: int, text: bytes) -> bytes:
@@ -94,22 +99,15 @@ class Fixture:
         self.together = together
         self.single = single
         """Opaques of what was served one by one."""
-        self.fails = False
-        self.leaves = False
-        """Whether the fast handler leaves everything to the full one."""
 
 
 @asynccontextmanager
 async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]:
-    """A server that knows the length of ``frame(1000)``."""
+    """A server that serves requests of ECHO together."""
     together = Together()
     single: list[int] = []
 
     def direct(_connection: Connection, request: TypedRequest[Empty]) -> bytes | None:
-        if fixture.fails:
-            raise ValueError
-        if fixture.leaves:
-            return None
         single.append(request.opaque)
         together.order.append(single[-1])
         return answered(single[-1], b"single")
@@ -117,7 +115,6 @@ async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]
     table = HandlerTable()
     table.register(OTHER, echo)
     table.register(ECHO, echo, header=Empty, fast=direct, grouped=together)
-    together.lengths.add(len(frame(1000)))
     async with serving(table, limits) as server:
         fixture = Fixture(server, together, single)
         yield fixture
@@ -159,7 +156,7 @@ async def test_those_of_several_connections_are_served_together() -> None:
         assert fixture.together.calls == [[LEAST - FEW, LEAST - FEW]]
 
 
-@pytest.mark.parametrize("count", [1, FEW - 1, FEW, LEAST - 1])
+@pytest.mark.parametrize("count", [1, FEW - 1])
 async def test_few_are_served_one_by_one(count: int) -> None:
     async with holding() as fixture, fixture.server.peer() as peer:
         await peer.send_bytes(b"".join(map(frame, opaques(1000, count))))
@@ -189,22 +186,12 @@ async def test_clients_with_one_at_a_time_where_there_are_many() -> None:
         assert fixture.together.calls == [[1] * LEAST] * 3
         for number in opaques(3000, 16):
             await one_each(fixture, peers[:1], number)
+        assert fixture.together.calls[3:] == [[1]] * 16
+        fixture.together.calls = fixture.together.calls[:3]
         await one_each(fixture, peers, 4000)
         assert len(fixture.together.calls) == 3
-        for turn in range(20):  # not at once: what was held last could not be served together
-            await one_each(fixture, peers, 5000 + 100 * turn)
-        assert len(fixture.together.calls) > 3
-
-
-async def test_clients_with_one_at_a_time_are_learnt_from_too() -> None:
-    async with holding() as fixture, AsyncExitStack() as stack:
-        fixture.together.lengths.clear()
-        peers = [await stack.enter_async_context(fixture.server.peer()) for _ in range(LEAST)]
-        await trio.testing.wait_all_tasks_blocked()
-        for turn in range(3):
-            await one_each(fixture, peers, 1000 + 100 * turn)
-        assert len(fixture.together.learnt) == 1
-        assert fixture.together.calls
+        await one_each(fixture, peers, 5000)
+        assert len(fixture.together.calls) == 4
 
 
 async def test_no_more_than_so_many_at_once() -> None:
@@ -216,7 +203,7 @@ async def test_no_more_than_so_many_at_once() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 20, len(frame(1000)) - 1])
-async def test_what_does_not_end_with_a_frame_is_served_as_it_comes(cut: int) -> None:
+async def test_what_does_not_end_with_a_frame_is_served_as_far_as_it_goes(cut: int) -> None:
     data = b"".join(map(frame, opaques(1000, LEAST + 1)))
     stop = len(data) - len(frame(1000)) + cut
     async with holding() as fixture, fixture.server.peer() as peer:
@@ -224,7 +211,68 @@ async def test_what_does_not_end_with_a_frame_is_served_as_it_comes(cut: int) ->
         assert len(await replies_to(peer, LEAST)) == LEAST
         await peer.send_bytes(data[stop:])
         assert list(await replies_to(peer, 1)) == [1000 + LEAST]
-        assert fixture.single == list(opaques(1000, LEAST + 1))
+        assert fixture.together.seen[:LEAST] == list(opaques(1000, LEAST))
+        assert fixture.together.order == list(opaques(1000, LEAST + 1))
+
+
+async def test_lengths_of_all_kinds_are_served_together() -> None:
+    frames = [frame(opaque, b"b" * (37 * opaque % 5000)) for opaque in opaques(1000, 3 * LEAST)]
+    async with holding() as fixture, fixture.server.peer() as peer:
+        await trio.testing.wait_all_tasks_blocked()
+        raw_socket(peer).sendall(b"".join(sorted(frames, key=lambda one: len(one))))
+        assert len(await replies_to(peer, 3 * LEAST)) == 3 * LEAST
+        assert set(fixture.together.seen) == set(opaques(1000, 3 * LEAST))
+
+
+async def test_what_is_left_of_a_turn_is_held_behind_others() -> None:
+    """A frame that ends in the next turn, between two clients whose frames are whole."""
+    async with holding(ReactorLimits(turn=60)) as fixture, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(fixture.server.peer()) for _ in range(3)]
+        await trio.testing.wait_all_tasks_blocked()
+        intake = fixture.server.reactor.intake
+        by_port = {connection.peer[1]: connection for connection in fixture.server.reactor.connections.values()}
+        connections = [by_port[raw_socket(peer).getsockname()[1]] for peer in peers]
+        data = [b"".join(map(frame, opaques(1000 * number, FEW + 1))) for number in (1, 2, 3)]
+        intake.turn_end = float("inf")
+        raw_socket(peers[1]).sendall(data[1][:-5])
+        intake.serve(connections[1])
+        intake.held.serve()
+        assert connections[1].rest
+        age = connections[1].frame
+        raw_socket(peers[1]).sendall(data[1][-5:] + data[1])
+        for peer, part in ((peers[0], data[0]), (peers[2], data[2])):
+            raw_socket(peer).sendall(part)
+        for connection in connections:
+            intake.serve(connection)
+        assert intake.held.end, "all three are held"
+        fixture.server.reactor.wake()
+        for peer in (peers[0], peers[2]):
+            assert len(await replies_to(peer, FEW + 1)) == FEW + 1
+        assert fixture.together.calls == [[FEW], [FEW + 1, FEW + 2, FEW + 1]]
+        assert connections[1].frame == age
+
+
+async def test_a_long_rest_is_not_put_behind_others() -> None:
+    """There would be no room to receive more."""
+    async with holding(ReactorLimits(turn=60)) as fixture, fixture.server.peer() as one, fixture.server.peer() as two:
+        await trio.testing.wait_all_tasks_blocked()
+        intake = fixture.server.reactor.intake
+        by_port = {connection.peer[1]: connection for connection in fixture.server.reactor.connections.values()}
+        first, second = (by_port[raw_socket(peer).getsockname()[1]] for peer in (one, two))
+        intake.turn_end = float("inf")
+        many = (HELD_BYTES - 1000) // len(frame(1000))
+        raw_socket(one).sendall(b"".join(map(frame, opaques(1000, many))))
+        intake.serve(first)
+        assert intake.held.end
+        waiting = b"".join(map(frame, opaques(8000, (LONGEST_REST + 1000) // len(frame(8000)))))
+        intake._unfinished.keep(second, waiting)
+        second.ready = True
+        intake.serve(second)
+        assert fixture.together.calls
+        assert fixture.together.seen[:MOST] == list(opaques(1000, MOST))
+        fixture.server.reactor.wake()
+        await replies_to(one, many)
+        await replies_to(two, len(waiting) // len(frame(8000)))
 
 
 async def test_a_connection_s_requests_keep_their_order() -> None:
@@ -264,17 +312,14 @@ async def test_what_cannot_be_served_together_is_served_one_by_one() -> None:
         assert fixture.single == list(opaques(1000, LEAST))
 
 
-async def test_frames_of_that_length_may_be_anything() -> None:
-    """Only the first frame's length is looked at: what follows may end elsewhere, and is served for what it is."""
-    short = frame(5000, b"b")
-    long = frame(5001, b"long body"[: 2 * len("body") - 1])
-    assert len(short) + len(long) == 2 * len(frame(1000))
-    data = b"".join([frame(1000), short, long, *map(frame, opaques(1001, LEAST))])
-    async with holding() as fixture, fixture.server.peer() as peer:
-        fixture.together.passes = True
+async def test_what_comes_behind_may_be_anything() -> None:
+    other = frame(5000, b"b", OTHER)
+    data = b"".join([*map(frame, opaques(1000, FEW)), other, *map(frame, opaques(2000, LEAST))])
+    async with holding(ReactorLimits(turn=60)) as fixture, fixture.server.peer() as peer:
         await peer.send_bytes(data)
-        assert len(await replies_to(peer, LEAST + 3)) == LEAST + 3
-        assert fixture.single == [1000, 5000, 5001, *opaques(1001, LEAST)]
+        assert len(await replies_to(peer, FEW + 1 + LEAST)) == FEW + 1 + LEAST
+        assert fixture.together.seen == list(opaques(1000, FEW))
+        assert fixture.single == list(opaques(2000, LEAST))
 
 
 async def test_a_frame_that_goes_on_in_what_comes_next_is_one() -> None:
@@ -324,7 +369,16 @@ async def test_what_it_hands_back_is_served_one_by_one_and_nothing_twice() -> No
 
 
 @pytest.mark.parametrize(
-    "served", [Served(), Served([b""] * 3), Served([b""], parts=[]), Served(deferred=True, parts=[])]
+    "served",
+    [
+        Served([]),
+        Served([], deferred=True),
+        Served([(1, 5)]),
+        Served([(1, 5)] * 2, [b""] * 2),
+        Served([(1, 1 << 20)], [b""]),
+        Served([(-1, 0)], [b""]),
+        Served([(5000, 0)], [b""]),
+    ],
 )
 async def test_a_server_that_leaves_out_a_client_costs_its_round_only(served: Served) -> None:
     async with holding() as fixture, fixture.server.peer() as peer, fixture.server.peer() as other:
@@ -376,6 +430,8 @@ async def test_a_header_that_is_broken_ends_its_connection_only_though_the_serve
         cut = frame(1001).replace(b'"flag":0', b'"flag":x')
         raw_socket(broken).sendall(frame(1000) + cut + b"".join(map(frame, opaques(1002, LEAST))))
         raw_socket(good).sendall(b"".join(map(frame, opaques(2000, LEAST))))
+        first = await broken.receive()
+        assert (first.opaque, first.code) == (1000, ResponseCode.SYSTEM_ERROR)
         assert await broken.is_closed_by_server()
         replies = [await good.receive() for _ in range(LEAST)]
         assert {reply.code for reply in replies} == {ResponseCode.SYSTEM_ERROR}
@@ -383,7 +439,7 @@ async def test_a_header_that_is_broken_ends_its_connection_only_though_the_serve
 
 
 async def test_replies_over_the_mark_are_sent_at_once() -> None:
-    async with holding(ReactorLimits(high_water=1000, low_water=100)) as fixture, fixture.server.peer() as peer:
+    async with holding(ReactorLimits(high_water=500, low_water=100)) as fixture, fixture.server.peer() as peer:
         await trio.testing.wait_all_tasks_blocked()
         connection, intake = fixture.server.connection(), fixture.server.reactor.intake
         raw_socket(peer).sendall(b"".join(map(frame, opaques(1000, LEAST))))
@@ -393,28 +449,6 @@ async def test_replies_over_the_mark_are_sent_at_once() -> None:
         intake.held.serve()
         assert not connection.out.chunks, "without a round's end"
         assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"together")
-
-
-@pytest.mark.parametrize("known", [True, False])
-async def test_frames_of_another_length_end_the_holding(known: bool) -> None:
-    longer = [frame(opaque, b"a longer body") for opaque in opaques(3000, LEAST)]
-    async with holding() as fixture, fixture.server.peer() as first, fixture.server.peer() as second:
-        if known:
-            fixture.together.lengths.add(len(longer[0]))
-        await trio.testing.wait_all_tasks_blocked()
-        connections = list(fixture.server.reactor.connections.values())
-        raw_socket(first).sendall(b"".join(map(frame, opaques(1000, LEAST))))
-        raw_socket(second).sendall(b"".join(longer))
-        intake = fixture.server.reactor.intake
-        intake.turn_end = float("inf")
-        by_port = {connection.peer[1]: connection for connection in connections}
-        for peer in (first, second):
-            intake.serve(by_port[raw_socket(peer).getsockname()[1]])
-        assert fixture.together.calls == [[LEAST]]
-        fixture.server.reactor.wake()
-        assert await replies_to(first, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"together")
-        answer = b"together" if known else b"single"
-        assert await replies_to(second, LEAST) == dict.fromkeys(opaques(3000, LEAST), answer)
 
 
 async def test_replies_that_come_later() -> None:
@@ -437,12 +471,16 @@ async def test_replies_that_come_later() -> None:
     [ReactorLimits(max_inflight_per_connection=LEAST - 1), ReactorLimits(max_inflight=LEAST - 1)],
     ids=["of a connection", "of all"],
 )
-async def test_more_than_may_be_in_flight_are_served_one_by_one(limits: ReactorLimits) -> None:
-    """There those beyond the limit are answered SYSTEM_BUSY where replies come later; here they do not."""
+async def test_more_than_may_be_in_flight_are_answered_busy(limits: ReactorLimits) -> None:
     async with holding(limits) as fixture, fixture.server.peer() as peer:
-        await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST))))
-        assert len(await replies_to(peer, LEAST)) == LEAST
-        assert not fixture.together.calls
+        later = fixture.together.later = []
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST + 1))))
+        replies = [await peer.receive() for _ in range(2)]
+        assert {reply.code for reply in replies} == {ResponseCode.SYSTEM_BUSY}
+        assert [reply.opaque for reply in replies] == [1000 + LEAST - 1, 1000 + LEAST]
+        ((connection, numbers),) = later
+        connection.complete(b"".join(answered(opaque, b"later") for opaque in numbers), len(numbers))
+        assert set(await replies_to(peer, LEAST - 1)) == set(opaques(1000, LEAST - 1))
 
 
 async def test_a_client_that_goes_at_once_harms_nobody() -> None:
@@ -453,61 +491,6 @@ async def test_a_client_that_goes_at_once_harms_nobody() -> None:
                 await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST))))
                 await peer.stream.aclose()
                 assert set(await replies_to(stays, LEAST)) == set(opaques(3000, LEAST))
-
-
-async def test_an_unknown_length_is_learnt_once_its_frames_were_served() -> None:
-    async with holding() as fixture, fixture.server.peer() as peer:
-        fixture.together.lengths.clear()
-        await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
-        assert await replies_to(peer, FEW) == dict.fromkeys(opaques(1000, FEW), b"single")
-        assert fixture.together.learnt == [frame(1000)]
-        await peer.send_bytes(b"".join(map(frame, opaques(2000, LEAST))))
-        assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(2000, LEAST), b"together")
-
-
-async def test_long_frames_are_not_learnt() -> None:
-    """Too few of them fit into the receive buffer."""
-    around = len(frame(1000, b""))
-    async with holding() as fixture, fixture.server.peer() as peer:
-        for size in (LONGEST + 1, LONGEST):
-            await peer.send_bytes(b"".join(frame(opaque, bytes(size - around)) for opaque in opaques(1000, FEW)))
-            assert len(await replies_to(peer, FEW)) == FEW
-        assert [len(one) for one in fixture.together.learnt] == [LONGEST]
-
-
-async def test_a_fault_in_learning_ends_nothing() -> None:
-    async with holding() as fixture, fixture.server.peer() as peer:
-        fixture.together.lengths.clear()
-        fixture.together.error = ValueError("broken")
-        await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
-        assert await replies_to(peer, FEW) == dict.fromkeys(opaques(1000, FEW), b"single")
-        assert fixture.server.reactor.stats.failures == 1
-
-
-async def test_what_fails_by_itself_is_not_learnt() -> None:
-    async with holding() as fixture, fixture.server.peer() as peer:
-        fixture.together.lengths.clear()
-        fixture.fails = True
-        await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
-        assert {(await peer.receive()).code for _ in range(FEW)} == {ResponseCode.SYSTEM_ERROR}
-        assert not fixture.together.learnt
-        fixture.fails = False
-        await peer.send_bytes(b"".join(map(frame, opaques(2000, FEW))))
-        assert len(await replies_to(peer, FEW)) == FEW
-        assert fixture.together.learnt == [frame(2000)]
-
-
-async def test_what_the_full_handler_has_served_is_not_learnt() -> None:
-    async with holding() as fixture, fixture.server.peer() as peer:
-        fixture.together.lengths.clear()
-        fixture.leaves = True
-        await peer.send_bytes(b"".join(map(frame, opaques(1000, FEW))))
-        assert await replies_to(peer, FEW) == dict.fromkeys(opaques(1000, FEW), b"body")
-        assert not fixture.together.learnt
-        fixture.leaves = False
-        await peer.send_bytes(b"".join(map(frame, opaques(2000, FEW))))
-        assert await replies_to(peer, FEW) == dict.fromkeys(opaques(2000, FEW), b"single")
-        assert fixture.together.learnt == [frame(2000)]
 
 
 @pytest.mark.parametrize("count", [FEW, LEAST])
@@ -524,20 +507,36 @@ async def test_what_was_received_is_served_before_its_connection_is_closed(count
         assert set(await replies_to(peer, count)) == set(opaques(1000, count))
 
 
-async def test_others_requests_are_not_learnt() -> None:
+async def test_others_requests_are_not_held() -> None:
     async with holding() as fixture, fixture.server.peer() as peer:
         await peer.send_bytes(b"".join(frame(opaque, b"x", OTHER) for opaque in opaques(1000, LEAST)))
         assert len(await replies_to(peer, LEAST)) == LEAST
-        assert not fixture.together.learnt
+        assert not fixture.together.calls
 
 
-async def test_lengths_that_differ_all_the_time_are_looked_at_less_and_less() -> None:
+async def test_requests_in_the_binary_form_are_held_too() -> None:
+    """Its code stands elsewhere."""
+    commands = [RemotingCommand(ECHO, opaque, ext={}, body=b"b", encoding=Encoding.ROCKETMQ) for opaque in range(FEW)]
     async with holding() as fixture, fixture.server.peer() as peer:
-        rounds = 300
-        for size in range(rounds):
-            await peer.send_bytes(b"".join(frame(opaque, bytes(100 + size)) for opaque in opaques(1000, FEW)))
-            assert len(await replies_to(peer, FEW)) == FEW
-        assert 3 <= len(fixture.together.learnt) < rounds // 20
+        await peer.send_bytes(b"".join(map(encode, commands)))
+        assert await replies_to(peer, FEW) == dict.fromkeys(range(FEW), b"b")
+        assert fixture.together.calls == [[0]]
+        others = [RemotingCommand(OTHER, opaque, ext={}, encoding=Encoding.ROCKETMQ) for opaque in range(FEW)]
+        await peer.send_bytes(b"".join(map(encode, others)))
+        assert len(await replies_to(peer, FEW)) == FEW
+        assert fixture.together.calls == [[0]]
+
+
+async def test_a_connection_s_encoding_is_that_of_what_was_served_together() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        command = RemotingCommand(OTHER, 1, ext={}, encoding=Encoding.ROCKETMQ)
+        assert (await peer.ask(command)).code == 0
+        connection = fixture.server.connection()
+        encodings = [connection.encoding]
+        await peer.send_bytes(b"".join(map(frame, opaques(1000, LEAST))))
+        assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"together")
+        encodings.append(connection.encoding)
+        assert encodings == [Encoding.ROCKETMQ, Encoding.JSON]
 
 
 async def test_what_is_never_served_together_is_not_held_for_a_while() -> None:

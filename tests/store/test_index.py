@@ -2,10 +2,8 @@ import builtins
 import errno
 import itertools
 import struct
-from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 from hypothesis import example, given, settings
@@ -16,14 +14,18 @@ from trimq.broker.store.index.index_file import Cold, IndexShape
 from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.protocol.hashing import key_hash, string_hash
-from trimq.protocol.index_batch import Batch, PlainBatch, make_batch, seconds_since
-from trimq.protocol.index_batch_numpy import AlikeKeys, NumpyBatch
+from trimq.protocol.index_batch import Batch, KeyRun, Message, PlainBatch, make_batch, other_batch, seconds_since
+from trimq.protocol.index_batch_native import NativeBatch
+from trimq.protocol.index_batch_numpy import NumpyBatch
 from trimq.protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
+from trimq.protocol.native import NATIVE
 
 NOW = 1_700_000_000_000
 FAR = 1 << 62
 TOPIC = "TopicTest"
 BATCHES: list[Batch] = [PlainBatch(), NumpyBatch()]
+if NATIVE.is_on:
+    BATCHES.append(NativeBatch(NATIVE, NumpyBatch))
 
 texts = st.one_of(
     st.text(st.characters(codec="ascii"), min_size=1, max_size=40),
@@ -85,8 +87,9 @@ def test_many_long_texts_are_hashed_as_each_alone() -> None:
         assert batch.key_hashes(keys) == [abs(string_hash(key)) for key in keys]
 
 
-def test_numpy_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(make_batch(), NumpyBatch)
+def test_the_fastest_form_that_is_installed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_batch(), NativeBatch if NATIVE.is_on else NumpyBatch)
+    assert isinstance(other_batch(), NumpyBatch)
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **more: Any) -> Any:
@@ -95,7 +98,7 @@ def test_numpy_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) ->
         return real(name, *args, **more)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert isinstance(make_batch(), PlainBatch)
+    assert isinstance(other_batch(), PlainBatch)
 
 
 # -- bytes
@@ -129,7 +132,7 @@ words = st.one_of(st.integers(0, 9).map("k{}".format), texts, st.just(""))
 )
 @example([(TOPIC, ["k1", "\u20ac", "k1"]), ("Other", []), ("Other", ["k1", ""])], 2, 9)
 @settings(max_examples=50)
-def test_both_forms_write_the_same_bytes(messages: list[tuple[str, list[str]]], slots: int, at_once: int) -> None:
+def test_all_forms_write_the_same_bytes(messages: list[tuple[str, list[str]]], slots: int, at_once: int) -> None:
     async def run(batch: Batch) -> list[bytes]:
         rig = Rig(slots=slots, entries=17, batch=batch)
         for number, (topic, keys) in enumerate(messages):
@@ -139,8 +142,9 @@ def test_both_forms_write_the_same_bytes(messages: list[tuple[str, list[str]]], 
         assert await rig.service.flush_pending()
         return [rig.disk.content(f"/store/index/{name}") for name in rig.disk.list("/store/index")]
 
-    plain, vectors = (trio.run(run, batch) for batch in BATCHES)
-    assert plain == vectors
+    plain, *others = (trio.run(run, batch) for batch in BATCHES)
+    for other in others:
+        assert other == plain
 
 
 async def test_a_full_file_is_followed_by_one_that_begins_where_it_ended() -> None:
@@ -278,64 +282,74 @@ async def test_keys_are_put_a_slice_at_a_time() -> None:
     assert rig.find("m19k3") == [1900]
 
 
-def keys_of(count: int, *widths: int, begin: int = 0) -> AlikeKeys:
-    return AlikeKeys(
-        count=count,
-        columns=[
-            np.frombuffer(
-                b"".join(b"%0*d" % (width, at % 10**width) for at in range(begin, begin + count)), np.uint8
-            ).reshape(count, width)
-            for width in widths
-        ],
-    )
+class HashedKeys:
+    """A KeyRun in plain Python."""
+
+    def __init__(self, rows: list[tuple[int, int, int]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        return self._rows
+
+    def split(self, count: int) -> "tuple[HashedKeys, HashedKeys]":
+        return HashedKeys(self._rows[:count]), HashedKeys(self._rows[count:])
+
+
+def run_of(messages: list[Message]) -> KeyRun:
+    """Keys of messages with one store time, hashed: the leaf's where it is on."""
+    rows = [(key_hash(topic, key), phy, time) for topic, keys, phy, time in messages for key in keys]
+    if NATIVE.leaf is None:
+        return HashedKeys(rows)
+    hashes, phys, times = zip(*rows, strict=True)
+    assert len(set(times)) == 1
+    return NATIVE.leaf.Keys(list(hashes), list(phys), times[0])
+
+
+def messages_of(count: int, *widths: int, begin: int = 0, step: int = 100, topic: str = TOPIC) -> list[Message]:
+    """Each with a key of every width: its number, with zeros in front."""
+    return [
+        (topic, tuple(f"{at % 10**width:0{width}d}" for width in widths), at * step, NOW)
+        for at in range(begin, begin + count)
+    ]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("widths", "tag"), [*product([(32,), (8, 3), (1, 2, 300)], ["", "red", "each"]), ((), "red")])
-async def test_runs_of_messages_are_indexed_as_the_messages_are(
-    batch: Batch, widths: tuple[int, ...], tag: str
-) -> None:
-    each = len(widths) + bool(tag)
+@pytest.mark.parametrize("widths", [(32,), (8, 3), (1, 2, 300)])
+async def test_hashed_keys_are_indexed_as_the_messages_are(batch: Batch, widths: tuple[int, ...]) -> None:
     one, other = Rig(batch=batch, slots=50, entries=90), Rig(batch=batch, slots=50, entries=90)
     for begin in range(0, 60, 20):
-        keys, offsets = keys_of(10, *widths, begin=begin), range(begin * 100, begin * 100 + 1000, 100)
-        if tag:
-            of_each = np.frombuffer(b"".join(b"%04d" % at for at in range(10)), np.uint8).reshape(10, 4)
-            keys = keys.with_tags(of_each) if tag == "each" else keys.with_tag(tag)
-            assert {own[-1] for own in keys} == ({f"T#{at:04d}" for at in range(10)} if tag == "each" else {"T#red"})
-        one.service.put(TOPIC, ("between",), begin * 100 - 50, NOW)
-        one.service.put_run(keys.run(TOPIC, offsets, NOW))
-        one.service.put(TOPIC, ("behind",), begin * 100 + 1010, NOW)
-        other.service.put(TOPIC, ("between",), begin * 100 - 50, NOW)
-        other.service.put_all(zip([TOPIC] * 10, keys, offsets, [NOW] * 10, strict=True))
-        other.service.put(TOPIC, ("behind",), begin * 100 + 1010, NOW)
-    assert len(keys_of(10, *widths)) == 10
+        messages = messages_of(10, *widths, begin=begin)
+        for rig in (one, other):
+            rig.service.put(TOPIC, ("between",), begin * 100 - 50, NOW)
+            if rig is one:
+                rig.service.put_run(run_of(messages))
+            else:
+                rig.service.put_all(messages)
+            rig.service.put(TOPIC, ("behind",), begin * 100 + 1010, NOW)
     waiting = [entry for entry in one.service.pending if not isinstance(entry, tuple)]
-    assert sum(run.keys for run in waiting) == 30 * each
-    assert [len(run) for run in waiting] == [10] * 3
+    assert [len(run) for run in waiting] == [10 * len(widths)] * 3
     for rig in (one, other):
         assert await rig.service.flush_pending()
     for number in range(len(one.disk.list("/store/index"))):
         assert one.image(number) == other.image(number)
 
 
-async def test_runs_of_several_tags_are_not_taken_for_one() -> None:
-    rig = Rig(slots=50, entries=10_000)
-    await rig.put(0, "first")
-    for number, tag in enumerate(["red", "blue", "red", ""]):
-        keys = keys_of(10, 8, begin=number * 10)
-        keys = keys.with_tag(tag) if tag else keys
-        rig.service.put_run(keys.run(TOPIC, range(number * 1000, number * 1000 + 1000, 100), NOW))
-    assert await rig.service.flush_pending()
-    assert sorted(rig.find("T#red")) == [*range(0, 1000, 100), *range(2000, 3000, 100)]
-    assert sorted(rig.find("T#blue")) == list(range(1000, 2000, 100))
+def test_hashed_keys_are_what_they_are_made_of() -> None:
+    rows = [(key_hash(TOPIC, f"ä{at}"), 100 * at, NOW) for at in range(5)]
+    for run in (HashedKeys(rows), run_of([(TOPIC, (f"ä{at}",), 100 * at, NOW) for at in range(5)])):
+        first, second = run.split(2)
+        assert (run.rows(), first.rows(), second.rows()) == (rows, rows[:2], rows[2:])
+        assert (len(run), len(first), len(second)) == (5, 2, 3)
 
 
 async def test_a_long_chain_is_not_walked_in_the_event_loop() -> None:
     """All messages of a tag are one chain: a query that has to walk far is left to a thread, and is answered there."""
     rig = Rig(slots=8, entries=200_000)
     await rig.put(0, "rare")
-    rig.service.put_run(keys_of(80_000, 5).run(TOPIC, range(100, 8_000_100, 100), NOW))
+    rig.service.put_run(run_of([(TOPIC, keys, phy + 100, time) for _, keys, phy, time in messages_of(80_000, 5)]))
     assert await rig.service.flush_pending()
     assert rig.find("79999", limit=1) == [8_000_000]
     with pytest.raises(Cold):
@@ -346,7 +360,7 @@ async def test_a_long_chain_is_not_walked_in_the_event_loop() -> None:
 async def test_a_run_is_put_a_slice_at_a_time() -> None:
     rig = Rig(slots=8, entries=1000)
     await rig.put(0, "first")
-    rig.service.put_run(keys_of(10, 4, 3).run(TOPIC, range(100, 1100, 100), NOW))
+    rig.service.put_run(run_of([(TOPIC, keys, phy + 100, time) for _, keys, phy, time in messages_of(10, 4, 3)]))
     rig.service.put(TOPIC, ("last",), 1100, NOW)
     counts = []
     while rig.service.pending:
@@ -362,9 +376,9 @@ async def test_many_small_runs_are_one_slice() -> None:
     rig = Rig(slots=50, entries=10_000)
     await rig.put(0, "first")
     for number in range(20):
-        keys = keys_of(10, 8, begin=number * 10) if number % 3 else keys_of(10, 8, 2, begin=number * 10)
+        widths = (8,) if number % 3 else (8, 2)
         topic = TOPIC if number % 2 else "Other"
-        rig.service.put_run(keys.run(topic, range(number * 1000, number * 1000 + 1000, 100), NOW + number))
+        rig.service.put_run(run_of(messages_of(10, *widths, begin=number * 10, topic=topic)))
         rig.service.put(TOPIC, (f"single{number}",), number * 1000 + 950, NOW + number)
     assert rig.service.apply(1000)
     assert not rig.service.pending
@@ -383,7 +397,7 @@ async def test_runs_wake_the_service(singles: int) -> None:
     rig.service.pending.extend((TOPIC, ("key",), at, NOW) for at in range(singles))
     for number in range(16):
         assert not woken
-        rig.service.put_run(keys_of(64, 8).run(TOPIC, range(number * 64, number * 64 + 64), NOW))
+        rig.service.put_run(run_of(messages_of(64, 8, begin=number * 64, step=1)))
         if singles:
             break
     assert woken == [True]
@@ -393,7 +407,7 @@ async def test_a_run_whose_keys_find_no_room_waits_and_can_be_found(autojump_clo
     rig = Rig(SimDisk(capacity=4096), slots=8, entries=300)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.service.run)
-        rig.service.put_run(keys_of(1200, 4).run(TOPIC, range(0, 120_000, 100), NOW))
+        rig.service.put_run(run_of(messages_of(1200, 4)))
         await trio.sleep(5)
         assert "no room for the index" in rig.flags.reason
         assert await rig.service.select_cold(TOPIC, "0777", 0, FAR, 10) == [77_700]

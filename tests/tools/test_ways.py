@@ -16,8 +16,7 @@ def test_the_code_has_one_of_each() -> None:
     assert found["dispatches"] == ["broker/store/dispatch/dispatcher.py:dispatch"]
     readers = set(found["readers of property text"])
     assert not [path for path in readers if path.startswith("broker/")]
-    # the other one learns by numpy how the texts of a batch are laid out
-    assert readers == {"protocol/property_text.py", "protocol/alike_texts.py", "protocol/batch_layout.py"}
+    assert readers == {"protocol/property_text.py"}
 
 
 def test_others_are_found(tmp_path: Path) -> None:
@@ -61,7 +60,7 @@ def test_it_runs_a_broker() -> None:
     for kinds in ways.values():
         assert all(kinds.values())
         sends = [kind for kind in kinds if kind.startswith(("send", "batch"))]
-        assert len(sends) == 6
+        assert len(sends) == 5
         for kind in sends:
             assert kinds[kind]["broker/store/log/commit_log.py"].count("CommitLog.append") == 1
             assert kinds[kind]["broker/store/durability/write_path.py"]

@@ -141,7 +141,6 @@ class GroupedSends:
             return None
         if direct.waits:
             return Served(asked.parts, deferred=True)
-        self._count(asked)
         return Served(asked.parts, self._replies(asked))
 
     def _queues(self, messages: Messages) -> _Queues | None:
@@ -175,9 +174,11 @@ class GroupedSends:
         put.times += count
 
     def _replies(self, asked: _Asked) -> list[bytes]:
-        """Those to each span. They are stored by now: where the leaf fails, its replies are made without it."""
+        """Count the messages; the replies to each span. They are stored: where the leaf fails, it is not needed."""
         try:
-            return asked.messages.replies()
+            joined = asked.messages.replies()
+            self._count(asked)
+            return joined
         except Exception as error:  # noqa: BLE001 - as in ``serve``
             self._native.failed(error)
         replies: list[list[bytes]] = [[] for _ in asked.spans]
@@ -192,13 +193,12 @@ class GroupedSends:
             for span, reply in self._answers(asked, result):
                 spans[span].connection.complete(reply)
             return
-        self._count(asked)
         for of, (count, _), replies in zip(spans, asked.parts, self._replies(asked), strict=True):
             if count:
                 of.connection.complete(replies, count)
 
     def _answers(self, asked: _Asked, failure: PutMessageResult | None) -> list[tuple[int, bytes | RemotingCommand]]:
-        """The span and the reply of each request, as the full way makes it. ``failure``: what has become of all."""
+        """The span and the reply of each request, which the full way counts. ``failure``: what has become of all."""
         answers = []
         for span, opaque, binary, number, unique, physical, in_queue, size in asked.messages.requests():
             queue = asked.queues.queues[number]

@@ -19,6 +19,14 @@ pub struct Keys {
 
 #[pymethods]
 impl Keys {
+    #[new]
+    fn new(hashes: Vec<i32>, physical: Vec<i64>, store_timestamp: i64) -> PyResult<Self> {
+        if hashes.len() != physical.len() {
+            return Err(PyValueError::new_err("columns of one length"));
+        }
+        Ok(Keys { hashes, physical, store_timestamp })
+    }
+
     fn __len__(&self) -> usize {
         self.hashes.len()
     }

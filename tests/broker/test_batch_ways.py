@@ -17,6 +17,9 @@ from trimq.broker.testing import running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.native import NATIVE
+
+pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
 
 COUNT = 20
 TEXT = "KEYS\x01k{at:04d}\x02UNIQ_KEY\x017F0000010001AABBCCDD00000001{at:04X}\x02TAGS\x01TagA\x02"
@@ -114,13 +117,8 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, s
         ({}, b"", 13),
         ({}, b"no batch", 13),
         ({}, batch()[:-1], 13),
-        ({}, batch(count=3), 0),
-        ({}, batch(TEXT.replace("TagA", "Tag{at:04d}")), 0),
-        ({}, batch(TEXT.replace("k{", "k {")), 0),
         ({}, batch(TEXT + "DELAY\x011\x02"), 13),
         ({}, batch(TEXT + "TRAN_MSG\x01true\x02"), 13),
-        ({}, batch("colour\x01blue\x02"), 0),
-        ({}, batch("KEYS\x01" + "k" * 200 + "\x02"), 0),
         ({}, batch(body=b"b" * (4 << 20) + b"b", count=16)[: 1 << 20], 13),
     ],
 )
@@ -149,17 +147,28 @@ async def test_a_batch_that_is_larger_than_a_message_may_be_is_refused_by_both(
     assert not taken(broker)
 
 
-async def test_messages_without_a_tag_and_with_other_lengths_take_it_too(
-    client: WireClient, broker: BrokerController
-) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        batch("UNIQ_KEY\x01{at:032X}\x02", 40, b""),
+        batch(TEXT, 40, b"b" * 3000),
+        batch(TEXT[:-1], 40, b"b"),
+        batch(count=1),
+        batch(TEXT.replace("TagA", "Tag{at:04d}")),
+        batch(TEXT.replace("k{", "k {")),
+        batch("colour\x01blue\x02"),
+        batch("KEYS\x01" + "k" * 200 + "\x02"),
+        batch(count=3) + batch("", 2, b"b" * 40_000),
+    ],
+    ids=range(9),
+)
+async def test_messages_of_all_kinds_take_it(client: WireClient, broker: BrokerController, body: bytes) -> None:
     await made(client, broker)
-    for text, body in (("UNIQ_KEY\x01{at:032X}\x02", b""), (TEXT, b"b" * 3000), (TEXT[:-1], b"b")):
-        before = broker.parts.store.max_offset("Orders", 1)
-        (code, _, first), _ = await both(client, fields(), batch(text, 40, body))
-        assert code == 0
-        assert first["queueOffset"] == str(before)
-        assert taken(broker)
-        fast_ways(broker).clear()
+    before = broker.parts.store.max_offset("Orders", 1)
+    (code, _, first), _ = await both(client, fields(), body)
+    assert code == 0
+    assert first["queueOffset"] == str(before)
+    assert taken(broker)
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])

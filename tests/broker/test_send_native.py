@@ -1,0 +1,703 @@
+"""Sends and batches by the native leaf: the same records, replies, queues, keys and counts as by Python's way."""
+
+import json
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.broker.wire_client import WireClient, consumer, pull_ext, send_ext
+from trimq.broker.controller import BrokerController
+from trimq.broker.processors.send.send_native import GroupedSends, NativeBatches
+from trimq.broker.testing import running_broker
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.message import StoredMessage
+from trimq.protocol.native import NATIVE, Leaf, NativeLeaf
+from trimq.protocol.property_text import decode_properties
+from trimq.protocol.typed_request import TypedRequest
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handlers import Served, Span
+from trimq.remoting.server.held_frames import LEAST
+
+pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+
+TOPIC = "Orders"
+OTHER = "Payments"
+QUEUES = 4
+MANY = LEAST + 8
+USUAL = {
+    "KEYS": "k{0:06d}",
+    "UNIQ_KEY": "7F0000010001AABB{0:016X}",
+    "TAGS": "TagA",
+    "WAIT": "true",
+    "colour": "b{0:04d}",
+}
+Frame = bytes
+
+
+def send_frame(
+    number: int,
+    properties: dict[str, str] | str | None = None,
+    *,
+    v1: bool = False,
+    body: bytes | None = None,
+    opaque: int | None = None,
+    flag: int = 0,
+    topic: str = TOPIC,
+    binary: bool = False,
+    code: int | None = None,
+    ascii_only: bool = True,
+    **changes: Any,
+) -> Frame:
+    """A send as Java's client writes it; ``{0}`` in a property's value stands for the number."""
+    if isinstance(properties, str):
+        texts: Any = {}
+    else:
+        texts = {name: value.format(number) for name, value in (USUAL if properties is None else properties).items()}
+    fields = {"queue_id": number % QUEUES, "born_timestamp": 1_700_000_000_000 + number} | changes
+    ext = {name: str(value) for name, value in send_ext(topic, texts, v1=v1, **fields).items()}
+    if isinstance(properties, str):
+        ext["properties" if v1 else "i"] = properties
+    code = (10 if v1 else 310) if code is None else code
+    opaque = number if opaque is None else opaque
+    data = b"body%6d" % number if body is None else body
+    if binary:
+        command = RemotingCommand(code, opaque, flag, 479, "JAVA", ext=ext, body=data, encoding=Encoding.ROCKETMQ)
+        return encode(command)
+    header = {"code": code, "extFields": ext, "flag": flag, "language": "JAVA"}
+    header |= {"opaque": opaque, "serializeTypeCurrentRPC": "JSON", "version": 479}
+    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=ascii_only).encode()
+    return struct.pack(">II", 4 + len(raw) + len(data), len(raw)) + raw + data
+
+
+class Side:
+    """A broker and a client of it."""
+
+    def __init__(self, broker: BrokerController, client: WireClient) -> None:
+        self.broker = broker
+        self.client = client
+
+    async def burst(self, frames: Iterable[Frame], expected: Iterable[int]) -> dict[int, RemotingCommand]:
+        """Send all of it in one write; the replies by request number."""
+        await self.client.stream.send_all(b"".join(frames))
+        return {opaque: await self.client.reply(opaque) for opaque in expected}
+
+
+class Sides:
+    """Two brokers; ``served``: requests that the first one's leaf has served, ``batches`` of them."""
+
+    def __init__(self) -> None:
+        self.both: list[Side] = []
+        self.served = 0
+        self.batches = 0
+
+    def __getitem__(self, at: int) -> Side:
+        return self.both[at]
+
+
+async def make_topic(side: Side, topic: str, queues: int = QUEUES) -> None:
+    ext = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues}
+    ext |= {"perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false"}
+    assert (await side.client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+
+
+def only_python(table: Any) -> None:
+    """Take the leaf's ways out of a table: batches have no other fast way."""
+    for code, route in list(table.routes.items()):
+        batches = code == RequestCode.SEND_BATCH_MESSAGE
+        table.route(code, replace(route, grouped=None, fast=None if batches else route.fast))
+
+
+@asynccontextmanager
+async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> AsyncIterator[Sides]:
+    """Two brokers, of which the second serves each send by itself, and by Python's way."""
+    found = Sides()
+    sends, batch = GroupedSends.serve, NativeBatches.serve
+
+    def counted(self: GroupedSends, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
+        result = sends(self, frames, spans, most)
+        found.served += sum(count for count, _ in result.parts) if result is not None else 0
+        return result
+
+    def counted_batch(self: NativeBatches, connection: Connection, request: TypedRequest[Any]) -> Any:
+        result = batch(self, connection, request)
+        found.batches += result is not None
+        return result
+
+    monkeypatch.setattr(GroupedSends, "serve", counted)
+    monkeypatch.setattr(NativeBatches, "serve", counted_batch)
+    async with (
+        running_broker(path / "together", **config) as one,
+        running_broker(path / "alone", **config) as other,
+        WireClient.connect(one.endpoint) as first,
+        WireClient.connect(other.endpoint) as second,
+    ):
+        found.both = [Side(one, first), Side(other, second)]
+        for side in found.both:
+            for topic in (TOPIC, OTHER):
+                await make_topic(side, topic)
+            await side.burst([send_frame(1)], [1])  # makes the log's first file
+        for connection in other.reactor.connections.values():
+            only_python(connection.table)
+        yield found
+
+
+def of_reply(reply: RemotingCommand) -> Any:
+    fields = reply.ext_fields()
+    offset = fields.pop("msgId", "")[16:]
+    return reply.code, reply.remark, offset, fields
+
+
+def of_message(message: StoredMessage) -> dict[str, Any]:
+    own = {"store_timestamp", "offset_message_id", "store_host", "born_host"}
+    return {name: getattr(message, name) for name in message.__struct_fields__ if name not in own}
+
+
+async def stored(side: Side) -> dict[str, Any]:
+    """All that sends leave behind."""
+    store = side.broker.parts.store
+    assert store.index is not None
+    await store.index.flush_pending()
+    found: dict[str, Any] = {"end": store.max_phy_offset, "dispatched": store.dispatched_offset}
+    found["index"] = [(entry.phy, entry.key_hash) for file in store.index.files for entry in file.entries()]
+    messages: list[StoredMessage] = []
+    for topic in (TOPIC, OTHER):
+        for queue_id in range(QUEUES):
+            offset = 0
+            while (
+                reply := await side.client.pull(topic, offset, queueId=queue_id, suspendTimeoutMillis=0, sysFlag=4)
+            ).code == 0:
+                more = await side.client.pull_messages(topic, offset, queueId=queue_id)
+                messages += more
+                offset = int(reply.ext_fields()["nextBeginOffset"])
+            found[f"units {topic} {queue_id}"] = await store.queue_units(topic, queue_id, 0, 10_000)
+    found["messages"] = [of_message(message) for message in messages]
+    for message in messages:
+        for key in [message.properties["UNIQ_KEY"], *message.properties.get("KEYS", "").split(" ")]:
+            result = await store.query_message_cold(message.topic, key, 64, 0, 1 << 62)
+            found[f"key {key}"] = result.count
+            result.release()
+    stats = side.broker.parts.stats
+    for topic in (TOPIC, OTHER):
+        nums, sizes = stats.topic_counters(topic)
+        found[f"counted {topic}"] = (stats.put_total, nums.value, nums.times, sizes.value, sizes.times)
+    found["store"] = (store.stats.put_message_times_total, store.stats.put_message_size_total)
+    return found
+
+
+async def same(found: Sides, frames: list[Frame], expected: list[int]) -> dict[int, RemotingCommand]:
+    """Send the same to both: they answer and store the same."""
+    both = found.both
+    replies = [await side.burst(frames, expected) for side in both]
+    assert {at: of_reply(reply) for at, reply in replies[0].items()} == {
+        at: of_reply(reply) for at, reply in replies[1].items()
+    }
+    assert await stored(both[0]) == await stored(both[1])
+    return replies[0]
+
+
+KINDS = [
+    USUAL,
+    {"UNIQ_KEY": "7F00{0:08X}"},
+    {"UNIQ_KEY": "{0:08d}", "KEYS": "a{0:04d} b{0:03d}  c-{0:02d}", "TAGS": "ä{0}"},
+    {"TAGS": "TagA", "one.two": '{0:03d} [x] "\\/\n😀', "UNIQ_KEY": "{0:08d}", "KEYS": "ö{0:04d}"},
+]
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
+@pytest.mark.parametrize("v1", [False, True], ids=["v2", "v1"])
+@pytest.mark.parametrize("properties", KINDS, ids=["all", "least", "several keys", "other order"])
+async def test_together_is_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, binary: bool, v1: bool, properties: dict[str, str]
+) -> None:
+    async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
+        numbers = list(range(1001, 1001 + MANY))
+        frames = [
+            send_frame(
+                number,
+                properties,
+                v1=v1,
+                binary=binary,
+                ascii_only=number % 2 == 0,
+                reconsume_times=3,
+                sys_flag=0x301,
+                flag=0,
+                topic=(TOPIC, OTHER)[number % 3 == 0],
+                body=b"b" * (number % 7 * 300 + 1),
+            )
+            for number in numbers
+        ]
+        replies = await same(both, frames, numbers)
+        assert {reply.code for reply in replies.values()} == {0}
+        assert both.served >= LEAST
+
+
+def changed(number: int, change: dict[str, Any]) -> Frame:
+    more = dict(change)
+    texts = more.pop("properties", {})
+    texts = texts if isinstance(texts, str) else USUAL | texts
+    old, new = more.pop("swap", (b"", b""))
+    frame = send_frame(number, texts, **more)
+    return with_head(frame, old, new) if old else frame
+
+
+def with_head(frame: Frame, old: bytes, new: bytes) -> Frame:
+    (size,) = struct.unpack_from(">I", frame, 4)
+    head, body = frame[8 : 8 + size], frame[8 + size :]
+    assert head.count(old) == 1
+    head = head.replace(old, new)
+    return struct.pack(">II", 4 + len(head) + len(body), len(head)) + head + body
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sys_flag": 4},
+        {"sys_flag": 0x10},
+        {"flag": 2, "oneway": True},
+        {"queue_id": 9},
+        {"queue_id": 1 << 40},
+        {"born_timestamp": -1},
+        {"born_timestamp": 1 << 63},
+        {"properties": {"WAIT": "false"}},
+        {"properties": {"DELAY": "1"}},
+        {"properties": {"INNER_X": "1"}},
+        {"properties": {"__SHARDINGKEY": "1"}},
+        {"properties": {"__other": "1"}},
+        {"properties": {"POP_CK": "1"}},
+        {"properties": {"KEYS": "\t0{0:04d}"}},
+        {"properties": {"KEYS": "   "}},
+        {"properties": {"UNIQ_KEY": "7F-000010001AAB{0:016X}"}},
+        {"properties": {"UNIQ_KEY": "ä"}},
+        {"properties": {"UNIQ_KEY": "A" * 257}},
+        {"properties": {"UNIQ_KEY": "A" * 256}},
+        {"properties": {"UNIQ_KEY": "A" * 1100}},
+        {"properties": "UNIQ_KEY\x01A1\x02TAGS\x01a"},
+        {"properties": "UNIQ_KEY\x01A1\x02TAGS\x01a\x02TAGS\x01b\x02UNIQ_KEY\x01A2\x02"},
+        {"properties": "UNIQ_KEY\x01A1\x02x\x01y\x01z\x02"},
+        {"properties": "UNIQ_KEY\x01A1\x02\x02"},
+        {"properties": "UNIQ_KEY\x01A1\x02x\x01\x02"},
+        {"properties": "UNIQ_KEY\x01A1\x02x\x01" + "y" * 32_600 + "\x02"},
+        {"properties": "UNIQ_KEY\x01A1\x02x\x01" + "y" * 32_740 + "\x02"},
+        {"properties": "UNIQ_KEY\x01A1\x02x\x01" + "ä" * 17_000 + "\x02"},
+        {"swap": (b'"flag":0', b'"flag":4')},
+        {"swap": (b'"extFields"', b'"extfields"')},
+        {"swap": (b'"m":"false"', b'"m":"true"')},
+        {"swap": (b'"m":"false"', b'"m":"x"')},
+        {"swap": (b'"e":"', b'"E":"')},
+        {"swap": (b'"e":"', b'"e":"3","e":"')},
+        {"swap": (b'"e":"', rb'"\u0065":"3","e":"')},
+        {"swap": (b'"g":"17', b'"g":"+17')},
+        {"swap": (b'"g":"17', b'"g":" 17')},
+        {"swap": (b'"b":"Orders"', b'"b":"Ord\\u0065rs"')},
+        {"swap": (b'"b":"Orders"', b'"b":"Orders","bname":"broker-a"')},
+        {"swap": (b'"b":"Orders"', b'"b":"Or{}ders"')},
+        {"swap": (b'"version":479', b'"version":479,"remark":null')},
+        {"swap": (b'"version":479', b'"version":479,"remark":"r"')},
+        {"swap": (b'"version":479', b'"version":479,"code":12')},
+        {"swap": (b'"version":479', b'"version": 479 ')},
+        {"swap": (b'"language":"JAVA"', b'"language":7')},
+        {"swap": (b'"language":"JAVA",', b"")},
+        {"default_topic_queue_nums": "x"},
+        {"producer_group": "Q"},
+        {"reconsume_times": 1 << 33},
+        {"unit_mode": "False"},
+        {"unit_mode": "1"},
+        {"body": b"BODY000000"},
+        {"body": b""},
+        {"body": b"b" * 70_000},
+        {"topic": OTHER},
+        {"topic": "SCHEDULE_TOPIC_XXXX"},
+        {"topic": "%RETRY%g"},
+    ],
+    ids=lambda change: str(change)[:60],
+)
+async def test_one_that_is_different_is_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, change: dict[str, Any]
+) -> None:
+    """Among many usual ones, whatever it differs in."""
+    change = dict(change)
+    oneway = change.pop("oneway", False)
+    async with sides(tmp_path, monkeypatch, flushDiskType=flush, autoCreateTopicEnable="false") as both:
+        numbers = list(range(1001, 1001 + MANY))
+        odd = numbers[MANY // 2]
+        frames = [changed(number, change) if number == odd else send_frame(number) for number in numbers]
+        await same(both, frames, [number for number in numbers if not (oneway and number == odd)])
+        # and all goes on
+        numbers = list(range(2001, 2001 + 2 * MANY))
+        await same(both, [send_frame(number) for number in numbers], numbers)
+        assert both.served >= MANY
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_a_log_file_that_is_full_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str) -> None:
+    config = {"flushDiskType": flush, "mappedFileSizeCommitLog": 1 << 16, "commitLogReserveStep": 1 << 16}
+    async with sides(tmp_path, monkeypatch, **config) as both:
+        for turn in range(24):
+            numbers = list(range(1001 + turn * MANY, 1001 + (turn + 1) * MANY))
+            for side in both.both:
+                replies = await side.burst([send_frame(number, body=bytes(300)) for number in numbers], numbers)
+                assert {reply.code for reply in replies.values()} == {0}
+        found = [await stored(side) for side in both.both]
+        assert found[0].pop("end") >= 3 << 16
+        found[1].pop("end")
+        assert found[0]["messages"] == found[1]["messages"]
+        assert both.served >= LEAST
+
+
+NAMES = st.sampled_from(
+    [
+        "UNIQ_KEY",
+        "KEYS",
+        "TAGS",
+        "WAIT",
+        "colour",
+        "DELAY",
+        "__SHARDINGKEY",
+        "__x",
+        "INNER_Y",
+        "ä",
+        "PGROUP",
+        "TRAN_MSG",
+    ]
+)
+TEXTS = st.one_of(
+    st.sampled_from(["true", "A1", "A2", "a b", " ", "a\x01b", "", "T#", "0"]),
+    st.text(st.characters(codec="utf-8", exclude_characters="\x02"), max_size=8),
+)
+PROPERTIES = st.lists(st.tuples(NAMES, TEXTS), max_size=5).map(
+    lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs)
+)
+SENDS = st.tuples(
+    st.one_of(st.just("UNIQ_KEY\x01A1\x02"), PROPERTIES.map(lambda text: f"UNIQ_KEY\x01A7\x02{text}"), PROPERTIES),
+    st.sampled_from([0, 1, 2, 3, 4, -1]),
+    st.sampled_from([b"0123456789", b"a", b"", b"long" * 999]),
+    st.sampled_from([0, 0, 0, 1, 0x100, 8]),
+    st.sampled_from([TOPIC, TOPIC, OTHER]),
+    st.booleans(),
+    st.sampled_from([310, 310, 310, 10]),
+    st.booleans(),
+)
+
+
+def run_with_sides(work: Callable[[Sides], Any], **config: Any) -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+        async with sides(path, monkeypatch, **config) as both:
+            await work(both)
+
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as monkeypatch:
+        trio.run(run, monkeypatch, Path(name))
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@settings(max_examples=8, deadline=None)
+@given(messages=st.lists(SENDS, min_size=4, max_size=3 * LEAST))
+def test_twins_of_sends(flush: str, messages: list[Any]) -> None:
+    """Whatever is in them, and whatever stands beside them."""
+
+    async def work(both: Sides) -> None:
+        numbers = list(range(1001, 1001 + len(messages)))
+        frames = [
+            send_frame(
+                number,
+                text,
+                queue_id=queue_id,
+                body=body,
+                sys_flag=sys_flag,
+                topic=topic,
+                binary=binary,
+                v1=code == 10,
+                ascii_only=ascii_only,
+            )
+            for number, (text, queue_id, body, sys_flag, topic, binary, code, ascii_only) in zip(
+                numbers, messages, strict=True
+            )
+        ]
+        replies = [await side.burst(frames, numbers) for side in both.both]
+        for number, (text, queue_id, *_) in zip(numbers, messages, strict=True):
+            one, other = (of_reply(found[number]) for found in replies)
+            if queue_id < 0 or "UNIQ_KEY" not in decode_properties(
+                text
+            ):  # a queue by chance, or a key that the broker makes
+                assert one[0] == other[0]
+            else:
+                assert one[:2] == other[:2]
+                assert one[3].get("transactionId") == other[3].get("transactionId")
+        by_chance = any(queue_id < 0 for _, queue_id, *_ in messages)
+        found = [await stored_texts(side) for side in both.both]
+        if by_chance:  # the queues of some are not the same
+            found = [sorted((topic, body, text) for topic, _, body, text in one) for one in found]  # type: ignore[misc]
+        assert found[0] == found[1]
+
+    run_with_sides(work, flushDiskType=flush)
+
+
+async def stored_texts(side: Side) -> list[tuple[str, int, bytes, str]]:
+    """Topic, queue, body and properties of all messages; keys that the broker has made are left out of them."""
+    found = []
+    for topic in (TOPIC, OTHER):
+        for queue_id in range(QUEUES):
+            offset = 0
+            while (
+                reply := await side.client.pull(topic, offset, queueId=queue_id, suspendTimeoutMillis=0, sysFlag=4)
+            ).code == 0:
+                for message in await side.client.pull_messages(topic, offset, queueId=queue_id):
+                    texts = {name: value for name, value in message.properties.items() if len(value) != 32}
+                    found.append((topic, queue_id, bytes(message.body), repr(texts)))
+                offset = int(reply.ext_fields()["nextBeginOffset"])
+    return found
+
+
+BATCHED = st.tuples(
+    st.one_of(
+        PROPERTIES, PROPERTIES.map(lambda text: text[:-1]), st.just(""), st.just("KEYS\x01a b\x02TAGS\x01\x03\x02")
+    ),
+    st.sampled_from([b"0123456789", b"a", b"long" * 999, b""]),
+    st.integers(0, 3),
+)
+
+
+def batch_frame(number: int, body: bytes, shared: str, **changes: Any) -> Frame:
+    return send_frame(number, shared, body=body, code=320, batch="true", **changes)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@settings(max_examples=8, deadline=None)
+@given(
+    messages=st.lists(BATCHED, max_size=12),
+    shared=st.sampled_from(["", "UNIQ_KEY\x01A1\x02", "UNIQ_KEY\x01A1", "WAIT\x01false\x02", "UNIQ_KEY\x01ä\x02"]),
+    cut=st.sampled_from([0, 0, 0, 1, 5]),
+)
+@example(messages=[("TAGS\x01a\x02UNIQ_KEY\x01U\x02", b"b", 1)] * 3, shared="UNIQ_KEY\x01A1\x02", cut=0)
+def test_twins_of_batches(flush: str, messages: list[tuple[str, bytes, int]], shared: str, cut: int) -> None:
+    body = encode_batch([(flag, data, text.encode()) for text, data, flag in messages])
+    body = body[: len(body) - cut]
+
+    async def work(both: Sides) -> None:
+        frames = [batch_frame(number, body, shared, queue_id=number % QUEUES) for number in (1, 2, 6)]
+        await same_batches(both, frames, [1, 2, 6])
+
+    run_with_sides(work, flushDiskType=flush)
+
+
+async def same_batches(both: Sides, frames: list[Frame], expected: list[int]) -> None:
+    replies = [await side.burst(frames, expected) for side in both.both]
+    for number in expected:
+        one, other = (found[number] for found in replies)
+        assert (one.code, one.remark) == (other.code, other.remark)
+        fields = [reply.ext_fields() for reply in (one, other)]
+        for own in fields:  # the host is part of an id, and each broker has a port of its own
+            own["msgId"] = ",".join(part[16:] for part in own.get("msgId", "").split(","))
+        assert fields[0] == fields[1]
+    found = []
+    for side in both.both:
+        store = side.broker.parts.store
+        assert store.index is not None
+        await store.index.flush_pending()
+        index = [(entry.phy, entry.key_hash) for file in store.index.files for entry in file.entries()]
+        units = [await store.queue_units(TOPIC, queue_id, 0, 1000) for queue_id in range(QUEUES)]
+        nums, sizes = side.broker.parts.stats.topic_counters(TOPIC)
+        counted = (nums.value, nums.times, sizes.value, sizes.times, store.stats.put_message_times_total)
+        found.append((store.max_phy_offset, index, units, counted, await stored_texts(side)))
+    assert found[0] == found[1]
+
+
+async def test_an_ordinary_batch_goes_the_leaf_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"KEYS\x01k{at}\x02UNIQ_KEY\x01A{at}\x02TAGS\x01t{at % 2}\x02".encode() for at in range(32)]
+    body = encode_batch([(at, b"b" * (at * 100 + 1), text) for at, text in enumerate(texts)])
+    async with sides(tmp_path, monkeypatch) as both:
+        await same_batches(both, [batch_frame(number, body, "UNIQ_KEY\x01B\x02") for number in (1, 2)], [1, 2])
+        assert both.batches == 2
+
+
+async def test_a_batch_that_is_too_large_gets_the_full_way_s_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = encode_batch([(0, b"b" * 3000, b"UNIQ_KEY\x01A\x02")] * 4)
+    async with sides(tmp_path, monkeypatch, maxMessageSize=10_000) as both:
+        await same_batches(both, [batch_frame(1, body, "")], [1])
+        assert not both.batches
+
+
+async def test_the_topic_s_end_and_another_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sides(tmp_path, monkeypatch) as both:
+        numbers = list(range(1001, 1001 + MANY))
+        await same(both, [send_frame(number) for number in numbers], numbers)
+        for side in both.both:
+            reply = await side.client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"regionId=Elsewhere")
+            assert reply.code == 0
+        only_python(next(iter(both[1].broker.reactor.connections.values())).table)
+        replies = await same(both, [send_frame(number) for number in numbers], numbers)
+        assert {reply.ext_fields()["MSG_REGION"] for reply in replies.values()} == {"Elsewhere"}
+        assert both.served == 2 * MANY
+        for side in both.both:
+            assert (await side.client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})).code == 0
+        for side in both.both:  # the first of them makes it again
+            replies = await side.burst([send_frame(number) for number in numbers], numbers)
+            assert {reply.code for reply in replies.values()} == {0}
+        numbers = list(range(5001, 5001 + MANY))
+        before = both.served
+        await both[0].burst([send_frame(number) for number in numbers], numbers)
+        assert both.served == before + MANY
+
+
+async def test_fewer_write_queues_are_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sides(tmp_path, monkeypatch) as both:
+        numbers = list(range(1001, 1001 + MANY))
+        for side in both.both:
+            await make_topic(side, TOPIC, 2)
+        replies = await same(both, [send_frame(number) for number in numbers], numbers)
+        codes = {number % QUEUES: reply.code for number, reply in replies.items()}
+        assert codes[0] == codes[1] == 0
+        assert codes[2] == codes[3] != 0
+
+
+async def test_long_polls_hear_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sides(tmp_path, monkeypatch) as both:
+        side = both[0]
+        numbers = list(range(1001, 1001 + MANY))
+        async with WireClient.connect(side.broker.endpoint) as waiting:
+            await waiting.heartbeat("c", consumers=[consumer("G", TOPIC)])
+            asked = {
+                queue_id: await waiting.post(
+                    RequestCode.PULL_MESSAGE,
+                    pull_ext(TOPIC, int(queue_id == 1), queueId=queue_id, sysFlag=6),
+                )
+                for queue_id in range(QUEUES)
+            }
+            while side.broker.reactor.stats.held < QUEUES:  # noqa: ASYNC110 - a counter has no event
+                await trio.sleep(0.001)
+            await side.burst([send_frame(number) for number in numbers], numbers)
+            for opaque in asked.values():
+                assert (await waiting.reply(opaque)).code == 0
+        assert both.served >= LEAST
+
+
+@pytest.mark.parametrize("outcome", ["failed", "late"])
+async def test_a_device_that_fails_or_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str) -> None:
+    """Under SYNC_FLUSH each gets the reply it would have got alone."""
+    timeout = {"syncFlushTimeout": 50} if outcome == "late" else {}
+    async with sides(tmp_path, monkeypatch, flushDiskType="SYNC_FLUSH", **timeout) as both:
+        numbers = list(range(1001, 1001 + MANY))
+        found = []
+        for side in both.both:
+            sync = side.broker.parts.store.write_path.sync
+            stuck = trio.Event()
+
+            async def flush(event: trio.Event = stuck) -> bool:
+                if outcome == "late":
+                    await event.wait()
+                return False
+
+            monkeypatch.setattr(sync, "flush_inline", lambda: None)
+            monkeypatch.setattr(sync, "advance", flush)
+            monkeypatch.setattr(sync, "flush", flush)
+            monkeypatch.setattr(sync, "failed", "the device is gone")
+            replies = await side.burst([send_frame(number, binary=number % 2 == 0) for number in numbers], numbers)
+            found.append({number: (of_reply(reply), reply.encoding) for number, reply in replies.items()})
+            stuck.set()
+        assert found[0] == found[1]
+        expected = ResponseCode.SERVICE_NOT_AVAILABLE if outcome == "failed" else ResponseCode.FLUSH_DISK_TIMEOUT
+        assert {code for (code, *_), _ in found[0].values()} == {expected}
+        assert both.served >= LEAST
+
+
+# -- a leaf that fails
+
+
+class Failing:
+    """The leaf, but that one of its calls raises its fault."""
+
+    def __init__(self, call: str) -> None:
+        assert NATIVE.leaf is not None
+        self.VERSION = NATIVE.leaf.VERSION
+        self.NativeFault = NATIVE.leaf.NativeFault
+        self._call = call
+
+    def Leaf(self, **rules: Any) -> Any:  # noqa: N802 - a class there
+        assert NATIVE.leaf is not None
+        return Wrapped(NATIVE.leaf.Leaf(**rules), self._call, self.NativeFault)
+
+
+class Wrapped:
+    """Passes calls on; what they give is wrapped too."""
+
+    def __init__(self, inner: Any, call: str, fault: type[Exception]) -> None:
+        self._inner, self._call, self._fault = inner, call, fault
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def called(*arguments: Any) -> Any:
+            result = found(*arguments)
+            if name == self._call:
+                raise self._fault("asked for")
+            return Wrapped(result, self._call, self._fault) if type(result).__name__ == "Messages" else result
+
+        return called
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize("call", ["read", "parts", "write", "units", "physical_offsets", "replies"])
+async def test_a_fault_of_the_leaf_costs_its_speed_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, call: str
+) -> None:
+    """Nothing is stored twice, nothing is left out, and the log is what it would have been."""
+    native = NativeLeaf(cast("Leaf", Failing(call)))
+    async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
+        processor = find_processor(both[0].broker)
+        processor._native._native = native
+        processor._register()
+        numbers = list(range(1001, 1001 + MANY))
+        replies = await same(both, [send_frame(number) for number in numbers], numbers)
+        assert {reply.code for reply in replies.values()} == {0}
+        assert not native.is_on
+        assert native.reason == "a fault: asked for"
+        served = both.served
+        assert served == (MANY if call == "replies" else 0)
+        numbers = list(range(2001, 2001 + MANY))
+        await same(both, [send_frame(number) for number in numbers], numbers)
+        assert both.served == served
+
+
+async def test_a_fault_in_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = NativeLeaf(cast("Leaf", Failing("write")))
+    body = encode_batch([(0, b"b", b"UNIQ_KEY\x01A\x02")] * 4)
+    async with sides(tmp_path, monkeypatch) as both:
+        processor = find_processor(both[0].broker)
+        processor._native._native = native
+        processor._register()
+        await same_batches(both, [batch_frame(number, body, "") for number in (1, 2)], [1, 2])
+        assert not native.is_on
+
+
+def find_processor(broker: BrokerController) -> Any:
+    """The processor of sends."""
+    (connection,) = broker.reactor.connections.values()
+    handler: Any = connection.table.routes[RequestCode.SEND_MESSAGE_V2].full
+    return handler.__self__
+
+
+def test_a_panic_is_an_exception_like_others() -> None:
+    assert NATIVE.leaf is not None
+    with pytest.raises(NATIVE.leaf.NativeFault, match="asked for"):
+        NATIVE.leaf.panic()
+    assert issubclass(NATIVE.leaf.NativeFault, Exception)
