@@ -89,9 +89,9 @@ other_python = rm -rf $(2) && "$$(realpath $(1)/python)" -m venv --without-pip $
 	$(2)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 
 # -- the native leaf ----------------------------------------------------------------------------------------------
-# One wheel serves the Pythons of all environments. It has no part in whether `make run` works: where it cannot be made,
-# native/make-wheel says so in one line, and what was installed of older sources goes. Without Rust no stamp is left, so that the
-# next make looks again; a build that failed is tried again after a change of native/, or by `make native`.
+# One wheel serves the Pythons of all environments. No target fails for want of it: where it cannot be made, make-wheel says
+# so in one line, and what was installed of older sources goes. Without Rust no stamp is left, so that the next make looks
+# again; a build that failed is tried again after a change of native/, or by `make native`.
 
 LEAF := build/native
 leaf = $(if $(filter on,$(NATIVE)),$(1)/.native-stamp)
