@@ -21,6 +21,7 @@ from tests.interop.harness import partners, probe
 from tests.interop.harness.processes import Process, ended_afterwards
 from tests.interop.harness.waiting import wait_until
 from tests.packaging.checkout import copied
+from tests.packaging.rust import need
 from trimq.protocol.native import VERSION
 
 CARGO = tomllib.loads((ROOT / "native" / "Cargo.toml").read_text(encoding="utf-8"))["workspace"]["package"]
@@ -294,7 +295,7 @@ def path_without_rust(directory: Path) -> str:
 def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int, pytestconfig: pytest.Config) -> None:
     """From a copy of the files to the first connection that is taken."""
     if rust:
-        partners.tool("cargo")
+        need()
     clone = copied(tmp_path / "clone")
     port, namesrv = free_port(), free_port()
     environment = {
@@ -323,7 +324,7 @@ def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int, pyt
 @pytest.mark.timeout(400, func_only=True)
 def test_the_leaf_by_hand(tmp_path: Path) -> None:
     """README: ``pip install ./native``."""
-    partners.tool("cargo")
+    need()
     assert "`pip install ./native`" in (ROOT / "README.md").read_text(encoding="utf-8")
     clone = copied(tmp_path / "clone")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=60)
