@@ -262,6 +262,12 @@ def test_checks_of_rust_run_where_it_is(tree: Tree) -> None:
     assert "native: cargo clippy is missing; for this" in tree.make("check-native", code=2, CI="true")[1]
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/operate.md"])
+def test_the_pages_name_the_rust_that_it_needs(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.findall(r"\[Rust\]\(https://rustup.rs\) (\d[\d.]*\d)", text) == [RUST]
+
+
 # the real thing
 
 

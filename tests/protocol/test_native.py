@@ -105,7 +105,7 @@ def test_one_that_cannot_be_loaded_says_why(tmp_path: Path, text: str, told: str
 
 
 def test_turned_off_after_a_fault() -> None:
-    found = NativeLeaf(module(VERSION))  # type: ignore[arg-type]
+    found = NativeLeaf(module(VERSION))
     assert not found.has_failed
     found.turn_off("frames: index 7 of 3")
     assert state(found) == (False, "a fault: frames: index 7 of 3", "python (a fault)")
