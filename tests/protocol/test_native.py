@@ -1,5 +1,6 @@
 """The native leaf: when it is used, when not and why, and that it is what this code takes it for."""
 
+import ast
 import inspect
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -44,14 +46,35 @@ def test_this_process_has_what_is_installed() -> None:
     assert native.leaf is NATIVE.leaf
 
 
+def members(kind: type) -> dict[str, Any]:
+    """What a protocol asks for by name: methods, properties, attributes. Special methods are not looked at."""
+    return {name: made for name, made in vars(kind).items() if name[0] != "_"} | inspect.get_annotations(kind)
+
+
+def public(of: Any) -> set[str]:
+    return {name for name in vars(of) if name[0] != "_" and not inspect.ismodule(getattr(of, name))}
+
+
+def shape(function: Any, left_out: int) -> tuple[int, set[str]]:
+    """How many arguments by position, and the names of those by keyword alone."""
+    arguments = [*inspect.signature(function).parameters.values()][left_out:]
+    keywords = {argument.name for argument in arguments if argument.kind is argument.KEYWORD_ONLY}
+    return len(arguments) - len(keywords), keywords
+
+
+CLASSES = {"Keys": native.Keys, "Leaf": native.Reader, "Messages": native.Messages}
+
+
 @pytest.mark.skipif(not NATIVE.is_on, reason=f"no native leaf: {NATIVE.reason}")
 def test_the_module_has_what_its_type_says() -> None:
+    # guards: mypy sees the protocols, and what is called is what Rust has
     found = sys.modules["trimq_native"]
-    methods = {name: made for name, made in vars(Leaf).items() if inspect.isfunction(made) and name[0] != "_"}
-    public = {name for name in vars(found) if name[0] != "_" and not inspect.ismodule(getattr(found, name))}
-    assert public == methods.keys() | inspect.get_annotations(Leaf).keys()
-    for name, method in methods.items():
-        assert [*inspect.signature(getattr(found, name)).parameters] == [*inspect.signature(method).parameters][1:]
+    assert shape(found.Leaf, 0) == shape(native.MakeReader.__call__, 1)
+    for kind, real, skipped in [(Leaf, found, 0)] + [(kind, getattr(found, name), 1) for name, kind in CLASSES.items()]:
+        assert public(real) == members(kind).keys() | (CLASSES.keys() if real is found else set())
+        for name, made in members(kind).items():
+            if inspect.isfunction(made):
+                assert shape(getattr(real, name), skipped) == shape(made, 1), f"{kind.__name__}.{name}"
 
 
 @pytest.mark.parametrize("value", ["", "on"])
@@ -120,8 +143,30 @@ def test_what_was_off_cannot_fail() -> None:
     assert (found.reason, found.has_failed) == ("TRIMQ_NATIVE=off", False)
 
 
+def imported(source: str) -> set[str]:
+    """Names after import and from, and all texts that are nothing else than a name: import_module() is given one."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    "source", ["import trimq_native as n", "from trimq_native.x import y", "import_module('trimq_native')"]
+)
+def test_an_import_is_found(source: str) -> None:
+    assert "trimq_native" in imported(source)
+    assert "trimq_native" not in imported(f'"""About {source}."""')
+
+
 def test_no_other_module_imports_it() -> None:
     modules = [path for folder in (ROOT / "trimq").iterdir() if folder.is_symlink() for path in folder.rglob("*.py")]
     assert len(modules) > 300
-    named = [path.name for path in modules if re.search(r"\btrimq_native\b", path.read_text(encoding="utf-8"))]
-    assert named == ["native.py"]
+    assert [path.name for path in modules if "trimq_native" in imported(path.read_text(encoding="utf-8"))] == [
+        "native.py"
+    ]
