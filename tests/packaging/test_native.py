@@ -298,8 +298,8 @@ def path_without_rust(directory: Path) -> str:
 @pytest.mark.alone
 @pytest.mark.timeout(700, func_only=True)
 @pytest.mark.parametrize(("rust", "seconds"), [(True, 90), (False, 30)])
-def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int, pytestconfig: pytest.Config) -> None:
-    """From a copy of the files to the first connection that is taken."""
+def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int) -> None:
+    """From a copy of the files to the first connection that is taken, in ``seconds`` where nothing else runs."""
     if rust:
         need()
     clone = copied(tmp_path / "clone")
@@ -323,7 +323,9 @@ def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int, pyt
         banner = made.tail()
     assert ("runs           native " in banner) == rust
     assert (f"native: cargo is not in PATH: all works, at Python's speed; for the native leaf, {HOW}" in banner) != rust
-    assert took < seconds, banner
+    # What others have of the processors takes as much longer; make's own work is about a process for each of them.
+    others = max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert took < seconds * others, f"{took:.0f} s, load {others:.1f}\n{banner}"
 
 
 @pytest.mark.partners
