@@ -94,8 +94,10 @@ def test_says_whether_the_native_leaf_runs(tmp_path: Path, value: str, monkeypat
     monkeypatch.setenv("TRIMQ_NATIVE", value)
     process = start("-c", str(write_config(tmp_path)))
     runs = NATIVE.status if value == "on" else "python (TRIMQ_NATIVE=off)"
-    assert f"\n  runs           {runs}\n" in banner(process)
-    assert re.search(rf"broker_started .* runs=\"{re.escape(runs)}\"\n", stop(process))
+    said = banner(process)
+    logged = stop(process)
+    assert f"\n  runs           {runs}\n" in said
+    assert re.search(rf"broker_started .* runs=\"{re.escape(runs)}\"\n", logged)
 
 
 @pytest.mark.parametrize(
