@@ -15,11 +15,14 @@ SPARK ?= oldest newest
 WORKERS ?= 2
 # With NIGHTLY=1 also what is long and rare.
 NIGHTLY ?=
+# NATIVE=off: without the native leaf, though it be installed.
+NATIVE ?= on
+$(if $(filter on off,$(NATIVE)),,$(error NATIVE=$(NATIVE): on or off is expected))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-newest coverage coverage-spark crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
-	check-lint check-types check-public-types check-layers check-generated \
-	format generate bench lock changelog release clean
+.PHONY: help run native test test-native test-newest coverage coverage-spark crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
+	check-lint check-types check-public-types check-layers check-generated check-native \
+	format generate bench lock changelog wheels release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,12 +88,46 @@ other_python = rm -rf $(2) && "$$(realpath $(1)/python)" -m venv --without-pip $
 		--require-hashes -r $(3) && \
 	$(2)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 
+# -- the native leaf ----------------------------------------------------------------------------------------------
+# One wheel serves the Pythons of all environments. No target fails for want of it: where it cannot be made, make-wheel says
+# so in one line, and what was installed of older sources goes. Without Rust no stamp is left, so that the next make looks
+# again; a build that failed is tried again after a change of native/, or by `make native`.
+
+LEAF := build/native
+leaf = $(if $(filter on,$(NATIVE)),$(1)/.native-stamp)
+SPARK_VENVS := .venv-spark-oldest .venv-spark-newest .venv-spark-coverage
+ifeq ($(NATIVE),off)
+export TRIMQ_NATIVE := off
+endif
+build_leaf = PYTHON="$(VENV)/bin/python" native/make-wheel $(LEAF) --no-build-isolation
+
+$(LEAF)/stamp: $(shell find native -name target -prune -o -type f -print) | $(VENV)/.build-stamp
+	@! native/make-wheel --look 2>/dev/null || echo "building the native leaf (once; half a minute) ..."
+	@rm -f $@; $(build_leaf); case $$? in 0 | 1) touch $@ ;; esac
+
+$(VENV)/.native-stamp: $(VENV)/.run-stamp
+$(patsubst %,%/.native-stamp,$(filter-out $(VENV),.venv-newest)): %/.native-stamp: %/.newest-stamp
+$(patsubst %,%/.native-stamp,$(filter-out $(VENV),$(SPARK_VENVS))): %/.native-stamp: %/.stamp
+$(patsubst %,%/.native-stamp,$(sort $(VENV) .venv-newest $(SPARK_VENVS))): %/.native-stamp: $(LEAF)/stamp
+	@rm -f $@; pip="$*/bin/python -m pip --disable-pip-version-check --quiet"; wheel=$$(ls $(LEAF)/*.whl 2>/dev/null); \
+	if [ -n "$$wheel" ]; then \
+		$$pip install --no-index --no-deps --force-reinstall "$$wheel" && touch $@ || echo "native: not installed into $*" >&2; \
+	elif [ -e $*/lib/python3*/site-packages/trimq_native ]; then \
+		$$pip uninstall --yes trimq-native && touch $@; \
+	fi
+
+native: $(VENV)/.run-stamp ## build and install the native leaf, which the broker is faster with (Rust); fails where it cannot
+	@rm -f $(LEAF)/stamp; $(build_leaf) || { code=$$?; [ $$code -ne 1 ] || tail -n 20 $(LEAF)/build.log >&2; exit $$code; }
+	@touch $(LEAF)/stamp
+	@$(MAKE) --no-print-directory NATIVE=on $(VENV)/.native-stamp
+	@TRIMQ_NATIVE=on $(BIN)/python -c 'from trimq.protocol.native import NATIVE; print(NATIVE.status); raise SystemExit(not NATIVE.is_on)'
+
 # Byte code is written even where PYTHONDONTWRITEBYTECODE is set: without it a start takes twice as long.
 compile = $(BIN)/python -m compileall -q trimq/__init__.py $(ROOMS)
 
 # -- using it -----------------------------------------------------------------------------------------------------
 
-run: $(VENV)/.run-stamp ## start a broker with its name server on 127.0.0.1; the store is in ./data or $(TRIMQ_HOME)
+run: $(VENV)/.run-stamp $(call leaf,$(VENV)) ## start a broker with its name server on 127.0.0.1; the store is in ./data or $(TRIMQ_HOME)
 	@mkdir -p "$(TRIMQ_HOME)"
 	@$(compile)
 	@cd "$(TRIMQ_HOME)" && exec "$(CURDIR)/$(BIN)/mqbroker" -c "$(CURDIR)/conf/local.conf" $(ARGS)
@@ -108,11 +145,17 @@ pytest_beside = $(compile); beside=0; alone=0; \
 	$(BIN)/python $(measured) -m pytest -m "$(1) and alone $(common)" $(2) $(ARGS) || alone=$$?; \
 	case "$$beside $$alone" in "0 0" | "0 5" | "5 0") ;; "5 5") (exit 5) || $(no_test) ;; *) exit 1 ;; esac
 
-test: $(VENV)/.dev-stamp ## run the tests; ARGS='-k name' for some of them
+test: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the tests; ARGS='-k name' for some of them, NATIVE=off without the native leaf
 	@$(call pytest_beside,not partners and not slow)
 
+# with_cargo,COMPONENTS,COMMANDS: in native/; where a component is missing this is left out, which in CI is a failure.
+with_cargo = native/make-wheel --look $(1) || { [ -z "$$CI" ] && echo "$@: left out"; exit; }; cd native && $(2)
+
+test-native: ## run the tests of the native leaf that are in Rust
+	@$(call with_cargo,,cargo test --locked --quiet)
+
 test-newest: BIN = .venv-newest/bin
-test-newest: .venv-newest/.newest-stamp ## run the tests with the newest Python that Debian offers
+test-newest: .venv-newest/.newest-stamp $(call leaf,.venv-newest) ## run the tests with the newest Python that Debian offers
 	@$(call pytest_beside,not partners and not slow)
 
 # Of the tests that are measured: what is run of the code, by processes that they start too. Python's own way of measuring,
@@ -122,7 +165,7 @@ coverage coverage-spark: measured = -m coverage run
 coverage: export COVERAGE_CORE = sysmon
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/unit/data
 coverage: BIN = .venv-newest/bin
-coverage: .venv-newest/.newest-stamp ## test-newest, and look whether the tests run enough of the code
+coverage: .venv-newest/.newest-stamp $(call leaf,.venv-newest) ## test-newest, and look whether the tests run enough of the code
 	@rm -rf .coverage/unit && mkdir -p .coverage/unit
 	@$(call pytest_beside,not partners and not slow)
 	@$(call enough,unit)
@@ -132,9 +175,11 @@ coverage: .venv-newest/.newest-stamp ## test-newest, and look whether the tests 
 enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o .coverage/$(1).json && \
 	$(BIN)/python -m tests.coverage.floor $(1) .coverage/$(1).json
 
-crash: $(VENV)/.dev-stamp ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
+crash: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash)
 
+# It is Python's code that is broken.
+mutations: export TRIMQ_NATIVE = off
 mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## break the code in many ways, and see that the tests find each; ARGS=recovery for some
 	@$(compile)
 	@$(BIN)/python -m tests.crash.mutations $(ARGS)
@@ -149,11 +194,11 @@ nightly: mutations ## mutations, crashes with more seeds, 50 kills under load, l
 test-partners: $(VENV)/.dev-stamp ## clients, Spark, operations: all of them, though one fails
 	@$(MAKE) --no-print-directory --keep-going test-clients check-spark test-spark test-operations
 
-test-clients: $(VENV)/.dev-stamp ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
+test-clients: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
 	@$(call pytest_beside,partners,tests/interop tests/client tests/crash)
 
 # What depends on no version of PySpark runs with the newest only; Delta Lake has no release for that.
-test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
+test-spark: $(SPARK:%=.venv-spark-%/.stamp) $(foreach which,$(SPARK),$(call leaf,.venv-spark-$(which))) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
 	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q trimq/__init__.py $(ROOMS) &&  \
 		.venv-spark-$$which/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)' && \
 		case $$which in newest) marks="not oldest_pyspark" ;; *) marks="not one_pyspark" ;; esac && \
@@ -162,7 +207,7 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) ## run the tests with real Spark (JD
 coverage-spark: export COVERAGE_FILE = $(CURDIR)/.coverage/spark/data
 coverage-spark: export COVERAGE_CORE = sysmon
 coverage-spark: BIN = .venv-spark-coverage/bin
-coverage-spark: .venv-spark-coverage/.stamp ## test-spark with the newest PySpark and a newer Python, and look whether the tests run enough of pipeline/
+coverage-spark: .venv-spark-coverage/.stamp $(call leaf,.venv-spark-coverage) ## test-spark with the newest PySpark and a newer Python, and look whether the tests run enough of pipeline/
 	@rm -rf .coverage/spark && mkdir -p .coverage/spark
 	@$(compile)
 	@$(BIN)/python $(measured) -m pytest tests/spark tests/pipeline -m "not oldest_pyspark $(common)" -o faulthandler_timeout=0 $(ARGS)
@@ -171,11 +216,11 @@ coverage-spark: .venv-spark-coverage/.stamp ## test-spark with the newest PySpar
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
 	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy trimq/pipeline pyspark_rocketmq.py pyspark_rocketmq_store.py tests/spark || exit; done
 
-test-operations: $(VENV)/.dev-stamp ## run the tests with Docker and Prometheus (Debian's packages; root), and a release of a clone
+test-operations: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the tests with Docker and Prometheus (Debian's packages; root), and a release of a clone
 	@$(call pytest,partners,tests/docker tests/broker/metrics tests/packaging)
 
-check: $(VENV)/.dev-stamp ## format, lint, types, layers, generated files; reports all of them, fails on any
-	@$(MAKE) --no-print-directory --keep-going check-format check-lint check-types check-public-types check-layers check-generated
+check: $(VENV)/.dev-stamp ## format, lint, types, layers, generated files, Rust; reports all of them, fails on any
+	@$(MAKE) --no-print-directory --keep-going check-format check-lint check-types check-public-types check-layers check-generated check-native
 
 check-format: $(VENV)/.dev-stamp
 	@$(BIN)/ruff format --check .
@@ -197,6 +242,11 @@ check-layers: $(VENV)/.dev-stamp
 check-generated: $(VENV)/.dev-stamp
 	@$(BIN)/python -m trimq.protocol.generate_codes --check && $(BIN)/python -m trimq.protocol.generate_properties --check && $(BIN)/python conf/generate.py --check && echo "generated files are current"
 
+# The interpreter is named, since clippy would build anew for each one that happens to be first in PATH.
+check-native: $(VENV)/.venv-stamp
+	@$(call with_cargo,fmt clippy,cargo fmt --check && \
+		PYO3_PYTHON="$(abspath $(BIN)/python)" cargo clippy --locked --quiet --all-targets -- -D warnings && echo "native: format and lints are fine")
+
 format: $(VENV)/.dev-stamp ## format the code and mend what the linter can
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
@@ -206,7 +256,7 @@ generate: $(VENV)/.dev-stamp ## make the files that are made from others
 	@$(BIN)/python -m trimq.protocol.generate_properties
 	@$(BIN)/python conf/generate.py
 
-bench: $(VENV)/.dev-stamp ## run the benchmarks
+bench: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the benchmarks
 	@$(compile)
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -216,8 +266,11 @@ lock: $(VENV)/.venv-stamp ## resolve the lock files anew; UPGRADE=1 takes the ne
 changelog: $(VENV)/.dev-stamp ## put the fragments of changelog.d into CHANGELOG.md
 	@$(BIN)/towncrier build --yes --version "$$($(BIN)/python -c 'from importlib.metadata import version; print(version("trimq"))')"
 
-release: $(VENV)/.dev-stamp ## changelog, sdist, wheel, a check in a fresh environment, commit and tag: VERSION=1.2.3
+wheels: $(VENV)/.build-stamp ## make sdist and wheel of trimq, and the wheel of the native leaf for this kind of machine, in dist/
+	@NATIVE=$(NATIVE) .ci/wheels dist
+
+release: $(VENV)/.dev-stamp ## changelog, sdist, wheels, a check in a fresh environment, commit and tag: VERSION=1.2.3
 	@VERSION="$(VERSION)" .ci/release
 
 clean: ## remove the environment and the tools' caches (not ./data)
-	rm -rf $(VENV) .venv-newest .venv-spark-* .python-newest .python-spark .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-newest .venv-spark-* .python-newest .python-spark .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist native/target

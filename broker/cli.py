@@ -130,6 +130,7 @@ def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
 def banner(controller: "BrokerController", seconds: float) -> list[str]:
     """What somebody who has just started a broker wants to know."""
     from trimq.broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the command health does without trio
+    from trimq.protocol.native import NATIVE  # noqa: PLC0415 - as above, and without the leaf
 
     broker = controller.configuration.section(BrokerConfig)
     chosen = not broker.broker_ip1 and controller.configuration.section(NettyServerConfig).bind_address in WILDCARDS
@@ -144,6 +145,7 @@ def banner(controller: "BrokerController", seconds: float) -> list[str]:
         f"  name server    {servers or 'none'}",
         f"  stores in      {store.store_path_root_dir}",
         f"  acknowledged   {durability(store)}",
+        f"  runs           {NATIVE.status}",
     ]
     for host, port in controller.web_endpoints:
         lines.append(f"  tells          http://{join(host, port)}/readyz")

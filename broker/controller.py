@@ -17,7 +17,7 @@ import trio
 
 from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig
-from trimq.broker.health import name_server_reasons, store_reasons
+from trimq.broker.health import name_server_reasons, native_notes, store_reasons
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.parts import BrokerParts
 from trimq.broker.processor_table import register_processors
@@ -39,6 +39,7 @@ from trimq.broker.store.message_store import MappedFile, MessageStore, StoreInUs
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
+from trimq.protocol.native import NATIVE
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
@@ -98,6 +99,7 @@ class BrokerController:
         self.listening: list[str] = []
         self.name_servers: list[str] = []
         self.health = Health()
+        self.health.notes.append(lambda: native_notes(NATIVE))
         self.gate = Gate()
         self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()
@@ -137,7 +139,8 @@ class BrokerController:
                     _settle_memory()
                     self.health.started()
                     task_status.started()
-                    _log.info("broker_started", name=parts.identity.broker_name, address=self.address)
+                    name = parts.identity.broker_name
+                    _log.info("broker_started", name=name, address=self.address, runs=NATIVE.status)
                     await self._stop.wait()
                     self.health.stopping()
                     await self._shut_down(parts)

@@ -1,10 +1,11 @@
-"""Why a broker is not ready: what /readyz and ``mqbroker health`` say."""
+"""Why a broker is not ready, and what else is worth knowing: what /readyz and ``mqbroker health`` say."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.store.message_store import Flag, MessageStore
+from trimq.protocol.native import NativeLeaf
 from trimq.remoting.http.health import Reason
 
 RECOVERING: Final = "recovering"
@@ -12,6 +13,8 @@ DISK_FULL: Final = "disk_full"
 READ_ONLY: Final = "read_only"
 NO_NAME_SERVER: Final = "no_name_server"
 BROKER_ID_CONFLICT: Final = "broker_id_conflict"
+RUNS: Final = "runs"
+NATIVE_FAILED: Final = "native_failed"
 
 _MIB: Final = 1 << 20
 _DISK: Final = Flag.DISK_FULL | Flag.LOGIC_DISK_FULL | Flag.NO_SPACE
@@ -37,3 +40,11 @@ def name_server_reasons(registration: BrokerOuterAPI) -> Iterator[Reason]:
         yield Reason(BROKER_ID_CONFLICT, text)
     if reached and not any(reached.values()) and not conflicts:
         yield Reason(NO_NAME_SERVER, f"no name server could be reached: {', '.join(reached)}")
+
+
+def native_notes(native: NativeLeaf) -> Iterator[Reason]:
+    """The native leaf serves, or Python does and why. A leaf that has failed keeps no broker from being ready."""
+    yield Reason(RUNS, native.status if native.is_on else f"python ({native.reason})")
+    if native.has_failed:
+        text = "the native leaf has failed, and Python serves until the restart: the broker is slower, and nothing else"
+        yield Reason(NATIVE_FAILED, text)

@@ -17,6 +17,7 @@ from trimq.broker.metrics.services import ServiceMetrics
 from trimq.broker.metrics.store import store_families
 from trimq.broker.store.disk.disk import Disk, DiskSpace
 from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.native import NATIVE
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.metrics import (
@@ -89,6 +90,12 @@ class BrokerMetrics:
         """What is there once."""
         yield build_info("mqbroker")
         yield gauge("trimq_ready", "1 where /readyz has no reason against it.", int(self._health.readiness().ready))
+        yield gauges(
+            "trimq_native_on",
+            "1 where the native leaf serves, 0 where Python does; runs has which, and why.",
+            ("runs",),
+            {(NATIVE.status,): int(NATIVE.is_on)},
+        )
         yield gauges(
             "rocketmq_broker_permission",
             "What clients may do here: 4 read, 2 write, 6 both.",

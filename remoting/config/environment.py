@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.config.properties import ConfigError
 
 PREFIX: Final = "TRIMQ_"
 _BOUNDARY: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_NO_OPTIONS: Final = frozenset({"TRIMQ_HOME"})
-"""Variables of `make run`, not of a server."""
+_NO_OPTIONS: Final = frozenset({"TRIMQ_HOME", "TRIMQ_NATIVE"})
+"""Variables that are no options: of `make run`, and of protocol/native.py, which is read before there are any."""
 
 
 def variable_of(key: str) -> str:
@@ -26,6 +27,9 @@ def apply_environment(configuration: Configuration, environment: Mapping[str, st
     schema = configuration.schema
     options = {variable_of(option.key): option.key for option in configuration.options()}
     keys = {variable_of(key): key for key in (*schema.inert, *schema.unsupported)} | options
+    native = environment.get("TRIMQ_NATIVE", "").strip()
+    if native not in {"", "on", "off"}:
+        raise ConfigError("environment", "TRIMQ_NATIVE", native, "on or off")
     for name in sorted(environment):
         value = environment[name]
         if not name.startswith(PREFIX) or name in _NO_OPTIONS or not value.strip():

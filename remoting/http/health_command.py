@@ -13,7 +13,7 @@ NOT_SERVED: Final = "health is not served: set healthPort (or metricsExporterTyp
 
 
 def check(configuration: Configuration, timeout: float) -> tuple[int, list[str]]:
-    """The exit code, 0 for ready and 1 for anything else, and lines that say why."""
+    """The exit code, 0 for ready and 1 for anything else, and lines that say why, and what else is worth knowing."""
     address = configuration.section(WebConfig).health_address
     if address is None or not address[1]:
         return 1, [NOT_SERVED]
@@ -22,9 +22,10 @@ def check(configuration: Configuration, timeout: float) -> tuple[int, list[str]]
         readiness = ask(host, port, timeout)
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
         return 1, [f"not ready: nobody answers at {host}:{port}: {error}"]
+    notes = [f"{note.code}: {note.text}" for note in readiness.notes]
     if readiness.ready:
-        return 0, ["ready"]
-    return 1, [f"not ready: {reason.code}: {reason.text}" for reason in readiness.reasons]
+        return 0, ["ready", *notes]
+    return 1, [f"not ready: {reason.code}: {reason.text}" for reason in readiness.reasons] + notes
 
 
 def ask(host: str, port: int, timeout: float) -> Readiness:

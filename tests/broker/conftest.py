@@ -1,6 +1,6 @@
 """A real broker and a client of frames for each test."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from tests.broker.wire_client import WireClient
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
+from trimq.protocol.native import NATIVE
 
 
 @pytest.fixture
@@ -20,3 +21,16 @@ async def broker(tmp_path: Path) -> AsyncIterator[BrokerController]:
 async def client(broker: BrokerController) -> AsyncIterator[WireClient]:
     async with WireClient.connect(broker.endpoint) as connected:
         yield connected
+
+
+@pytest.fixture
+def fail_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Turns the native leaf off as after a fault, until the test ends; where it is off, as if it had been on."""
+    for name in type(NATIVE).__slots__:
+        monkeypatch.setattr(NATIVE, name, getattr(NATIVE, name))
+
+    def fail(fault: str) -> None:
+        NATIVE.is_on = True
+        NATIVE.turn_off(fault)
+
+    return fail

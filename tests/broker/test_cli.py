@@ -15,6 +15,7 @@ from trimq.broker.cli import IMPORTANT, durability, main
 from trimq.broker.config import FlushDiskType, MessageStoreConfig, load_broker
 from trimq.broker.controller import BrokerController
 from trimq.protocol import checkpoint_layout
+from trimq.protocol.native import NATIVE
 
 
 def free_port() -> int:
@@ -84,6 +85,19 @@ def test_starts_says_what_it_is_and_stops(tmp_path: Path, number: int) -> None:
     assert process.returncode == 0, errors
     assert not (tmp_path / "store" / "abort").exists()
     assert "store_closed " in errors
+
+
+@pytest.mark.parametrize("value", ["on", "off"])
+def test_says_whether_the_native_leaf_runs(tmp_path: Path, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if value == "on" and not NATIVE.is_on:
+        pytest.skip(f"no native leaf: {NATIVE.reason}")
+    monkeypatch.setenv("TRIMQ_NATIVE", value)
+    process = start("-c", str(write_config(tmp_path)))
+    runs = NATIVE.status if value == "on" else "python (TRIMQ_NATIVE=off)"
+    said = banner(process)
+    logged = stop(process)
+    assert f"\n  runs           {runs}\n" in said
+    assert re.search(rf"broker_started .* runs=\"{re.escape(runs)}\"\n", logged)
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,22 @@ def test_a_bad_value_names_its_variable() -> None:
         load_broker(environment={"TRIMQ_LISTEN_PORT": "many"})
 
 
+@pytest.mark.parametrize(("value", "good"), [("", True), ("on", True), (" off", True), ("OFF", False), ("0", False)])
+def test_the_switch_of_the_native_leaf_is_on_or_off(value: str, good: bool) -> None:
+    # guards: what is meant to switch it off and does not, is told
+    if good:
+        assert load_broker(environment={"TRIMQ_NATIVE": value}).warnings == []
+    else:
+        with pytest.raises(ConfigError, match=rf"TRIMQ_NATIVE={value}: expected on or off"):
+            load_broker(environment={"TRIMQ_NATIVE": value})
+
+
 def test_strange_variables_leave_a_word() -> None:
     environment = {
         "TRIMQ_LISTENPORT": "1",
         "TRIMQ_ACL_ENABLE": "true",
         "TRIMQ_HOME": "/x",
+        "TRIMQ_NATIVE": "off",
         "TRIMQ_TRANSFER_MSG_BY_HEAP": "true",
     }
     configuration = load_broker(environment=environment)

@@ -22,6 +22,7 @@ from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import configuration, running_broker
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController
+from trimq.protocol.native import NATIVE
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -176,6 +177,43 @@ async def test_no_name_server(tmp_path: Path) -> None:
             assert list(await reasons_until(broker, bool)) == ["no_name_server"]
 
 
+RUNS = NATIVE.status if NATIVE.is_on else f"python ({NATIVE.reason})"
+
+
+async def test_a_native_leaf_that_fails_is_noted_and_the_broker_stays_ready(
+    tmp_path: Path, fail_native: Callable[[str], None]
+) -> None:
+    async with running_broker(tmp_path, healthPort=0) as broker, WireClient.connect(broker.endpoint) as client:
+
+        async def notes() -> dict[str, str]:
+            assert await reasons(broker) == {}
+            answer = await get(broker.web_endpoints[0], "/readyz")
+            return {note["code"]: note["text"] for note in json.loads(answer.body)["notes"]}
+
+        assert await notes() == {"runs": RUNS}
+        fail_native("frames: index 7 of 3")
+        found = await notes()
+        assert list(found) == ["runs", "native_failed"]
+        assert found["runs"] == "python (a fault: frames: index 7 of 3)"
+        assert "Python serves until the restart" in found["native_failed"]
+        assert (await client.send("T")).code == 0
+        environment = {"TRIMQ_HEALTH_PORT": str(broker.web_endpoints[0][1])}
+        said = await trio.to_thread.run_sync(lambda: health("broker", "health", **environment))
+        assert said == (0, f"ready\nruns: {found['runs']}\nnative_failed: {found['native_failed']}\n")
+
+
+async def test_what_is_worth_knowing_is_told_with_the_reasons_too(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"namesrvAddr": "127.0.0.1:1", "healthPort": 0}
+    async with running_broker(tmp_path, **keys) as broker:
+        await reasons_until(broker, bool)
+        environment = {"TRIMQ_HEALTH_PORT": str(broker.web_endpoints[0][1])}
+        code, text = await trio.to_thread.run_sync(lambda: health("broker", "health", **environment))
+    assert code == 1
+    first, second = text.splitlines()
+    assert first.startswith("not ready: no_name_server: ")
+    assert second == f"runs: {RUNS}"
+
+
 def health(program: str, *arguments: str, **environment: str) -> tuple[int, str]:
     run = subprocess.run(
         [sys.executable, "-m", f"trimq.{program}", *arguments],
@@ -200,9 +238,9 @@ def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> Non
         assert f"http://127.0.0.1:{port}/readyz" in banner(process)
         while (found := health("broker", "health", "-c", config))[0]:
             assert "no_name_server" in found[1]  # it has just started
-        assert found == (0, "ready\n")
-        assert health("broker", "-c", config, "health") == (0, "ready\n")
-        assert health("broker", "health", TRIMQ_HEALTH_PORT=str(port)) == (0, "ready\n")
+        assert found == (0, f"ready\nruns: {RUNS}\n")
+        assert health("broker", "-c", config, "health") == found
+        assert health("broker", "health", TRIMQ_HEALTH_PORT=str(port)) == found
     finally:
         stop(process)
     code, text = health("broker", "health")

@@ -16,6 +16,8 @@ import pytest
 from tests.docker.daemon import ADDRESS, PATIENCE, Docker, flood, java_round_trip, job
 from tests.interop.harness.drivers import java_client
 from tests.interop.harness.waiting import wait_until
+from tests.packaging.rust import demanded
+from trimq.protocol.native import VERSION
 
 pytestmark = [pytest.mark.partners, pytest.mark.timeout(700, func_only=True)]
 
@@ -51,11 +53,22 @@ def test_only_the_last_layer_is_new_after_a_change_of_the_code(image: Docker) ->
     assert copied[0] < 8e6 < copied[1]
 
 
+def test_the_image_has_the_native_leaf_of_the_machine_that_made_it(image: Docker) -> None:
+    """Made on this machine, it installs on the base and loads there; without Rust here the image goes without."""
+    code = "from trimq.protocol.native import NATIVE; print(NATIVE.status, NATIVE.reason)"
+    said = image.run("docker", "run", "--rm", "--no-healthcheck", "trimq", "python3", "-c", code)
+    if demanded():
+        assert said == f"native {VERSION}"
+    else:
+        assert said.startswith("python (not installed) ")
+
+
 @pytest.fixture(scope="module")
 def single(image: Docker, tmp_path_factory: pytest.TempPathFactory, remarks: list[str]) -> Iterator[Docker]:
     try:
         said = image.type_in("operate docker", tmp_path_factory.mktemp("operate"), until=DOWN)
         assert "TriMQ broker broker of DefaultCluster is up" in said
+        assert f"runs           {'native' if demanded() else 'python'} " in said
         remarks.append(f"docker: the broker is up {image.started_in('broker')} s after its container's start")
         yield image
     finally:

@@ -81,7 +81,7 @@ def test_every_code_that_a_server_answers_is_explained() -> None:
 
 def test_every_reason_and_every_alert_is_explained() -> None:
     codes = {phases.STARTING, phases.STOPPING, health.RECOVERING, health.DISK_FULL}
-    codes |= {health.READ_ONLY, health.NO_NAME_SERVER}
+    codes |= {health.READ_ONLY, health.NO_NAME_SERVER, health.BROKER_ID_CONFLICT, health.RUNS, health.NATIVE_FAILED}
     assert {code for code in codes if f"`{code}`" not in MANUAL} == set()
     alerts = re.findall(r"alert: (\w+)", (ROOT / "docker" / "monitoring" / "alerts.yml").read_text())
     assert {alert for alert in alerts if alert not in MANUAL} == set()

@@ -1,6 +1,7 @@
 """``make release``: what it refuses, and a release of a clone with everything that it checks."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.checkout import copied
+from tests.packaging.rust import demanded
+from trimq.protocol.native import VERSION
 
 
 def git(tree: Path, *words: str) -> str:
@@ -31,7 +34,7 @@ def release(tree: Path, version: str) -> tuple[int, str]:
     names = {f"GIT_{who}_{what}": "test@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     done = subprocess.run(
         [tree / ".ci/release"],
-        env={**os.environ, **names, "VERSION": version},
+        env={**os.environ, **names, "VERSION": version, "NATIVE": "on" if demanded() else "off"},
         capture_output=True,
         text=True,
         check=False,
@@ -73,10 +76,11 @@ def test_a_release_is_checked_committed_and_tagged(clone: Path) -> None:
     assert code == 0, text
     assert "released: commit and tag v1.2.3, dist/1.2.3;" in text
     assert git(clone, "show", "--no-patch", "--format=%s", "v1.2.3^{commit}") == "Release 1.2.3\n"
-    assert sorted(path.name for path in (clone / "dist/1.2.3").iterdir()) == [
-        "trimq-1.2.3-py3-none-any.whl",
-        "trimq-1.2.3.tar.gz",
-    ]
+    pure, sources, *native = sorted(path.name for path in (clone / "dist/1.2.3").iterdir())
+    assert (pure, sources) == ("trimq-1.2.3-py3-none-any.whl", "trimq-1.2.3.tar.gz")
+    assert len(native) == demanded()
+    for name in native:
+        assert re.fullmatch(rf"trimq_native-{VERSION}-cp311-abi3-manylinux_2_\d+_\w+\.whl", name)
     changes = (clone / "CHANGELOG.md").read_text(encoding="utf-8")
     assert "## 1.2.3 (" in changes
     assert "### Added" in changes

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.web_client import get
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
+from trimq.protocol.native import NATIVE
 
 ON: dict[str, Any] = {"metricsExporterType": "PROM", "metricsPromExporterPort": 0}
 
@@ -111,6 +112,16 @@ async def test_held_pulls_and_the_probe(broker: BrokerController, client: WireCl
     assert page.value("trimq_long_polls_held") == 1
     while not page.value("trimq_event_loop_late_seconds_count"):
         page = await scrape(broker)
+
+
+async def test_whether_the_native_leaf_runs(broker: BrokerController, fail_native: Callable[[str], None]) -> None:
+    page = await scrape(broker)
+    assert page.value("trimq_native_on", runs=NATIVE.status) == NATIVE.is_on
+    fail_native("a test")
+    page = await scrape(broker)
+    assert page.value("trimq_native_on", runs="python (a fault)") == 0
+    assert page.count("trimq_native_on") == 1
+    assert page.value("trimq_ready") == 1
 
 
 async def test_a_flush_is_timed(tmp_path: Path) -> None:

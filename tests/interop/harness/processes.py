@@ -39,9 +39,11 @@ class Process:
         self.argv = [*_ends_with_the_tests(), *argv]
         self.directory = directory
         self.log = directory / f"{name}.log"
-        # The brokers under test read TRIMQ_ variables; those of the test run are not meant for them.
+        # The brokers under test read TRIMQ_ variables; those of the test run are not meant for them, but for the one
+        # that says whether all of it runs with the native leaf.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("TRIMQ_", "ROCKETMQ_"))}
-        self._environment = {**inherited, **(environment or {})}
+        native = {key: value for key, value in os.environ.items() if key == "TRIMQ_NATIVE"}
+        self._environment = {**inherited, **native, **(environment or {})}
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, *, piped: bool = False) -> subprocess.Popen[bytes]:
