@@ -112,8 +112,7 @@ pub fn put_entries(
     if physical.len() != hashes.len() || seconds.len() != hashes.len() {
         return Err(PyValueError::new_err("columns of one length"));
     }
-    let entries = (0..hashes.len())
-        .map(|at| Entry { hash: hashes[at], physical: physical[at], seconds: seconds[at] });
+    let entries = (0..hashes.len()).map(|at| Entry { hash: hashes[at], physical: physical[at], seconds: seconds[at] });
     guarded(|| put(file.slice(), slots, count, entries))?
         .ok_or_else(|| PyValueError::new_err("the entries do not fit into the file"))
 }

@@ -65,8 +65,7 @@ impl Leaf {
             return Err(PyValueError::new_err("there is a host of 8 or 20 bytes for each span"));
         }
         let source = Source::of(frames)?;
-        let spans: Vec<Span> =
-            spans.into_iter().map(|(begin, end, most)| Span { place: begin..end, most }).collect();
+        let spans: Vec<Span> = spans.into_iter().map(|(begin, end, most)| Span { place: begin..end, most }).collect();
         let limits = Limits { body: limits.0, record: limits.1 };
         let round = guarded(|| {
             let hosts: Vec<&[u8]> = hosts.iter().map(Vec::as_slice).collect();
@@ -92,11 +91,16 @@ impl Leaf {
         let limits = Limits { body: limits.0, record: limits.1 };
         let (sys_flag, born_timestamp, reconsume_times) = stamp;
         let stamp = Stamp { flag: 0, sys_flag, born_timestamp, reconsume_times, host: 0 };
-        let rows =
-            guarded(|| batch::read(source.slice(), topic, queue_id, stamp, &self.rules, &[&host], limits))?;
+        let rows = guarded(|| batch::read(source.slice(), topic, queue_id, stamp, &self.rules, &[&host], limits))?;
         let round = rows.map(Round::of_batch);
         let rules = &self.rules;
-        Ok(round.map(|round| Messages { rules: rules.clone(), round, spans: vec![], hosts: vec![host], is_batch: true }))
+        Ok(round.map(|round| Messages {
+            rules: rules.clone(),
+            round,
+            spans: vec![],
+            hosts: vec![host],
+            is_batch: true,
+        }))
     }
 }
 

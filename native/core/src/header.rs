@@ -71,7 +71,19 @@ const LONG: [(&str, Field); 13] = [
     ("batch", Batch),
 ];
 const SHORT: [Field; 14] = [
-    Text, Topic, Text, Number, QueueId, SysFlag, BornTimestamp, Flag, Properties, ReconsumeTimes, Truth, Number, Batch,
+    Text,
+    Topic,
+    Text,
+    Number,
+    QueueId,
+    SysFlag,
+    BornTimestamp,
+    Flag,
+    Properties,
+    ReconsumeTimes,
+    Truth,
+    Number,
+    Batch,
     Text,
 ];
 /// The first eight have to be there, and the properties, without which there is no unique key.
@@ -560,9 +572,17 @@ mod tests {
     fn a_send_in_binary() {
         let mut head = Vec::from([1, 54, 0, 1, 223, 0, 0, 0, 77, 0, 0, 0, 0, 0, 0, 0, 0]);
         let mut ext = Vec::new();
-        for (name, value) in
-            [("a", "g"), ("b", "T"), ("c", "T"), ("d", "4"), ("e", "1"), ("f", "0"), ("g", "17"), ("h", "0"), ("i", "x")]
-        {
+        for (name, value) in [
+            ("a", "g"),
+            ("b", "T"),
+            ("c", "T"),
+            ("d", "4"),
+            ("e", "1"),
+            ("f", "0"),
+            ("g", "17"),
+            ("h", "0"),
+            ("i", "x"),
+        ] {
             ext.extend([0, 1, name.as_bytes()[0], 0, 0, 0, value.len() as u8]);
             ext.extend(value.as_bytes());
         }

@@ -24,7 +24,11 @@ pub fn put(file: &mut [u8], slots: usize, count: u32, entries: impl ExactSizeIte
     let table_end = HEADER.checked_add(slots.checked_mul(SLOT)?)?;
     let begin = table_end.checked_add(ENTRY.checked_mul(count as usize)?)?;
     let end = begin.checked_add(ENTRY.checked_mul(entries.len())?)?;
-    if slots == 0 || end > file.len() || count == 0 || count.checked_add(entries.len().try_into().ok()?)? > i32::MAX as u32 {
+    if slots == 0
+        || end > file.len()
+        || count == 0
+        || count.checked_add(entries.len().try_into().ok()?)? > i32::MAX as u32
+    {
         return None;
     }
     let (front, rest) = file.split_at_mut(table_end);

@@ -148,8 +148,17 @@ mod tests {
     #[test]
     fn what_is_not_ordinary_is_refused() {
         for text in [
-            "DELAY\x013\x02", "__x\x01y\x02", "INNER_y\x01z\x02", "WAIT\x01false\x02", "UNIQ_KEY\x01a-b\x02",
-            "UNIQ_KEY\x01a", "\x01a\x02", "a\x01\x02", "a\x02", "a", "\x02",
+            "DELAY\x013\x02",
+            "__x\x01y\x02",
+            "INNER_y\x01z\x02",
+            "WAIT\x01false\x02",
+            "UNIQ_KEY\x01a-b\x02",
+            "UNIQ_KEY\x01a",
+            "\x01a\x02",
+            "a\x01\x02",
+            "a\x02",
+            "a",
+            "\x02",
         ] {
             assert_eq!(names().ordinary(text), None, "{text:?}");
         }
