@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use memchr::memchr;
+
 /// A send's envelope and header.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct SendHeader<'a> {
@@ -259,6 +261,7 @@ impl<'a> Json<'a> {
         let bytes = self.text.as_bytes();
         let mut escaped = false;
         loop {
+            self.at += plain_prefix(bytes.get(self.at..)?);
             match *bytes.get(self.at)? {
                 b'"' => break,
                 b'\\' => {
@@ -303,10 +306,33 @@ impl<'a> Json<'a> {
     }
 }
 
+/// How many bytes come before the first that is a quotation mark, a backslash or a control character, in steps of eight.
+///
+/// Never more than there are; there may be a few more of them.
+fn plain_prefix(bytes: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const TOPS: u64 = 0x8080_8080_8080_8080;
+    let mut count = 0;
+    for eight in bytes.chunks_exact(8) {
+        let mut word = [0; 8];
+        word.copy_from_slice(eight);
+        let word = u64::from_le_bytes(word);
+        // the lowest byte whose top bit is set is the first of them; above it a borrow may have set others
+        let below = |word: u64, limit: u8| word.wrapping_sub(ONES * u64::from(limit)) & !word & TOPS;
+        let found =
+            below(word, 0x20) | below(word ^ (ONES * u64::from(b'"')), 1) | below(word ^ (ONES * u64::from(b'\\')), 1);
+        if found != 0 {
+            return count + found.trailing_zeros() as usize / 8;
+        }
+        count += 8;
+    }
+    count
+}
+
 /// The text that a JSON string stands for, put behind `out`. None for a lone surrogate and for what is no escape.
 fn unescape(raw: &str, out: &mut Vec<u8>) -> Option<()> {
     let mut rest = raw;
-    while let Some(at) = rest.bytes().position(|byte| byte == b'\\') {
+    while let Some(at) = memchr(b'\\', rest.as_bytes()) {
         out.extend_from_slice(&rest.as_bytes()[..at]);
         let kind = *rest.as_bytes().get(at + 1)?;
         rest = rest.get(at + 2..)?;
@@ -560,6 +586,22 @@ mod tests {
             assert_ne!(text, FRAME);
             assert_eq!(json(&text), None, "{new}");
         }
+    }
+
+    #[test]
+    fn what_stands_before_the_first_special_byte() {
+        for special in ["\"", "\\", "\x1f", "\x00", "\n"] {
+            for plain in 0..40 {
+                for behind in [0, 1, 30] {
+                    let text =
+                        format!("{}{special}{}", "ä ~\x7f".repeat(9)[..plain / 5 * 5].to_owned(), "\"b".repeat(behind));
+                    let first = text.bytes().position(|byte| byte < 0x20 || byte == b'"' || byte == b'\\').unwrap();
+                    let found = plain_prefix(text.as_bytes());
+                    assert!(found <= first && first - found < 8, "{text:?}: {found}");
+                }
+            }
+        }
+        assert_eq!(plain_prefix(&[b'a'; 17]), 16);
     }
 
     #[test]

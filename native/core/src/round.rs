@@ -1,7 +1,8 @@
 //! Sends of a round: frames of many connections in, records and replies out.
 
-use std::collections::HashMap;
 use std::ops::Range;
+
+use rustc_hash::FxHashMap;
 
 use crate::header::{send_in_binary, send_in_json};
 use crate::rows::{Limits, Mismatch, Position, Room, Rows, Stamp, HEAD};
@@ -75,7 +76,7 @@ impl Round {
     ) -> Round {
         let room = Room { rules, added: rules.added.len(), hosts, limits };
         let mut round = Round { code, ..Round::default() };
-        let mut known: HashMap<(&str, i32), usize> = HashMap::new();
+        let mut known: FxHashMap<(&str, i32), usize> = FxHashMap::default();
         for (number, span) in spans.iter().enumerate() {
             let mut part = Part { count: 0, stop: span.place.start };
             while part.count < span.most && round.requests.len() < most {
@@ -95,7 +96,7 @@ impl Round {
         frames: &'a [u8],
         place: Range<usize>,
         span: usize,
-        known: &mut HashMap<(&'a str, i32), usize>,
+        known: &mut FxHashMap<(&'a str, i32), usize>,
         room: &Room<'_>,
     ) -> Option<usize> {
         let bytes = frames.get(place.clone())?;
@@ -125,7 +126,7 @@ impl Round {
         span: usize,
         body: Range<usize>,
         stop: usize,
-        known: &mut HashMap<(&'a str, i32), usize>,
+        known: &mut FxHashMap<(&'a str, i32), usize>,
         room: &Room<'_>,
     ) -> Option<()> {
         let header = match encoding {

@@ -1,6 +1,7 @@
 //! What the broker's configuration and features let the leaf do, and the texts that all replies share.
 
-use std::collections::HashSet;
+use memchr::{memchr, memchr2};
+use rustc_hash::FxHashSet;
 
 /// Most bytes of a record's properties.
 pub const MAX_PROPERTIES: usize = 32_767;
@@ -9,13 +10,13 @@ pub const MAX_PROPERTIES: usize = 32_767;
 #[derive(Debug, Default)]
 pub struct Names {
     /// A message with one of these is not served here.
-    pub slow: HashSet<Vec<u8>>,
+    pub slow: FxHashSet<Vec<u8>>,
     /// Names that begin like slow ones and are not.
-    pub fast: HashSet<Vec<u8>>,
+    pub fast: FxHashSet<Vec<u8>>,
     /// A message with a name that begins so, and is not among `fast`, is not served here.
     pub slow_prefixes: Vec<Vec<u8>>,
     /// A message of a batch with one of these is not served here.
-    pub not_in_a_batch: HashSet<Vec<u8>>,
+    pub not_in_a_batch: FxHashSet<Vec<u8>>,
 }
 
 impl Names {
@@ -115,10 +116,10 @@ impl Names {
 
 /// The first name and value of a text, and what stands behind them; None there where the last separator is missing.
 fn pair(text: &str) -> Option<(&str, &str, Option<&str>)> {
-    let name_end = text.bytes().position(|byte| byte == 1 || byte == 2)?;
+    let name_end = memchr2(1, 2, text.as_bytes())?;
     let (name, rest) = text.split_at(name_end);
     let rest = rest.strip_prefix('\x01')?;
-    let (value, following) = match rest.bytes().position(|byte| byte == 2) {
+    let (value, following) = match memchr(2, rest.as_bytes()) {
         Some(end) => (&rest[..end], Some(&rest[end + 1..])),
         None => (rest, None),
     };
