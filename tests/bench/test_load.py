@@ -128,6 +128,8 @@ async def test_latency_is_from_the_send_to_the_receipt(tool: Path, tmp_path: Pat
     assert quick["messages"] == slow["messages"] == 60
     assert quick["msg_s"] == 100
     assert quick["p50_ms"] < 200
+    born = [message.born_timestamp for message in stored]
+    assert 500 <= max(born) - min(born) < 900
     assert 300 <= slow["p50_ms"] < 500  # and the sends go on by the clock: late ones would add up
     assert {(message.topic, message.queue_id) for message in stored} == {
         (f"Late{number:04d}", queue) for number in range(3) for queue in range(2)
@@ -142,6 +144,20 @@ async def test_what_does_not_arrive_has_failed(tool: Path, tmp_path: Path) -> No
     assert found["messages"] == 0
     assert found["failed"] == 20  # each was refused, and did not arrive
     assert "10 of 10 messages have not arrived" in found["remark"]
+
+
+async def test_a_poll_that_ends_without_messages_is_asked_again(tool: Path, tmp_path: Path) -> None:
+    async with running_broker(tmp_path, maxHeldRequests=1, **LARGER) as broker:  # others are answered at once
+        found = await run(
+            tool, broker, "-mode e2e -conns 4 -topics 1 -queues 4 -topic Polled -rate 50 -warm 0s -dur 400ms"
+        )
+    assert (found["failed"], found["messages"]) == (0, 20)
+
+
+async def test_topics_that_are_refused_end_the_load(tool: Path, tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **LARGER) as broker:
+        with pytest.raises(RuntimeError, match="creating topics: code"):
+            await run(tool, broker, f"-mode send -conns 1 -topics 2 -topic a/b {SHORT}")
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,21 @@ async def test_a_turn_without_replies_ends(tmp_path: Path, monkeypatch: pytest.M
             await one.turn([silent])
 
 
+@pytest.mark.parametrize("count", [1, 64])
+async def test_a_turn_is_a_round_of_the_reactor(count: int, tmp_path: Path) -> None:
+    ends = []
+    async with running_broker(tmp_path) as broker, connected(broker, count) as clients:
+        await clients.turn([frames.send(number) for number in range(count)])  # it makes the topic
+        broker.reactor.at_round_end.append(lambda: ends.append(broker.reactor.in_round))
+        before = broker.reactor.stats.rounds
+        turn = await clients.turn([frames.send(number) for number in range(count)])
+        rounds = broker.reactor.stats.rounds - before
+        assert 1 <= rounds <= 4  # a kernel that is busy may bring some of the frames later
+        assert ends == [True] * rounds
+        assert turn.requests == count
+        assert turn.seconds > 0
+
+
 async def test_more_than_the_sockets_hold_is_served_in_one_turn(tmp_path: Path) -> None:
     async with running_broker(tmp_path, clock=None, disk=None, **LARGER) as broker, connected(broker, 2) as clients:
         many = b"".join([mixed.batch(number) for number in range(80)])
