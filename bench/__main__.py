@@ -22,6 +22,7 @@ from bench.plots import Bar, Plots, bars, lines
 from bench.processes import describe
 from bench.stalls import ENDS_MS
 from bench.sweeps import UNITS
+from trimq.protocol.native import NATIVE
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -80,6 +81,7 @@ def machine() -> dict[str, str]:
         "kernel": platform.release(),
         "python": _build(describe(sys.executable)),
         "trio": version("trio"),
+        "sends and batches": NATIVE.status,
         "load when it ended": " ".join(f"{load:.1f}" for load in os.getloadavg()),
     }
 

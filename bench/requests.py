@@ -3,7 +3,8 @@
 python -m bench.requests [--rows send,batch,pull,query] [--count 20000] [--profile] [--json FILE] [--set KEY=VALUE].
 Each figure is the loop thread's time for a request, and for the index work behind it: the frame lies in a socket, is
 received in a round of the reactor's, served, and its reply is sent. Each row has a broker of its own and says which
-way its requests take (bench/ways.py); where they take another one it fails: the figure would be of something else.
+way its requests take, with the native leaf or without (bench/ways.py, TRIMQ_NATIVE); where they take another one it
+fails: the figure would be of something else.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from bench.wire import Turn, Wire, connected
 from trimq.broker.store.index.index_service import WAKE_AT
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
+from trimq.protocol.native import NATIVE
 
 WINDOW: Final = 32
 """Requests of a connection in one turn."""
@@ -54,16 +56,23 @@ class Make(Protocol):
 class Row(NamedTuple):
     """Requests of one kind.
 
-    ``way``: what they have to take. ``connections`` have ``window`` requests each in a turn, with ``messages`` in each.
-    ``kinds``: so many turns differ from each other, and then they come again.
+    ``way``: what they have to take, ``python_way`` where the native leaf is off. ``connections`` have ``window``
+    requests each in a turn, with ``messages`` in each. ``kinds``: so many turns differ from each other, and then they
+    come again.
     """
 
     way: Way
+    python_way: Way
     make: Make
     connections: int = 1
     window: int = 1
     messages: int = 1
     kinds: int = 1
+
+    @property
+    def expected(self) -> Way:
+        """The way that has to be taken here."""
+        return self.way if NATIVE.is_on else self.python_way
 
     @property
     def requests(self) -> int:
@@ -72,16 +81,16 @@ class Row(NamedTuple):
 
 
 ROWS: Final[dict[str, Row]] = {
-    "send alone": Row("fast", lambda number, _: frames.send(number)),
-    "send": Row("grouped", lambda number, _: frames.send(number), window=WINDOW),
-    "send 64": Row("grouped", lambda number, _: frames.send(number), connections=64),
-    "mixed alone": Row("fast", mixed.send, kinds=64),
-    "mixed": Row("fast", mixed.send, window=WINDOW, kinds=16),
-    "mixed 64": Row("fast", mixed.send, connections=64, kinds=8),
-    "batch": Row("fast", lambda number, _: frames.batch(number), messages=BATCH),
-    "mixed batch": Row("full", mixed.batch, messages=BATCH, kinds=16),
-    "pull": Row("fast", lambda number, _: frames.pull(number), messages=BATCH),
-    "query": Row("fast", lambda number, _: frames.query(number), window=WINDOW),
+    "send alone": Row("fast", "fast", lambda number, _: frames.send(number)),
+    "send": Row("grouped", "fast", lambda number, _: frames.send(number), window=WINDOW),
+    "send 64": Row("grouped", "fast", lambda number, _: frames.send(number), connections=64),
+    "mixed alone": Row("fast", "fast", mixed.send, kinds=64),
+    "mixed": Row("grouped", "fast", mixed.send, window=WINDOW, kinds=16),
+    "mixed 64": Row("grouped", "fast", mixed.send, connections=64, kinds=8),
+    "batch": Row("fast", "full", lambda number, _: frames.batch(number), messages=BATCH),
+    "mixed batch": Row("fast", "full", mixed.batch, messages=BATCH, kinds=16),
+    "pull": Row("fast", "fast", lambda number, _: frames.pull(number), messages=BATCH),
+    "query": Row("fast", "fast", lambda number, _: frames.query(number), window=WINDOW),
 }
 
 
@@ -111,6 +120,7 @@ async def measure(
     What else the machine does hardly shows in that. ``count``: about so many messages. Raises OtherWayError.
     """
     row = ROWS[name]
+    expected = row.expected
     index = wire.broker.parts.store.index
     took: list[list[float]] = [[] for _ in range(row.kinds)]
     ways: Counter[Way] = Counter()
@@ -128,7 +138,7 @@ async def measure(
             turn = await load.turn()
             taken = counter.taken(turn.requests)
             ways += taken
-            if turn.waited or taken[row.way] != turn.requests:
+            if turn.waited or taken[expected] != turn.requests:
                 others += 1
             else:
                 took[number % row.kinds].append(turn.seconds)
@@ -146,12 +156,12 @@ async def measure(
                 await trio.lowlevel.checkpoint()
     if others > OTHERS * turns or not all(took):
         raise OtherWayError(
-            f"the row {name} is of requests that go the way {row.way!r}; in {others} of {turns} turns not all of them"
-            f" did, or their replies were waited for: {_shares(ways)}"
+            f"the row {name} is of requests that go the way {expected!r}; in {others} of {turns} turns not all of"
+            f" them did, or their replies were waited for: {_shares(ways)}"
         )
     each = sum(sorted(kind)[len(kind) // 10] for kind in took) / row.kinds / row.requests * 1e6
     return {
-        "way": row.way,
+        "way": expected,
         "ways": dict(ways),
         "us_request": each,
         "us_index": behind / (turns * row.requests) * 1e6,
