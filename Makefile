@@ -195,7 +195,7 @@ test-partners: $(VENV)/.dev-stamp ## clients, Spark, operations: all of them, th
 	@$(MAKE) --no-print-directory --keep-going test-clients check-spark test-spark test-operations
 
 test-clients: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
-	@$(call pytest_beside,partners,tests/interop tests/client tests/crash)
+	@$(call pytest_beside,partners,tests/interop tests/client tests/crash tests/bench)
 
 # What depends on no version of PySpark runs with the newest only; Delta Lake has no release for that.
 test-spark: $(SPARK:%=.venv-spark-%/.stamp) $(foreach which,$(SPARK),$(call leaf,.venv-spark-$(which))) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only

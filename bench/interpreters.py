@@ -42,7 +42,7 @@ def measure(pythons: dict[str, str], rows: list[str], rounds: int, seconds: int)
             for _ in range(rounds):
                 for broker in brokers:
                     before = cpu_seconds(broker.process.pid)
-                    run = load(tool, broker.port, ROWS[row][1], seconds)
+                    run = load(tool, broker.port, ROWS[row].load, seconds)
                     spent = cpu_seconds(broker.process.pid) - before
                     each = spent / max(1.0, run["req_s"] * (seconds + WARM_SECONDS)) * 1e6
                     got[broker.name].append({"msg_s": run["msg_s"], "p99_ms": run["p99_ms"], "cpu_us": each})

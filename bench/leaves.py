@@ -6,7 +6,7 @@ import timeit
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.requests import BODY, send
+from bench.frames import BODY, send
 from trimq.protocol import record
 from trimq.protocol.batch import decode_batch, encode_batch
 from trimq.protocol.frame import decode

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from bench import mixed
+
 START_DEADLINE_SECONDS = 90
 STOP_DEADLINE_SECONDS = 30
 HERE = Path(__file__).resolve().parent
@@ -146,7 +148,8 @@ def describe(python: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def load_tool(root: Path) -> Iterator[Path]:
-    """The load generator (bench/rmqload), compiled into ``root``. Needs Go."""
+    """The load generator (bench/rmqload), compiled into ``root``, beside the mixed messages. Needs Go."""
     tool = root / "rmqload"
     subprocess.run(["go", "build", "-o", tool, "."], cwd=HERE / "rmqload", check=True)
+    mixed.write(root / mixed.FILE)
     yield tool

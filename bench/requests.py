@@ -1,204 +1,211 @@
-"""CPU cost of requests in process: frames as rmqload makes them through the real broker, without its selector.
+"""CPU cost of requests in process: frames as rmqload makes them through the real broker, which does not wait for them.
 
-python -m bench.requests [--rows send,batch,pull,query] [--count 6000] [--profile] [--json FILE] [--set KEY=VALUE].
+python -m bench.requests [--rows send,batch,pull,query] [--count 20000] [--profile] [--json FILE] [--set KEY=VALUE].
 Each figure is the loop thread's time for a request, and for the index work behind it: the frame lies in a socket, is
-received, served, and its reply is sent; what the client's side of the socket costs is measured alone and taken off.
+received in a round of the reactor's, served, and its reply is sent. Each row has a broker of its own and says which
+way its requests take, with the native leaf or without (bench/ways.py, TRIMQ_NATIVE); where they take another one it
+fails: the figure would be of something else.
 """
 
 import argparse
 import cProfile
 import json
 import pstats
-import socket
-import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
-from trimq.broker.controller import BrokerController
+from bench import frames, mixed
+from bench.frames import BATCH, BIG
+from bench.ways import OtherWayError, Way, Ways
+from bench.wire import Turn, Wire, connected
 from trimq.broker.store.index.index_service import WAKE_AT
 from trimq.broker.testing import running_broker
-from trimq.protocol.batch import encode_batch
-from trimq.remoting.server.connection import Connection
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.native import NATIVE
 
-BODY = bytes(range(256)) * 4
-WINDOW = 32
-"""Requests in one turn of the connection."""
-BIG = {
-    "mappedFileSizeCommitLog": 1 << 30,
-    "commitLogReserveStep": 64 << 20,
-    "mappedFileSizeConsumeQueue": 6_000_000,
-    "maxHashSlotNum": 5_000_000,
-    "maxIndexNum": 20_000_000,
+WINDOW: Final = 32
+"""Requests of a connection in one turn."""
+FILLED: Final = 6400
+"""Messages of the store before a row begins."""
+OTHERS: Final = 0.05
+"""The part of turns that may take another way: those for which the log makes room, say. They are not in the figure."""
+_CODES: Final = (
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.PULL_MESSAGE,
+    RequestCode.QUERY_MESSAGE,
+)
+
+
+class Make(Protocol):
+    """Makes the ``number``-th request, which is like the ``like``-th."""
+
+    def __call__(self, number: int, like: int, /) -> bytes:
+        """The frame."""
+        ...
+
+
+class Row(NamedTuple):
+    """Requests of one kind.
+
+    ``way``: what they have to take, ``python_way`` where the native leaf is off. ``connections`` have ``window``
+    requests each in a turn, with ``messages`` in each. ``kinds``: so many turns differ from each other, and then they
+    come again.
+    """
+
+    way: Way
+    python_way: Way
+    make: Make
+    connections: int = 1
+    window: int = 1
+    messages: int = 1
+    kinds: int = 1
+
+    @property
+    def expected(self) -> Way:
+        """The way that has to be taken here."""
+        return self.way if NATIVE.is_on else self.python_way
+
+    @property
+    def requests(self) -> int:
+        """Of a turn."""
+        return self.connections * self.window
+
+
+ROWS: Final[dict[str, Row]] = {
+    "send alone": Row("fast", "fast", lambda number, _: frames.send(number)),
+    "send": Row("grouped", "fast", lambda number, _: frames.send(number), window=WINDOW),
+    "send 64": Row("grouped", "fast", lambda number, _: frames.send(number), connections=64),
+    "mixed alone": Row("fast", "fast", mixed.send, kinds=64),
+    "mixed": Row("grouped", "fast", mixed.send, window=WINDOW, kinds=16),
+    "mixed 64": Row("grouped", "fast", mixed.send, connections=64, kinds=8),
+    "batch": Row("fast", "full", lambda number, _: frames.batch(number), messages=BATCH),
+    "mixed batch": Row("fast", "full", mixed.batch, messages=BATCH, kinds=16),
+    "pull": Row("fast", "fast", lambda number, _: frames.pull(number), messages=BATCH),
+    "query": Row("fast", "fast", lambda number, _: frames.query(number), window=WINDOW),
 }
 
 
-def frame(code: int, opaque: int, fields: str, body: bytes = b"") -> bytes:
-    """A request in the JSON form."""
-    header = (
-        f'{{"code":{code},"extFields":{{{fields}}},"flag":0,"language":"JAVA","opaque":{opaque},'
-        '"serializeTypeCurrentRPC":"JSON","version":479}'
-    ).encode()
-    return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
+class Load:
+    """The requests of a row, turn by turn."""
+
+    def __init__(self, wire: Wire, row: Row) -> None:
+        self._wire = wire
+        self._row = row
+        self._turns = 0
+
+    async def turn(self) -> Turn:
+        """The next one."""
+        row = self._row
+        begin = self._turns * row.requests
+        same = self._turns % row.kinds * row.requests
+        self._turns += 1
+        made = [row.make(begin + at, same + at) for at in range(row.requests)]
+        return await self._wire.turn([b"".join(made[at :: row.connections]) for at in range(row.connections)])
 
 
-def send_fields(number: int, *, batch: bool = False) -> str:
-    """Ext fields of a send with two keys and a tag."""
-    properties = rf"KEYS\u0001k{number}\u0002UNIQ_KEY\u00017F0000011F9018B4{number:016X}\u0002TAGS\u0001TagA\u0002"
-    return (
-        f'"a":"load","b":"Requests","c":"TBW102","d":"4","e":"{number % 4}","f":"0","g":"1700000000000","h":"0",'
-        f'"i":"{"" if batch else properties}","j":"0","k":"false","l":"0","m":"{str(batch).lower()}","n":"broker-a"'
-    )
+async def measure(
+    wire: Wire, name: str, count: int, profile: cProfile.Profile | None = None
+) -> dict[str, float | str | dict[Way, int]]:
+    """Microseconds of a row's requests: for each kind of turn the one that a tenth are faster than, and their mean.
 
-
-def send(number: int) -> bytes:
-    """A message of 1 KiB."""
-    return frame(310, number, send_fields(number), BODY)
-
-
-def batch(number: int) -> bytes:
-    """32 messages of 1 KiB in one request."""
-    texts = [
-        f"KEYS\x01k{at}\x02UNIQ_KEY\x017F0000011F9018B5{at:016X}\x02TAGS\x01TagA\x02".encode()
-        for at in range(number * 32, number * 32 + 32)
-    ]
-    return frame(320, number, send_fields(number, batch=True), encode_batch([(0, BODY, text) for text in texts]))
-
-
-def pull(number: int) -> bytes:
-    """Up to 32 messages of a queue."""
-    return frame(
-        11,
-        number,
-        f'"consumerGroup":"load","topic":"Requests","queueId":"{number % 4}","queueOffset":"{number % 40 * 32}",'
-        '"maxMsgNums":"32","sysFlag":"4","commitOffset":"0","suspendTimeoutMillis":"0","subscription":"*",'
-        '"subVersion":"0","expressionType":"TAG"',
-    )
-
-
-def query(number: int) -> bytes:
-    """The one message with a key."""
-    return frame(
-        12,
-        number,
-        f'"topic":"Requests","key":"k{number % 4000}","maxNum":"32","beginTimestamp":"0",'
-        '"endTimestamp":"9223372036854775807"',
-    )
-
-
-class Wire:
-    """A client's socket and the broker's connection at the other end of it, driven by hand."""
-
-    def __init__(self, broker: BrokerController, client: socket.socket, conn: Connection) -> None:
-        self.broker = broker
-        self.reactor = broker.reactor
-        self.client = client
-        self.conn = conn
-        self._waste = bytearray(1 << 20)
-        self._taken = broker.reactor.stats.bytes_out
-
-    @classmethod
-    async def connect(cls, broker: BrokerController) -> "Wire":
-        """A connection over loopback, as the reactor has accepted it."""
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
-        client.connect(broker.endpoint)
-        while not broker.reactor.connections:  # noqa: ASYNC110 - there is no event for it, and it is there at once
-            await trio.sleep(0.001)
-        (conn,) = broker.reactor.connections.values()
-        conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
-        conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
-        return cls(broker, client, conn)
-
-    def turn(self, frames: bytes) -> tuple[float, float]:
-        """Serve ``frames``: seconds of the broker's work, and of the client's."""
-        clock = time.thread_time
-        began = clock()
-        self.client.sendall(frames)
-        sent = clock()
-        reactor = self.reactor
-        reactor.intake.turn_end = float("inf")
-        reactor._sender.in_round = True  # noqa: SLF001 - the round is driven from here
-        left = len(frames)
-        while left > 0:
-            before = reactor.stats.bytes_in
-            reactor.intake.serve(self.conn)
-            left -= reactor.stats.bytes_in - before
-        reactor._end_round()  # noqa: SLF001 - as above
-        served = clock()
-        received = 0
-        while received < reactor.stats.bytes_out - self._taken:
-            received += self.client.recv_into(self._waste)
-        self._taken += received
-        return served - sent, clock() - served + sent - began
-
-
-def turns(make: Callable[[int], bytes], count: int, window: int) -> Iterator[bytes]:
-    """``count`` requests, ``window`` in each turn."""
-    for begin in range(0, count, window):
-        yield b"".join([make(number) for number in range(begin, begin + window)])
-
-
-ROWS: dict[str, tuple[Callable[[int], bytes], int, int]] = {
-    "send": (send, WINDOW, 1),
-    "send alone": (send, 1, 1),
-    "batch": (batch, 1, 32),
-    "pull": (pull, 1, 32),
-    "query": (query, WINDOW, 1),
-}
-"""Row to how its requests are made, how many come in a turn, and how many messages are in each."""
-
-
-async def measure(wire: Wire, name: str, count: int, profile: cProfile.Profile | None) -> dict[str, float]:
-    """The turn that a tenth of all turns are faster than: what else the machine does hardly shows in it."""
-    make, window, messages = ROWS[name]
+    What else the machine does hardly shows in that. ``count``: about so many messages. Raises OtherWayError.
+    """
+    row = ROWS[name]
+    expected = row.expected
     index = wire.broker.parts.store.index
-    took: list[float] = []
+    took: list[list[float]] = [[] for _ in range(row.kinds)]
+    ways: Counter[Way] = Counter()
     behind = 0.0
-    waiting = 0
-    for frames in turns(make, max(count // messages, 512) // window * window, window):
-        if profile is not None:
-            profile.enable()
-        took.append(wire.turn(frames)[0])
-        if index is not None:
-            began = time.thread_time()
-            waiting += window * messages
-            if waiting >= WAKE_AT:
-                waiting = 0
-                while index.pending and index.apply():
-                    pass
-            behind += time.thread_time() - began
-        if profile is not None:
-            profile.disable()
-        if len(took) % 8 == 0:
+    waiting = others = 0
+    load = Load(wire, row)
+    with Ways(wire.connections[0].table, _CODES) as counter:
+        for _ in range(max(row.kinds, 8)):  # topics and queues are made, and what can be learnt is
+            counter.taken((await load.turn()).requests)
             await trio.lowlevel.checkpoint()
-    took.sort()
-    each = took[len(took) // 10] / window * 1e6
-    return {"us_request": each, "us_index": behind / (len(took) * window) * 1e6, "us_message": each / messages}
+        turns = max(count // (row.requests * row.messages), 2 * row.kinds)
+        for number in range(turns):
+            if profile is not None:
+                profile.enable()
+            turn = await load.turn()
+            taken = counter.taken(turn.requests)
+            ways += taken
+            if turn.waited or taken[expected] != turn.requests:
+                others += 1
+            else:
+                took[number % row.kinds].append(turn.seconds)
+            if index is not None:
+                began = time.thread_time()
+                waiting += row.requests * row.messages
+                if waiting >= WAKE_AT:
+                    waiting = 0
+                    while index.pending and index.apply():
+                        pass
+                behind += time.thread_time() - began
+            if profile is not None:
+                profile.disable()
+            if number % 8 == 0:
+                await trio.lowlevel.checkpoint()
+    if others > OTHERS * turns or not all(took):
+        raise OtherWayError(
+            f"the row {name} is of requests that go the way {expected!r}; in {others} of {turns} turns not all of"
+            f" them did, or their replies were waited for: {_shares(ways)}"
+        )
+    each = sum(sorted(kind)[len(kind) // 10] for kind in took) / row.kinds / row.requests * 1e6
+    return {
+        "way": expected,
+        "ways": dict(ways),
+        "us_request": each,
+        "us_index": behind / (turns * row.requests) * 1e6,
+        "us_message": each / row.messages,
+    }
+
+
+def _shares(ways: Counter[Way]) -> str:
+    return ", ".join(f"{way} {count / ways.total():.1%}" for way, count in ways.most_common())
+
+
+async def measure_row(
+    name: str, count: int, settings: Mapping[str, object], profile: cProfile.Profile | None = None
+) -> dict[str, Any]:
+    """The figures of a row, on a broker with ``settings`` and a store that has something in it."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with running_broker(Path(directory), clock=None, disk=None, **settings) as broker:
+            async with connected(broker) as wire:
+                await fill(wire)
+            async with connected(broker, ROWS[name].connections) as wire:
+                return await measure(wire, name, count, profile)
+
+
+async def fill(wire: Wire) -> None:
+    """Send what pulls and queries ask for, and wait until the index has it."""
+    for begin in range(0, FILLED, WINDOW):
+        await wire.turn([b"".join([frames.send(number) for number in range(begin, begin + WINDOW)])])
+        await trio.lowlevel.checkpoint()
+    index = wire.broker.parts.store.index
+    while index is not None and index.pending and index.apply():
+        await trio.lowlevel.checkpoint()
 
 
 async def run(arguments: argparse.Namespace) -> None:
     """All rows."""
     profile = cProfile.Profile() if arguments.profile else None
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        async with running_broker(Path(directory), clock=None, disk=None, **BIG | arguments.set) as broker:
-            wire = await Wire.connect(broker)
-            for frames in turns(send, 6400, WINDOW):
-                wire.turn(frames)
-                await trio.sleep(0.0005)
-            await trio.sleep(0.3)
-            for name in arguments.rows.split(","):
-                result = results[name] = await measure(wire, name, arguments.count, profile)
-                print(
-                    f"{name:12s} {result['us_request']:8.2f} us a request  {result['us_message']:7.2f} us a message  "
-                    f"index behind it {result['us_index']:6.2f} us"
-                )
+    for name in arguments.rows.split(","):
+        result = results[name] = await measure_row(name, arguments.count, BIG | arguments.set, profile)
+        print(
+            f"{name:12s} {result['us_request']:8.2f} us a request  {result['us_message']:7.2f} us a message  "
+            f"index behind it {result['us_index']:6.2f} us  {result['way']}",
+            flush=True,
+        )
     if profile is not None:
         pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(40)
     if arguments.json:
@@ -209,11 +216,14 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--count", type=int, default=6000)
+    parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--set", type=_setting, action="append", default=[], help="KEY=VALUE of the broker")
     arguments = parser.parse_args()
+    unknown = set(arguments.rows.split(",")) - set(ROWS)
+    if unknown:
+        parser.error(f"--rows knows {', '.join(ROWS)}")
     arguments.set = dict(arguments.set)
     trio.run(run, arguments)
 

@@ -20,8 +20,8 @@ from typing import Any
 import structlog
 import trio
 
+from bench.frames import BIG
 from bench.processes import load_tool
-from bench.requests import BIG
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 

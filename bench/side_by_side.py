@@ -3,7 +3,8 @@
 ``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--runs 1] [--python PATH]
 [--beside PATH] [--together] [--json FILE]``. All brokers get the same properties file but for ports and directories.
 While one is measured, what the others have written is on the device, and they are paused (SIGSTOP): an idle broker of
-Apache's takes a tenth of a core, by so many wake-ups that one beside it loses up to a fifth. Needs Go, a JDK and Maven.
+Apache's takes a tenth of a core, by so many wake-ups that one beside it loses up to a fifth. Needs Go, a JDK and Maven,
+and about 60 GB of disk for all rows.
 """
 
 import argparse
@@ -16,32 +17,65 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bench import mixed
 from bench.processes import HERE, BrokerProcess, describe, load_tool, our_command
 from bench.quiet import settle
 from tests.interop.harness import partners
 from tests.interop.harness.servers import APACHE_OPENINGS
 
+
+class Row(NamedTuple):
+    """A load of the comparison.
+
+    ``load``: arguments of the load generator; ``{mixed}`` is the file of mixed messages. ``stores``: rows of a flush
+    mode that name the same run one after the other on the same stores, which are fresh before the first of them.
+    ``writes``: loads that write, behind the first messages that each broker has, what the row reads.
+    """
+
+    flush: str
+    load: str
+    stores: str = ""
+    writes: tuple[str, ...] = ()
+
+
+BACKLOG = (
+    "-mode send -conns 8 -window 32 -warm 0s",
+    "-mode send -conns 8 -size 65536 -topic LargeBodies -warm 0s",
+)
+"""What consumers find who come late: messages of 1 KiB, which they read from the log's begin, and behind them bodies of
+64 KiB. All are written as fast as it goes, within bounds of time and disk."""
+BACKLOG_BYTES = (1300, 65_900)
+"""Bytes of such a message in the log, about."""
+
 ROWS = {
-    "send1": ("ASYNC_FLUSH", "-mode send -conns 1"),
-    "send64": ("ASYNC_FLUSH", "-mode send -conns 64"),
-    "pipelined": ("ASYNC_FLUSH", "-mode send -conns 8 -window 32"),
-    "small64": ("ASYNC_FLUSH", "-mode send -conns 64 -size 128 -topic SmallBodies"),
-    "batch": ("ASYNC_FLUSH", "-mode batch -conns 4"),
-    "pull1": ("ASYNC_FLUSH", "-mode pull -conns 1"),
-    "pull8": ("ASYNC_FLUSH", "-mode pull -conns 8"),
-    "query8": ("ASYNC_FLUSH", "-mode query -conns 8"),
-    "large8": ("ASYNC_FLUSH", "-mode send -conns 8 -size 65536 -topic LargeBodies"),
-    "sync1": ("SYNC_FLUSH", "-mode send -conns 1"),
-    "sync64": ("SYNC_FLUSH", "-mode send -conns 64"),
-    "syncpipelined": ("SYNC_FLUSH", "-mode send -conns 8 -window 32"),
+    "send1": Row("ASYNC_FLUSH", "-mode send -conns 1"),
+    "send64": Row("ASYNC_FLUSH", "-mode send -conns 64"),
+    "pipelined": Row("ASYNC_FLUSH", "-mode send -conns 8 -window 32"),
+    "small64": Row("ASYNC_FLUSH", "-mode send -conns 64 -size 128 -topic SmallBodies"),
+    "batch": Row("ASYNC_FLUSH", "-mode batch -conns 4"),
+    "pull1": Row("ASYNC_FLUSH", "-mode pull -conns 1"),
+    "pull8": Row("ASYNC_FLUSH", "-mode pull -conns 8"),
+    "query8": Row("ASYNC_FLUSH", "-mode query -conns 8"),
+    "large8": Row("ASYNC_FLUSH", "-mode send -conns 8 -size 65536 -topic LargeBodies"),
+    "mixed64": Row("ASYNC_FLUSH", "-mode send -conns 64 -mixed {mixed}", "mixed"),
+    "mixedpipelined": Row("ASYNC_FLUSH", "-mode send -conns 8 -window 32 -mixed {mixed}", "mixed"),
+    "mixedbatch": Row("ASYNC_FLUSH", "-mode batch -conns 4 -mixed {mixed}", "mixed"),
+    "topics1000": Row("ASYNC_FLUSH", "-mode send -conns 64 -topics 1000 -topic Topics", "topics1000"),
+    "e2e": Row("ASYNC_FLUSH", "-mode e2e -conns 80 -topics 10 -queues 8 -topic EndToEnd -rate 2000", "e2e"),
+    "catchup1": Row("ASYNC_FLUSH", "-mode pull -conns 1", "catchup1", BACKLOG),
+    "catchup8": Row("ASYNC_FLUSH", "-mode pull -conns 8", "catchup8", BACKLOG),
+    "sync1": Row("SYNC_FLUSH", "-mode send -conns 1"),
+    "sync64": Row("SYNC_FLUSH", "-mode send -conns 64"),
+    "syncpipelined": Row("SYNC_FLUSH", "-mode send -conns 8 -window 32"),
 }
-"""Row to flush mode and load; the names are used wherever these figures are quoted.
+"""The names are used wherever these figures are quoted.
 
 large8 comes behind those that read: both brokers take what lies more than accessMessageInMemoryMaxRatio (40 %) of the
 memory behind the end of the log for being on disk, and give out 8 of such messages in a pull instead of 32. Ours would
-have written that much by then, and Apache's not.
+have written that much by then, and Apache's not. catchup1 and catchup8 are about just that: who writes more in the
+same time has more to read that is no longer in memory. What was written is in the figures.
 """
 
 APACHE_MEMORY = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=4g")
@@ -59,9 +93,8 @@ def apache_command(home: Path) -> list[str]:
 def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
     """One run of the load generator; its figures."""
     command = [str(tool), "-addr", f"127.0.0.1:{port}", "-queues", "4", "-dur", f"{seconds}s", "-warm", "2s"]
-    run = subprocess.run(
-        [*command, *arguments.split()], capture_output=True, text=True, timeout=seconds + 60, check=False
-    )
+    command += [word.format(mixed=tool.with_name(mixed.FILE)) for word in arguments.split()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 90, check=False)
     if run.returncode or not run.stdout.strip():
         raise RuntimeError(f"load on port {port} failed: {run.stderr[-500:]}")
     figures: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
@@ -80,7 +113,7 @@ def compare(
                 for other in brokers:
                     if other is not broker and not together:
                         stack.enter_context(other.paused())
-                got[broker.name].append(load(tool, broker.port, ROWS[row][1], seconds))
+                got[broker.name].append(load(tool, broker.port, ROWS[row].load, seconds))
     result: dict[str, Any] = {
         name: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
         for name, runs in got.items()
@@ -106,41 +139,96 @@ def compare(
     return result
 
 
+def write_backlog(
+    tool: Path, brokers: list[BrokerProcess], row: str, seconds: int, most: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Write what a row reads, to one broker after the other; the figures of each broker's loads.
+
+    Each load ends after ``seconds``, and all of them write ``most`` bytes at most, a quarter of it with the first.
+    """
+    got: dict[str, list[dict[str, Any]]] = {}
+    shares = (most // 4, most - most // 4)
+    for broker in brokers:
+        with ExitStack() as stack:
+            for other in brokers:
+                if other is not broker:
+                    stack.enter_context(other.paused())
+            got[broker.name] = [
+                load(tool, broker.port, f"{write} -n {max(1, share // each)}", seconds)
+                for write, share, each in zip(ROWS[row].writes, shares, BACKLOG_BYTES, strict=True)
+            ]
+            os.sync()
+        print(row, broker.name, "has", [found["messages"] for found in got[broker.name]], "messages", flush=True)
+    return got
+
+
+def most_bytes(root: Path, brokers: int) -> int:
+    """What may be written to each broker: more than memory is taken to hold, and half of the free disk for all."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(memory * 3 // 4, shutil.disk_usage(root).free // (2 * brokers))
+
+
+def shared_stores(rows: list[str]) -> list[list[str]]:
+    """The rows in the order in which they run: those of asynchronous flush first, each list on fresh stores."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+        for row in rows:
+            if ROWS[row].flush == flush:
+                found.setdefault((flush, ROWS[row].stores), []).append(row)
+    return list(found.values())
+
+
 def run_all(
     rows: list[str], rounds: int, seconds: int, pythons: dict[str, str | None], *, together: bool = False
 ) -> dict[str, Any]:
-    """All rows, first those of asynchronous flush, each mode on fresh stores. ``pythons``: of each broker of ours."""
+    """All rows. ``pythons``: of each broker of ours."""
     results: dict[str, Any] = {"rows": {}, "processes": {}}
-    for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
-        todo = [row for row in rows if ROWS[row][0] == flush]
-        if not todo:
-            continue
-        settle()  # the stores of the mode before have just been deleted
+    for todo in shared_stores(rows):
+        settle()  # the stores before have just been deleted
         root = Path(tempfile.mkdtemp(prefix="trimq-sidebyside-"))
         try:
-            with ExitStack() as stack:
-                tool = stack.enter_context(load_tool(root))
-                commands = {"apache": apache_command(root / "apache-home")}
-                commands |= {name: our_command(python) for name, python in pythons.items()}
-                brokers = [
-                    stack.enter_context(BrokerProcess(name, command, root, flushDiskType=flush))
-                    for name, command in commands.items()
-                ]
-                for broker in brokers:  # something to pull and query on both; it warms the JIT compiler too
-                    load(tool, broker.port, WARM_UP, 60)
-                for row in todo:
-                    results["rows"][row] = compare(tool, brokers, row, rounds, seconds, together=together)
-                results["processes"][flush] = {
-                    broker.name: {
-                        "boot_s": round(broker.boot_seconds, 2),
-                        "rss_anon_mib": round(broker.memory_mib(), 1),
-                    }
-                    for broker in brokers
-                }
-                print(flush, results["processes"][flush], flush=True)
+            _run_on(root, todo, results, rounds, seconds, pythons, together=together)
         finally:
             shutil.rmtree(root, ignore_errors=True)
     return results
+
+
+def _run_on(
+    root: Path,
+    todo: list[str],
+    results: dict[str, Any],
+    rounds: int,
+    seconds: int,
+    pythons: dict[str, str | None],
+    *,
+    together: bool,
+) -> None:
+    """Rows that share their stores, which are in ``root``."""
+    flush, _, stores, writes = ROWS[todo[0]]
+    with ExitStack() as stack:
+        tool = stack.enter_context(load_tool(root))
+        commands = {"apache": apache_command(root / "apache-home")}
+        commands |= {name: our_command(python) for name, python in pythons.items()}
+        brokers = [
+            stack.enter_context(BrokerProcess(name, command, root, flushDiskType=flush))
+            for name, command in commands.items()
+        ]
+        for broker in brokers:  # something to pull and query on both; it warms the JIT compiler too
+            load(tool, broker.port, WARM_UP, 60)
+        for row in todo:
+            written = None
+            if writes:  # for as long as rows of that many rounds before it would write
+                most = most_bytes(root, len(brokers))
+                written = write_backlog(tool, brokers, row, rounds * (seconds + 2), most)
+            results["rows"][row] = compare(tool, brokers, row, rounds, seconds, together=together)
+            if written is not None:
+                results["rows"][row]["written"] = written
+        if not stores:
+            results["processes"][flush] = {
+                broker.name: {"boot_s": round(broker.boot_seconds, 2), "rss_anon_mib": round(broker.memory_mib(), 1)}
+                for broker in brokers
+            }
+            print(flush, results["processes"][flush], flush=True)
 
 
 def main() -> None:
@@ -155,11 +243,14 @@ def main() -> None:
     parser.add_argument("--together", action="store_true", help="idle brokers go on beside the one that is measured")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    rows = arguments.rows.split(",")
+    if set(rows) - set(ROWS):
+        parser.error(f"--rows knows {', '.join(ROWS)}")
     if arguments.python or arguments.beside:
         os.environ["PYTHONPATH"] = str(HERE.parent)
     pythons = {"ours": arguments.python} | ({"beside": arguments.beside} if arguments.beside else {})
     runs = [
-        run_all(arguments.rows.split(","), arguments.rounds, arguments.seconds, pythons, together=arguments.together)
+        run_all(rows, arguments.rounds, arguments.seconds, pythons, together=arguments.together)
         for _ in range(arguments.runs)
     ]
     results = runs[-1]

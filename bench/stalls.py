@@ -15,8 +15,8 @@ from typing import Any
 
 import trio
 
+from bench.frames import BIG
 from bench.processes import load_tool
-from bench.requests import BIG
 from trimq.broker.testing import running_broker
 
 LOADS = {

@@ -8,7 +8,6 @@ size; it needs the room in the temporary directory.
 import argparse
 import json
 import resource
-import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -16,12 +15,12 @@ from pathlib import Path
 
 import trio
 
-from bench.requests import BIG, BODY, Wire, frame, pull, query
+from bench.frames import BIG, BODY, frame, key, pull, pull_fields, query, send_fields, unique
+from bench.wire import Wire, connected
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.body import TopicConfig
-from trimq.remoting.server.connection import Connection
 
 Points = list[tuple[float, float]]
 """What grew, and microseconds a request."""
@@ -35,12 +34,8 @@ GIB = 1 << 30
 def send_frame(number: int, topic: str, queue_id: int, body: bytes, keys: int = 1) -> bytes:
     """A send of one message with a unique key and ``keys`` more."""
     words = " ".join(f"k{number}-{at}" for at in range(keys))
-    text = rf"UNIQ_KEY\u00017F0000011F9018B4{number:016X}\u0002" + (rf"KEYS\u0001{words}\u0002" if keys else "")
-    fields = (
-        f'"a":"load","b":"{topic}","c":"TBW102","d":"4","e":"{queue_id}","f":"0","g":"1700000000000","h":"0",'
-        f'"i":"{text}","j":"0","k":"false","l":"0","m":"false","n":"broker-a"'
-    )
-    return frame(310, number, fields, body)
+    text = rf"UNIQ_KEY\u0001{unique(number)}\u0002" + (rf"KEYS\u0001{words}\u0002" if keys else "")
+    return frame(310, number, send_fields(topic, queue_id, text), body)
 
 
 def add_topic(broker: BrokerController, name: str, queues: int) -> None:
@@ -54,7 +49,7 @@ async def cost(wire: Wire, make: Callable[[int], bytes], window: int, turns: int
     took: list[float] = []
     behind = 0.0
     for turn in range(turns):
-        seconds = wire.turn(b"".join([make(turn * window + at) for at in range(window)]))[0]
+        seconds = (await wire.turn([b"".join([make(turn * window + at) for at in range(window)])])).seconds
         began = time.thread_time()
         if index is not None and len(index.pending) >= 256:  # before the index's own service does it, unseen
             index.apply()
@@ -87,42 +82,16 @@ async def sweep_connections(broker: BrokerController, arguments: argparse.Namesp
     add_topic(broker, "Connections", 4)
     points: Points = []
     for count in (1, 8, 64, 500, arguments.connections):
-        clients: list[socket.socket] = []
-        while len(broker.reactor.connections) < count:
-            for _ in range(min(50, count - len(clients))):
-                clients.append(socket.create_connection(broker.endpoint))  # noqa: PERF401 - a few at a time
-            await trio.sleep(0.001)
-        connections = list(broker.reactor.connections.values())
-        took = [await _round(broker, clients, connections, turn) for turn in range(max(12, 2000 // count))]
+        async with connected(broker, count) as wire:
+            took = []
+            for turn in range(max(12, 2000 // count)):
+                numbers = range(turn * count, (turn + 1) * count)
+                frames = [send_frame(number, "Connections", number % 4, BODY) for number in numbers]
+                took.append((await wire.turn(frames)).seconds)
+                await trio.sleep(0.001)
         took.sort()
         points.append((count, took[len(took) // 10] / count * 1e6))
-        for client in clients:
-            client.close()
-        while broker.reactor.connections:  # noqa: ASYNC110 - as above
-            await trio.sleep(0.001)
     return {"send": points}
-
-
-async def _round(
-    broker: BrokerController, clients: list[socket.socket], connections: list[Connection], turn: int
-) -> float:
-    """Seconds of one round in which every connection has sent a message."""
-    reactor = broker.reactor
-    for number, client in enumerate(clients):
-        client.sendall(send_frame(turn * len(clients) + number, "Connections", number % 4, BODY))
-    began = time.thread_time()
-    reactor.intake.turn_end = float("inf")
-    reactor._sender.in_round = True  # noqa: SLF001 - the round is driven from here
-    for connection in connections:
-        reactor.intake.serve(connection)
-    reactor._end_round()  # noqa: SLF001 - as above
-    took = time.thread_time() - began
-    for client in clients:
-        with trio.fail_after(10):  # a put that waits for room is answered later
-            await trio.lowlevel.wait_readable(client)
-        client.recv(65_536)
-    await trio.sleep(0.001)
-    return took
 
 
 async def sweep_topics(broker: BrokerController, arguments: argparse.Namespace) -> dict[str, Points]:
@@ -186,7 +155,7 @@ async def sweep_store(broker: BrokerController, arguments: argparse.Namespace) -
     found: dict[str, Points] = {"send": [], "pull of 32, newest": [], "pull of 32, oldest": [], "query, oldest": []}
     async with connected(broker) as wire:
         for turn in range(150):
-            wire.turn(b"".join([_keyed(turn * 32 + at) for at in range(32)]))
+            await wire.turn([b"".join([_keyed(turn * 32 + at) for at in range(32)])])
             await trio.sleep(0.0005)
         size = 0.0
         for target in (0.0, 0.25, 1.0, 2.0, 5.0, 10.0, 20.0):
@@ -216,55 +185,19 @@ def _later_send(number: int) -> bytes:
 
 
 def _keyed(number: int) -> bytes:
-    """A send with the key that bench.requests asks for."""
-    text = rf"KEYS\u0001k{number}\u0002UNIQ_KEY\u00017F0000011F9018B4{number:016X}\u0002"
-    fields = (
-        f'"a":"load","b":"Requests","c":"TBW102","d":"4","e":"{number % 4}","f":"0","g":"1700000000000","h":"0",'
-        f'"i":"{text}","j":"0","k":"false","l":"0","m":"false","n":"broker-a"'
-    )
-    return frame(310, number, fields, BODY)
-
-
-def pull_fields(topic: str, queue_id: int, offset: int, count: int) -> str:
-    """Ext fields of a pull."""
-    return (
-        f'"consumerGroup":"load","topic":"{topic}","queueId":"{queue_id}","queueOffset":"{offset}",'
-        f'"maxMsgNums":"{count}","sysFlag":"4","commitOffset":"0","suspendTimeoutMillis":"0","subscription":"*",'
-        '"subVersion":"0","expressionType":"TAG"'
-    )
+    """A send with the key that ``query`` asks for."""
+    text = rf"KEYS\u0001{key(number)}\u0002UNIQ_KEY\u0001{unique(number)}\u0002"
+    return frame(310, number, send_fields("Requests", number % 4, text), BODY)
 
 
 async def _fill(wire: Wire, end: int) -> None:
     """Make the log ``end`` bytes long with batches of large messages."""
     store = wire.broker.parts.store
     body = encode_batch([(0, BODY * 64, f"UNIQ_KEY\x01{at:032X}\x02".encode()) for at in range(3)])
-    fields = (
-        '"a":"load","b":"Filler","c":"TBW102","d":"4","e":"0","f":"0","g":"1700000000000","h":"0","i":"","j":"0",'
-        '"k":"false","l":"0","m":"true","n":"broker-a"'
-    )
-    request = frame(320, 1, fields, body)
+    request = frame(320, 1, send_fields("Filler", 0, "", batch=True), body)
     while store.max_phy_offset < end:
-        before = store.max_phy_offset
-        wire.turn(request)
-        await trio.sleep(0.0005 if store.max_phy_offset > before else 0.02)
-
-
-class connected:  # noqa: N801 - used as a function is
-    """A client's socket and the connection at the other end of it, for the time of a sweep."""
-
-    def __init__(self, broker: BrokerController) -> None:
-        self._broker = broker
-        self._wire: Wire | None = None
-
-    async def __aenter__(self) -> Wire:
-        self._wire = await Wire.connect(self._broker)
-        return self._wire
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._wire is not None
-        self._wire.client.close()
-        while self._broker.reactor.connections:  # noqa: ASYNC110 - there is no event for it
-            await trio.sleep(0.001)
+        await wire.turn([request])
+        await trio.sleep(0.0005)
 
 
 SWEEPS: dict[str, Sweep] = {

@@ -1,15 +1,18 @@
 """The comparison with Apache's broker: what its figures are made of, and that the page shows them as they are."""
 
+import itertools
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 import bench.__main__ as page
-from bench import quiet, side_by_side
+from bench import mixed, quiet, side_by_side
 from bench.plots import Plots
 from bench.processes import BrokerProcess
 
@@ -49,7 +52,7 @@ def test_ratios_are_those_of_the_medians_and_the_others_pause(together: bool, mo
     seen = []
 
     def load(_tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
-        assert (arguments, seconds) == (side_by_side.ROWS["query8"][1], 2)
+        assert (arguments, seconds) == (side_by_side.ROWS["query8"].load, 2)
         seen.append((port, set(paused)))
         figures: dict[str, Any] = dict.fromkeys(side_by_side.FIGURES, 0)
         return figures | {"msg_s": next(rates[port]), "p99_ms": float(port)}
@@ -87,3 +90,78 @@ def test_a_device_is_waited_for_until_it_has_rested_for_a_second(
     quiet.settle(10.0)
     assert clock.now == pytest.approx(ends, abs=0.25)
     assert ("still busy" in capsys.readouterr().out) == says
+
+
+def test_each_row_has_its_floors() -> None:
+    assert page.FLOORS.keys() == side_by_side.ROWS.keys()
+    assert (page.FLOORS["catchup1"][0], page.FLOORS["catchup8"][0], page.FLOORS["e2e"][1]) == (1.5, 1.2, 0.4)
+
+
+def test_rows_that_write_what_they_read_have_stores_of_their_own() -> None:
+    lists = side_by_side.shared_stores(list(side_by_side.ROWS))
+    assert sorted(itertools.chain.from_iterable(lists)) == sorted(side_by_side.ROWS)
+    for row, (flush, _, stores, writes) in side_by_side.ROWS.items():
+        (own,) = [rows for rows in lists if row in rows]
+        assert {side_by_side.ROWS[other].flush for other in own} == {flush}
+        assert {side_by_side.ROWS[other].stores for other in own} == {stores}
+        if writes:
+            assert own == [row]
+    assert side_by_side.shared_stores(["sync1", "mixed64", "send1"]) == [["mixed64"], ["send1"], ["sync1"]]
+
+
+def test_a_backlog_is_written_to_one_broker_after_the_other_and_no_more_than_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused: set[str] = set()
+    seen = []
+
+    def load(_tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
+        assert seconds == 21
+        seen.append((port, arguments, set(paused)))
+        return {"messages": len(seen), "size": 1024}
+
+    monkeypatch.setattr(side_by_side, "load", load)
+    brokers = cast("list[BrokerProcess]", [Broker("apache", 1, paused), Broker("ours", 2, paused)])
+    most = 8_000_000
+    found = side_by_side.write_backlog(Path("tool"), brokers, "catchup1", 21, most)
+    assert [[each["messages"] for each in loads] for loads in found.values()] == [[1, 2], [3, 4]]
+    assert [(port, others) for port, _, others in seen] == [(1, {"ours"})] * 2 + [(2, {"apache"})] * 2
+    small, large = (int(arguments.rpartition("-n ")[2]) for _, arguments, _ in seen[:2])
+    assert "-size 65536" in seen[1][1]
+    assert "-size" not in seen[0][1]
+    assert small * 1024 + large * 65_536 <= most
+    assert small * 1400 + large * 66_000 > most * 0.9
+
+
+@pytest.mark.parametrize(("free", "most"), [(1 << 50, None), (4000, 1000)])
+def test_a_backlog_leaves_half_of_the_free_disk(
+    free: int, most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert side_by_side.most_bytes(tmp_path, 2) == (memory * 3 // 4 if most is None else most)
+
+
+def test_new_rows_are_on_the_page_with_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "PLOTS", Plots(tmp_path / "plots"))
+    figures = {"msg_s": 2000.0, "p99_ms": 1.0, "failed": 0}
+    one = {"apache": figures, "ours": figures, "ratios": {"ours": {"throughput": 1.0, "p99": 0.41}}}
+    written = {"apache": [{"messages": 700, "size": 1024}, {"messages": 30, "size": 65536}]}
+    rows = {"e2e": one, "catchup8": one | {"written": written}}
+    numbers = {"rows": rows, "together": False, "processes": {}, "pythons": {}, "runs": []}
+    text = page._side_by_side(numbers)
+    assert "| e2e | 2,000 | 2,000 | 1.00 | 0.9 | 1.00 | 1.00 | 0.41 | 0.4 | later |" in text
+    assert any(line.startswith("| catchup8 |") and line.endswith("| slower |") for line in text)
+    assert "- catchup8, apache: messages that were written before: 700 of 1,024 bytes and 30 of 65,536 bytes" in text
+    assert {picture.name for picture in (tmp_path / "plots").iterdir()} == {"throughput.svg", "latency.svg"}
+
+
+def test_a_load_gets_the_mixed_messages_and_its_failure_is_an_error(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text('#!/bin/sh\necho "{\\"arguments\\": \\"$*\\"}"\ncase "$*" in *fail*) echo why >&2; exit 3;; esac\n')
+    tool.chmod(0o755)
+    found = side_by_side.load(tool, 7, side_by_side.ROWS["mixed64"].load, 3)
+    assert found["arguments"].endswith(f"-conns 64 -mixed {tmp_path / mixed.FILE}")
+    assert "-addr 127.0.0.1:7 -queues 4 -dur 3s" in found["arguments"]
+    with pytest.raises(RuntimeError, match="why"):
+        side_by_side.load(tool, 7, "-mode fail", 3)

@@ -1,0 +1,93 @@
+"""Frames as the load generator (bench/rmqload) makes them, and what the broker that gets them is configured like."""
+
+import struct
+from typing import Final
+
+from trimq.protocol.batch import encode_batch
+
+BODY: Final = bytes(range(256)) * 4
+BATCH: Final = 32
+"""Messages in a batch, and at most in a pull."""
+FIRST: Final = 1_000_000
+"""Numbers count on from here, so that all of them have as many digits: frames of one kind have one length."""
+BIG: Final = {
+    "mappedFileSizeCommitLog": 1 << 30,
+    "commitLogReserveStep": 64 << 20,
+    "mappedFileSizeConsumeQueue": 6_000_000,
+    "maxHashSlotNum": 5_000_000,
+    "maxIndexNum": 20_000_000,
+}
+"""Sizes of a broker's files as in production, or nearly."""
+_ASKED_FOR: Final = 4000
+
+
+def frame(code: int, opaque: int, fields: str, body: bytes = b"") -> bytes:
+    """A request in the JSON form."""
+    header = (
+        f'{{"code":{code},"extFields":{{{fields}}},"flag":0,"language":"JAVA","opaque":{opaque},'
+        '"serializeTypeCurrentRPC":"JSON","version":479}'
+    ).encode()
+    return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
+
+
+def send_fields(topic: str, queue_id: int, properties: str, *, batch: bool = False) -> str:
+    """Ext fields of a send; ``properties`` as they stand inside a JSON string."""
+    return (
+        f'"a":"load","b":"{topic}","c":"TBW102","d":"4","e":"{queue_id}","f":"0","g":"1700000000000","h":"0",'
+        f'"i":"{properties}","j":"0","k":"false","l":"0","m":"{str(batch).lower()}","n":"broker-a"'
+    )
+
+
+def unique(number: int) -> str:
+    """The unique key of a message."""
+    return f"7F0000011F9018B4{number:016X}"
+
+
+def key(number: int) -> str:
+    """The key of a message, by which ``query`` asks."""
+    return f"k{FIRST + number}"
+
+
+def _properties(number: int) -> str:
+    return f"KEYS\x01{key(number)}\x02UNIQ_KEY\x01{unique(number)}\x02TAGS\x01TagA\x02"
+
+
+def escaped(text: str) -> str:
+    """Separators of properties as JSON has them; for texts that need no other escapes."""
+    return text.replace("\x01", "\\u0001").replace("\x02", "\\u0002")
+
+
+def send(number: int) -> bytes:
+    """A message of 1 KiB with two keys and a tag."""
+    return frame(310, FIRST + number, send_fields("Requests", number % 4, escaped(_properties(number))), BODY)
+
+
+def batch(number: int) -> bytes:
+    """32 messages of 1 KiB in one request."""
+    texts = [_properties(at).encode() for at in range(number * BATCH, (number + 1) * BATCH)]
+    fields = send_fields("Requests", number % 4, "", batch=True)
+    return frame(320, FIRST + number, fields, encode_batch([(0, BODY, text) for text in texts]))
+
+
+def pull_fields(topic: str, queue_id: int, offset: int, count: int) -> str:
+    """Ext fields of a pull."""
+    return (
+        f'"consumerGroup":"load","topic":"{topic}","queueId":"{queue_id}","queueOffset":"{offset}",'
+        f'"maxMsgNums":"{count}","sysFlag":"4","commitOffset":"0","suspendTimeoutMillis":"0","subscription":"*",'
+        '"subVersion":"0","expressionType":"TAG"'
+    )
+
+
+def pull(number: int) -> bytes:
+    """Up to 32 messages of a queue, of the first 1,280 of each."""
+    return frame(11, FIRST + number, pull_fields("Requests", number % 4, number % 40 * BATCH, BATCH))
+
+
+def query(number: int) -> bytes:
+    """The one message with a key, of the first 4,000."""
+    return frame(
+        12,
+        FIRST + number,
+        f'"topic":"Requests","key":"{key(number % _ASKED_FOR)}","maxNum":"32","beginTimestamp":"0",'
+        '"endTimestamp":"9223372036854775807"',
+    )

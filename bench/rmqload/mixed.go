@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand"
+	"os"
+	"strconv"
+	"strings"
+)
+
+const longest = 32 * 1024 // bytes of a body
+
+// message is one line of the file that bench/mixed.py writes.
+type message struct {
+	Topic string `json:"topic"`
+	Queue int    `json:"queue_id"`
+	Body  int    `json:"body"`
+	Text  string `json:"text"`
+	parts []part
+}
+
+// part is a piece of a message's properties: the text itself, as it stands inside a JSON string, and what follows it.
+type part struct {
+	text, json string
+	then       string
+}
+
+const numberMark, uniqueMark = "{number}", "{unique}"
+
+// mixedTraffic is all messages; a connection goes through them from a place of its own.
+type mixedTraffic struct {
+	messages []message
+	noise    []byte
+}
+
+var traffic *mixedTraffic
+
+func readMixed(path string) *mixedTraffic {
+	file, err := os.Open(path)
+	if err != nil {
+		exit("mixed messages", err)
+	}
+	defer file.Close()
+	t := &mixedTraffic{noise: make([]byte, 2*longest)}
+	rand.New(rand.NewSource(22)).Read(t.noise)
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var m message
+		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
+			exit("mixed messages", err)
+		}
+		if m.Topic == "" || m.Body < 0 || m.Body > longest {
+			exit("mixed messages", fmt.Errorf("line %d has no topic, or no body of 0 to %d bytes", len(t.messages)+1, longest))
+		}
+		m.cut()
+		t.messages = append(t.messages, m)
+	}
+	if err := lines.Err(); err != nil || len(t.messages) == 0 {
+		exit("mixed messages", fmt.Errorf("no messages in %s: %v", path, err))
+	}
+	return t
+}
+
+// cut takes the text apart where something is filled in.
+func (m *message) cut() {
+	for rest := m.Text; rest != ""; {
+		p := part{text: rest}
+		for _, mark := range []string{numberMark, uniqueMark} {
+			if at := strings.Index(rest, mark); at >= 0 && at < len(p.text) {
+				p.text, p.then = rest[:at], mark
+			}
+		}
+		rest = rest[len(p.text)+len(p.then):]
+		var quoted bytes.Buffer
+		encoder := json.NewEncoder(&quoted)
+		encoder.SetEscapeHTML(false)
+		if err := encoder.Encode(p.text); err != nil {
+			exit("mixed messages", err)
+		}
+		p.json = strings.TrimSuffix(quoted.String(), "\n")
+		p.json = p.json[1 : len(p.json)-1]
+		m.parts = append(m.parts, p)
+	}
+}
+
+func (m *message) properties(number string, quoted bool) string {
+	var b strings.Builder
+	one := unique()
+	for i := range m.parts {
+		p := &m.parts[i]
+		if quoted {
+			b.WriteString(p.json)
+		} else {
+			b.WriteString(p.text)
+		}
+		switch p.then {
+		case numberMark:
+			b.WriteString(number)
+		case uniqueMark:
+			b.WriteString(one)
+		}
+	}
+	return b.String()
+}
+
+func (t *mixedTraffic) topics() []string {
+	var all []string
+	seen := map[string]bool{}
+	for _, m := range t.messages {
+		if !seen[m.Topic] {
+			seen[m.Topic] = true
+			all = append(all, m.Topic)
+		}
+	}
+	return all
+}
+
+func (t *mixedTraffic) queues() int {
+	most := 0
+	for _, m := range t.messages {
+		most = max(most, m.Queue+1)
+	}
+	return most
+}
+
+// mixedConn is what one connection sends: the same sequence in each run, but for times and unique keys.
+type mixedConn struct {
+	t       *mixedTraffic
+	c, sent int
+}
+
+// of is nil where messages are not mixed.
+func (t *mixedTraffic) of(c int) *mixedConn {
+	if t == nil {
+		return nil
+	}
+	return &mixedConn{t: t, c: c}
+}
+
+// next is the next message, its number among those of all connections, and its body.
+func (s *mixedConn) next() (*message, string, []byte) {
+	at := s.c*len(s.t.messages) / *conns + s.sent
+	m := &s.t.messages[at%len(s.t.messages)]
+	number := strconv.Itoa(s.sent**conns + s.c)
+	s.sent++
+	begin := m.Body * 31 % longest
+	return m, number, s.t.noise[begin : begin+m.Body]
+}
+
+func (s *mixedConn) send(out []byte, opaque int) []byte {
+	m, number, body := s.next()
+	return frame(out, 310, opaque, sendFields(m.Topic, m.Queue, m.properties(number, true), false), body)
+}
+
+// batch is as many messages as -batch says, all of them to the topic and queue of the first.
+func (s *mixedConn) batch(out []byte, opaque int) []byte {
+	var first *message
+	var all []byte
+	for i := 0; i < *batch; i++ {
+		m, number, body := s.next()
+		if first == nil {
+			first = m
+		}
+		all = appendItem(all, body, []byte(m.properties(number, false)))
+	}
+	return frame(out, 320, opaque, sendFields(first.Topic, first.Queue, `WAIT\u0001true\u0002`, true), all)
+}

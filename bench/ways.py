@@ -1,0 +1,87 @@
+"""Which way requests take, counted beside the hot path.
+
+Full handlers and grouped servers are wrapped in the route table: a call more for each full request and for each group.
+Fast handlers are not touched; what was served and did not come by there has gone through them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Literal, Self, TypeAlias
+
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable, Route
+from trimq.remoting.server.handlers import GroupedServer, Handler, Outcome, Served, Span
+
+Way: TypeAlias = Literal["fast", "grouped", "full"]
+
+
+class OtherWayError(RuntimeError):
+    """A row's requests have taken another way than the one that it measures."""
+
+
+class Ways:
+    """Counts for the time of its block what the routes of ``codes`` serve."""
+
+    def __init__(self, table: HandlerTable, codes: Iterable[int]) -> None:
+        """``table``: that of the connections that are served."""
+        self._table = table
+        self._codes = list(codes)
+        self._stack = ExitStack()
+        self._placed: dict[int, Route] = {}
+        self._grouped = 0
+        self._full = 0
+
+    def __enter__(self) -> Self:
+        """Counts from now on."""
+        for code in self._codes:
+            route = self._table.routes[code]
+            grouped = None if route.grouped is None else _Group(route.grouped, self._served)
+            placed = replace(route, full=self._counting(route.full), grouped=grouped)
+            self._table.route(code, placed)
+            self._placed[code] = placed
+            self._stack.callback(self._table.route, code, route)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The routes are what they were."""
+        self._stack.close()
+
+    def taken(self, requests: int) -> Counter[Way]:
+        """How many of ``requests``, which are all that were served since this was called last, took which way."""
+        for code, placed in self._placed.items():
+            if self._table.routes[code] is not placed:
+                raise OtherWayError(f"the route of the code {code} has been replaced: its ways are not counted")
+        grouped, full = self._grouped, self._full
+        self._grouped = self._full = 0
+        found: Counter[Way] = Counter()
+        found["grouped"], found["full"] = grouped, full
+        found["fast"] = requests - full - grouped
+        return +found
+
+    def _counting(self, handler: Handler) -> Handler:
+        def serve(connection: Connection, command: RemotingCommand) -> Outcome:
+            self._full += 1
+            return handler(connection, command)
+
+        return serve
+
+    def _served(self, count: int) -> None:
+        self._grouped += count
+
+
+class _Group:
+    """A GroupedServer; ``served`` is told how many requests it has served."""
+
+    def __init__(self, server: GroupedServer, served: Callable[[int], None]) -> None:
+        self._server = server
+        self._served = served
+
+    def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
+        """See GroupedServer."""
+        served = self._server.serve(frames, spans, most)
+        if served is not None:
+            self._served(sum(count for count, _ in served.parts))
+        return served

@@ -1,0 +1,203 @@
+"""Clients of a broker in this process, whose rounds are driven by hand, so that their time can be taken.
+
+What runs is what the reactor runs where it is not waiting: it asks its selector, and serves who is ready in a round of
+its own (``Reactor._round``). A client's side of the sockets is not in the time; no wait is without an end.
+"""
+
+import select
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+import trio
+
+from trimq.broker.controller import BrokerController
+from trimq.protocol.frame import decode
+from trimq.remoting.server.connection import Connection
+
+LIMIT_SECONDS: Final = 20.0
+"""A turn whose replies are not there by then has failed."""
+_BUFFER: Final = 8 << 20
+_RECEIVED: Final = 1 << 20
+_length_at = struct.Struct(">I").unpack_from
+
+
+class RefusedError(RuntimeError):
+    """A request was not answered with success, or not at all."""
+
+
+class Turn(NamedTuple):
+    """What it took to serve the requests of a turn.
+
+    ``seconds``: processor time of the broker's thread. ``requests``: how many. ``waited``: replies have come by other
+    tasks, whose time is not in ``seconds``.
+    """
+
+    seconds: float
+    requests: int
+    waited: bool
+
+
+class _Client:
+    """One socket: what is still to be sent, and the replies that are still to come."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.unsent = memoryview(b"")
+        self.expected = 0
+        self._received = bytearray()
+        self._waste = bytearray(_RECEIVED)
+
+    def begin(self, frames: bytes) -> int:
+        """Have ``frames`` to send; how many they are."""
+        self.unsent = memoryview(frames)
+        count = at = 0
+        while at < len(frames):
+            at += 4 + _length_at(frames, at)[0]
+            count += 1
+        if at != len(frames):
+            raise ValueError("the last frame is cut")
+        self.expected = count
+        return count
+
+    def push(self) -> bool:
+        """Send what goes; whether something went."""
+        if not self.unsent:
+            return False
+        try:
+            sent = self.sock.send(self.unsent)
+        except BlockingIOError:
+            return False
+        self.unsent = self.unsent[sent:]
+        return True
+
+    def take(self) -> bool:
+        """Receive what is there; whether something was. Raises RefusedError for a reply other than success."""
+        try:
+            count = self.sock.recv_into(self._waste)
+        except BlockingIOError:
+            return False
+        if not count:
+            raise RefusedError("the broker has closed the connection")
+        received = self._received
+        received += self._waste[:count]
+        at = 0
+        while at + 4 <= len(received):
+            stop = at + 4 + _length_at(received, at)[0]
+            if stop > len(received):
+                break
+            reply = decode(memoryview(bytes(received[at + 4 : stop])))
+            if reply.code:
+                raise RefusedError(f"the broker refuses with {reply.code}: {reply.remark}")
+            self.expected -= 1
+            at = stop
+        del received[:at]
+        return True
+
+
+class Wire:
+    """Clients' sockets, and the broker's connections at the other end of them in the same order."""
+
+    def __init__(self, broker: BrokerController, clients: list[socket.socket], connections: list[Connection]) -> None:
+        """See ``connected``."""
+        self.broker = broker
+        self.connections = connections
+        self._reactor = broker.reactor
+        self._clients = [_Client(sock) for sock in clients]
+        self._poll = select.epoll()
+        for client in self._clients:
+            self._poll.register(client.sock.fileno(), select.EPOLLIN)
+
+    def close(self) -> None:
+        """Close the clients' sockets."""
+        self._poll.close()
+        for client in self._clients:
+            client.sock.close()
+
+    async def turn(self, frames: Sequence[bytes]) -> Turn:
+        """Serve what each client sends: ``frames`` has whole requests of it, one after the other.
+
+        Raises RefusedError where a reply is not success, or is not there in time.
+        """
+        requests = sum(client.begin(own) for client, own in zip(self._clients, frames, strict=True))
+        active = [client for client in self._clients if client.expected]
+        seconds = 0.0
+        waited = False
+        deadline = trio.current_time() + LIMIT_SECONDS
+        while active:
+            moved = sum(client.push() for client in active)
+            took = await self._round()
+            seconds += took
+            moved += sum(client.take() for client in active)
+            active = [client for client in active if client.expected]
+            if active and not (moved or took):
+                waited = True
+                await self._wait(deadline)
+            if active and trio.current_time() >= deadline:
+                raise RefusedError(f"no reply to {sum(client.expected for client in active)} requests in time")
+        return Turn(seconds, requests, waited)
+
+    async def _wait(self, deadline: float) -> None:
+        """Until a client can go on: meanwhile the broker's own tasks run, and may serve requests too."""
+        unsent = [client for client in self._clients if client.unsent]
+        for client in unsent:
+            self._poll.modify(client.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        with trio.move_on_at(deadline):
+            await trio.lowlevel.wait_readable(self._poll.fileno())
+        for client in unsent:
+            self._poll.modify(client.sock.fileno(), select.EPOLLIN)
+
+    async def _round(self) -> float:
+        """One round of the reactor's; its seconds, 0 where nobody was ready."""
+        reactor = self._reactor
+        began = time.thread_time()
+        events = reactor._epoll.poll(0)  # noqa: SLF001 - the reactor's loop is driven from here
+        if not (events or reactor._sender.ready):  # noqa: SLF001 - as above
+            return 0.0
+        reactor.intake.turn_end = float("inf")  # other tasks, which would get the loop then, are not in the time
+        await reactor._round(events)  # noqa: SLF001 - as above
+        return time.thread_time() - began
+
+
+@asynccontextmanager
+async def connected(broker: BrokerController, count: int = 1) -> AsyncIterator[Wire]:
+    """``count`` clients, as the reactor has accepted them."""
+    clients: list[socket.socket] = []
+    by_peer: dict[tuple[str, int], Connection] = {}
+    try:
+        while len(clients) < count:
+            for _ in range(min(50, count - len(clients))):
+                clients.append(client := socket.socket())
+                client.settimeout(LIMIT_SECONDS)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+                client.connect(broker.endpoint)
+            by_peer = await _accepted(broker, clients)
+        for client in clients:
+            client.setblocking(False)
+        connections = [by_peer[client.getsockname()] for client in clients]
+        if count == 1:
+            connections[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+            connections[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        wire = Wire(broker, clients, connections)
+        try:
+            yield wire
+        finally:
+            wire.close()
+            with trio.fail_after(LIMIT_SECONDS):
+                while any(not connection.closed for connection in connections):  # noqa: ASYNC110 - there is no event for it
+                    await trio.sleep(0.001)
+    finally:
+        for client in clients:
+            client.close()
+
+
+async def _accepted(broker: BrokerController, clients: list[socket.socket]) -> dict[tuple[str, int], Connection]:
+    with trio.fail_after(LIMIT_SECONDS):
+        while True:
+            by_peer = {connection.peer: connection for connection in broker.reactor.connections.values()}
+            if all(client.getsockname() in by_peer for client in clients):
+                return by_peer
+            await trio.sleep(0.001)
