@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from trimq.protocol.hashing import key_hash, string_hash
 from trimq.protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER_SIZE, entry_at
-from trimq.protocol.native import NATIVE
+from trimq.protocol.native import NATIVE, Keys
 
 INT_MAX: Final = 0x7FFFFFFF
 
@@ -21,23 +21,7 @@ Row = Any
 """Numbers, one for each entry: a sequence of int, or a numpy array."""
 
 
-class KeyRun(Protocol):
-    """Keys of messages that are hashed already: trimq_native.Keys."""
-
-    def __len__(self) -> int:
-        """How many keys."""
-        ...
-
-    def rows(self) -> list[tuple[int, int, int]]:
-        """Hash, log offset and store time of each."""
-        ...
-
-    def split(self, count: int, /) -> "tuple[KeyRun, KeyRun]":
-        """The first ``count`` keys, and the others."""
-        ...
-
-
-Pending = Message | KeyRun
+Pending = Message | Keys
 """A message whose keys are not in a file yet, or keys of many."""
 
 

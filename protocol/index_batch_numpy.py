@@ -7,8 +7,9 @@ from typing import Final, cast
 import numpy as np
 
 from trimq.protocol.hashing import hash_in_front, key_hash
-from trimq.protocol.index_batch import INT_MAX, KeyRun, Message, Pending, Row, key_hash_of
+from trimq.protocol.index_batch import INT_MAX, Message, Pending, Row, key_hash_of
 from trimq.protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
+from trimq.protocol.native import Keys
 
 _LONGEST: Final = 1024
 """Longer keys are hashed one by one where they are too many letters together."""
@@ -70,7 +71,7 @@ class NumpyBatch:
         rows = []
         for hashed, alike in groupby(entries, key=lambda entry: not isinstance(entry, tuple)):
             if hashed:
-                found = [row for run in cast("Iterator[KeyRun]", alike) for row in run.rows()]
+                found = [row for run in cast("Iterator[Keys]", alike) for row in run.rows()]
                 hashes, phys, timestamps = np.array(found, dtype=np.int64).reshape(-1, 3).T
                 rows.append((hashes.astype(np.int32), phys, timestamps))
             else:

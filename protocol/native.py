@@ -16,23 +16,27 @@ _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip 
 
 
 class Keys(Protocol):
-    """See index_batch.KeyRun."""
+    """Keys of messages, hashed for the index."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many keys."""
+        ...
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """See index_batch.KeyRun."""
+        """Hash, log offset and store time of each."""
         ...
 
     def split(self, count: int, /) -> "tuple[Keys, Keys]":
-        """See index_batch.KeyRun."""
+        """The first ``count`` keys, and the others."""
         ...
 
 
 class Messages(Protocol):
-    """Messages that were read. What writes them: see the store's puts.ReadMessages."""
+    """Messages that were read, on their way into the log. What follows ``write`` is known once they are written."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many."""
+        ...
 
     @property
     def total(self) -> int:
@@ -40,7 +44,7 @@ class Messages(Protocol):
         ...
 
     def queues(self) -> list[tuple[str, int, int, int]]:
-        """Topic, queue id, messages and bytes of records, of each queue."""
+        """Topic, queue id, messages and bytes of records, of each queue. Its place in here is its number."""
         ...
 
     def parts(self) -> list[tuple[int, int]]:
@@ -61,23 +65,26 @@ class Messages(Protocol):
         starts: list[int],
         /,
     ) -> bytes:
-        """Write the records, all but the first 8 bytes, which are what is returned."""
+        """Write the records into ``buffer`` from ``at`` on, all but the first 8 bytes, which are what is returned.
+
+        ``frames``: what they were read from. ``starts``: the next offset of each queue.
+        """
         ...
 
     def units(self) -> bytes:
-        """Queue units, those of each queue side by side; this and what follows once they are written."""
+        """The units of all messages, those of each queue side by side."""
         ...
 
     def keys(self, store_timestamp: int, /) -> Keys:
-        """Hashed keys of all of them."""
+        """The keys of all messages."""
         ...
 
     def physical_offsets(self) -> list[int]:
-        """Log offset of each."""
+        """Where each message lies."""
         ...
 
     def tags_codes(self, queue: int, /) -> list[int]:
-        """The tags code of each message of a queue, by the queue's number."""
+        """The tags code of each message of a queue, by the number of the queue."""
         ...
 
     def replies(self) -> list[bytes]:

@@ -14,11 +14,11 @@ from trimq.broker.store.index.index_file import Cold, IndexShape
 from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.protocol.hashing import key_hash, string_hash
-from trimq.protocol.index_batch import Batch, KeyRun, Message, PlainBatch, make_batch, other_batch, seconds_since
+from trimq.protocol.index_batch import Batch, Message, PlainBatch, make_batch, other_batch, seconds_since
 from trimq.protocol.index_batch_native import NativeBatch
 from trimq.protocol.index_batch_numpy import NumpyBatch
 from trimq.protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
-from trimq.protocol.native import NATIVE
+from trimq.protocol.native import NATIVE, Keys
 
 NOW = 1_700_000_000_000
 FAR = 1 << 62
@@ -283,7 +283,7 @@ async def test_keys_are_put_a_slice_at_a_time() -> None:
 
 
 class HashedKeys:
-    """A KeyRun in plain Python."""
+    """Keys in plain Python."""
 
     def __init__(self, rows: list[tuple[int, int, int]]) -> None:
         self._rows = rows
@@ -298,7 +298,7 @@ class HashedKeys:
         return HashedKeys(self._rows[:count]), HashedKeys(self._rows[count:])
 
 
-def run_of(messages: list[Message]) -> KeyRun:
+def run_of(messages: list[Message]) -> Keys:
     """Keys of messages with one store time, hashed: the leaf's where it is on."""
     rows = [(key_hash(topic, key), phy, time) for topic, keys, phy, time in messages for key in keys]
     if NATIVE.leaf is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
@@ -290,7 +290,7 @@ async def test_the_first_size_goes_in_last(as_batch: bool) -> None:
             else:
                 rows = rows_of(store, [inner(10, number, 0) for number in range(5)])
                 assert rows is not None
-                watching: Any = Watching(cast("Messages", rows.messages))
+                watching: Any = Watching(rows.messages)
                 rows.messages = watching
                 result = store.put_now(rows, None)
                 assert watching.seen[0][:8] == bytes(8)
@@ -333,7 +333,7 @@ async def test_what_fails_leaves_nothing_in_the_log(call: str) -> None:
         before = (store.max_phy_offset, store.commit_log.queue(TOPIC, 0).next_offset, bytes(file.buffer))
         rows = rows_of(store, [inner(10, number, 0) for number in range(5)])
         assert rows is not None
-        failing: Any = Fails(cast("Messages", rows.messages), call)
+        failing: Any = Fails(rows.messages, call)
         rows.messages = failing
         with pytest.raises(RuntimeError, match="a test"):
             store.put_now(rows, None)

@@ -22,8 +22,9 @@ from trimq.broker.store.index.index_file import Cold, IndexFile, IndexShape, sea
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.protocol.file_names import index_name, is_index_name
 from trimq.protocol.hashing import key_hash
-from trimq.protocol.index_batch import Batch, KeyRun, Message, Pending, Row, make_batch
+from trimq.protocol.index_batch import Batch, Message, Pending, Row, make_batch
 from trimq.protocol.index_layout import entry_at
+from trimq.protocol.native import Keys
 
 _log = structlog.get_logger(__name__)
 
@@ -96,7 +97,7 @@ class IndexService:
         if waiting < WAKE_AT <= len(self.pending):
             self.wake()
 
-    def put_run(self, run: KeyRun) -> None:
+    def put_run(self, run: Keys) -> None:
         """Queue hashed keys of many messages."""
         if not len(run):
             return

@@ -17,7 +17,7 @@ from trimq.broker.store.log.topic_queue import V4_HOSTS, TopicQueue
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record, sysflag
 from trimq.protocol.hashing import crc32
-from trimq.protocol.index_batch import KeyRun
+from trimq.protocol.native import Messages
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.record_batch import NO_MESSAGES, BatchHead, BatchMessages
 
@@ -348,51 +348,6 @@ class MessageBatch(Struct, gc=False):
         return ((self.topic, self.queue_id, result.queue_offset + 1, self.tags_codes),)
 
 
-class ReadMessages(Protocol):
-    """Messages that somebody has read, and lays out as records: trimq_native.Messages."""
-
-    def __len__(self) -> int:
-        """How many."""
-        ...
-
-    @property
-    def total(self) -> int:
-        """Bytes of all records."""
-        ...
-
-    def write(
-        self,
-        frames: Any,
-        buffer: memoryview,
-        at: int,
-        physical_offset: int,
-        store_timestamp: int,
-        starts: list[int],
-        /,
-    ) -> bytes:
-        """Write the records into ``buffer`` from ``at`` on, all but the first 8 bytes, which are what is returned.
-
-        ``frames``: what they were read from. ``starts``: the next offset of each queue.
-        """
-        ...
-
-    def units(self) -> bytes:
-        """The units of all messages, those of each queue side by side."""
-        ...
-
-    def keys(self, store_timestamp: int, /) -> KeyRun:
-        """The keys of all messages."""
-        ...
-
-    def physical_offsets(self) -> list[int]:
-        """Where each message lies."""
-        ...
-
-    def tags_codes(self, queue: int, /) -> list[int]:
-        """The tags code of each message of a queue, by the number of the queue."""
-        ...
-
-
 class MessageRows(Struct, gc=False):
     """Ordinary messages, maybe of many requests, that are laid out together; they lie in one file.
 
@@ -401,7 +356,7 @@ class MessageRows(Struct, gc=False):
     set by ``fill``: the offset of each queue's first message.
     """
 
-    messages: ReadMessages
+    messages: Messages
     source: Any
     queues: Sequence[TopicQueue]
     counts: Sequence[int]
