@@ -247,6 +247,7 @@ class MessageStore(HotCalls):
         self._clean.on_overdue = self.on_overdue
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)
+        nursery.start_soon(self._getter.read_ahead.run)
         nursery.start_soon(self._reput.run)
         nursery.start_soon(checkpoints.run)
         if self.index is not None:
@@ -255,6 +256,7 @@ class MessageStore(HotCalls):
 
     async def _stop(self, path: WritePath) -> None:
         """Refuse puts, dispatch what is in the log, make all durable, say so; the abort file goes last."""
+        self._getter.read_ahead.stop()
         durable = await path.stop()
         with trio.move_on_after(SHUTDOWN_SECONDS):
             await self._reput.catch_up()
