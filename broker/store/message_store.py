@@ -291,6 +291,10 @@ class MessageStore(HotCalls):
         """SYNC_FLUSH: syncs belong to the end of a reactor's rounds (its ``at_round_end`` and ``in_round``)."""
         self.write_path.durability.join_rounds(rounds, in_round)
 
+    def keep_unread(self, unread_from: Callable[[], int]) -> None:
+        """What lies from the log offset on that ``unread_from`` tells stays in memory, as far as it fits."""
+        self.write_path.room.reuse.unread_from = unread_from
+
     @property
     def indexes_tags(self) -> bool:
         """Whether the keys of a message that is put shall have its tag among them."""

@@ -194,9 +194,9 @@ class RealDisk:
         return bytes(data) if got == length else None
 
     def read_ahead(self, fd: int, begin: int, end: int) -> int:
-        """See Disk. By a read into a buffer that nobody looks at: it waits, it tells of errors, and the kernel takes
+        """See Disk. By a read into a buffer that nobody looks at: it waits, and it tells of errors.
 
-        large pages for it. posix_fadvise(WILLNEED) with madvise(MADV_POPULATE_READ) is two to three times as slow.
+        posix_fadvise(WILLNEED) and then madvise(MADV_POPULATE_READ) is two to three times as slow: in small pages.
         """
         try:
             buffer = self._scratch.pop()

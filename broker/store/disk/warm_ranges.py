@@ -101,15 +101,15 @@ class WarmRanges:
         if first < last:
             chunks[first:last] = array("I", [self.tick() + WARM_SECONDS * _TICKS]) * (last - first)
 
-    def mark(self, file: MappedFile, position: int, hear: Callable[[], None]) -> tuple[int, int]:
-        """Call ``hear`` once when somebody comes to the chunk at ``position``; the key of it in ``marks``.
+    def mark(self, file: MappedFile, begin: int, end: int, hear: Callable[[], None]) -> list[tuple[int, int]]:
+        """Call ``hear`` when somebody comes to a chunk of [begin, end), once for each; their keys in ``marks``.
 
-        Nobody else pays for it: the chunk counts as not seen, so that a look has to be made there.
+        Nobody else pays for it: these chunks count as not seen, so that a look has to be made there.
         """
-        number = position // CHUNK
-        self.chunks_of(file)[number] = 0
-        self.marks[file.start, number] = hear
-        return file.start, number
+        self.forget(file, begin, end)
+        keys = [(file.start, number) for number in range(begin // CHUNK, -(-end // CHUNK))]
+        self.marks.update(dict.fromkeys(keys, hear))
+        return keys
 
     def is_read(self, file: MappedFile, begin: int, end: int) -> bool:
         """True where somebody has looked at a part of [begin, end) of a file a moment ago."""

@@ -11,6 +11,7 @@ queue, that are in the same place share what is read. What was read ahead is mem
 when it needs it; a stream itself is a few numbers.
 """
 
+import sys
 from functools import partial
 from typing import Final
 
@@ -29,6 +30,8 @@ FIRST_WINDOW: Final = 1 << 18
 LARGEST_WINDOW: Final = 1 << 22
 _MEMORY_SHARE: Final = 1 << 11
 """A window is at most this part of the memory: two for each of all streams are a sixteenth of it."""
+_MARK: Final = 8 * CHUNK
+"""Length of the mark: a reader may pass over what belongs to other queues."""
 MOST_STREAMS: Final = 64
 _GAP: Final = STEP
 """Who goes on so far behind where a stream ends goes on with it: what lies between belongs to other queues."""
@@ -39,30 +42,34 @@ AT_ONCE: Final = 4
 class _Stream:
     """Readers that go through the log in one place. All positions are offsets in the log.
 
-    [begin, end) was read lately, up to ``goal`` is to be read; a reader that comes to ``mark`` moves the goal.
+    [begin, end) was read lately, up to ``goal`` is to be read; a reader that comes to ``mark`` moves the goal. ``keys``:
+    see WarmRanges.mark.
     """
 
-    __slots__ = ("begin", "changed", "end", "goal", "is_busy", "key", "mark", "window")
+    __slots__ = ("begin", "changed", "end", "goal", "is_busy", "keys", "mark", "window")
 
     def __init__(self, begin: int) -> None:
         self.restart(begin)
         self.window = 0
-        self.key: tuple[int, int] | None = None
+        self.keys: list[tuple[int, int]] = []
         self.is_busy = False
         self.changed = trio.Event()
 
     def restart(self, begin: int) -> None:
         """Go on elsewhere."""
         self.begin = self.end = self.goal = begin
-        self.mark = -1
+        self.mark = sys.maxsize
 
-    def widen(self, position: int, largest: int) -> None:
-        """A reader is at ``position``: read a window more, twice as large as the last one, unless enough lies ahead."""
+    def widen(self, position: int, wanted: int, largest: int) -> None:
+        """A reader at ``position`` wants some bytes: read a window more, unless enough lies ahead of him.
+
+        It is twice as large as the last one, and as what he wants: he would never be in the middle of it.
+        """
         if self.window and self.goal - position >= self.window:
             return
-        self.window = min(max(2 * self.window, FIRST_WINDOW), largest)
+        self.window = min(max(2 * self.window, 2 * (wanted + -wanted % CHUNK), FIRST_WINDOW), largest)
         self.begin = max(self.begin, self.goal - self.window)
-        self.mark = self.goal + self.window // 2
+        self.mark = max(self.goal + self.window // 2, position + wanted)
         self.goal += self.window
 
     def wake(self) -> None:
@@ -78,7 +85,7 @@ class ReadAhead:
         """``memory``: bytes of RAM that this process may count on."""
         self._files = files
         self._warm = files.warm
-        self._largest = min(LARGEST_WINDOW, max(memory // _MEMORY_SHARE, FIRST_WINDOW))
+        self._largest = min(LARGEST_WINDOW, max(memory // _MEMORY_SHARE // CHUNK * CHUNK, FIRST_WINDOW))
         self._streams: list[_Stream] = []
         """The one that was used last stands last."""
         self._nursery: trio.Nursery | None = None
@@ -113,18 +120,18 @@ class ReadAhead:
         at = begin - file.start
         if end <= file.end and self._warm.covers(file, at, end - file.start):
             return
-        stream = self._stream_at(begin - at % CHUNK)
+        stream = self._stream_at(begin - at % CHUNK, end)
         if stream is None:
             return
-        stream.goal = max(stream.goal, end)
+        stream.goal = max(stream.goal, end + (file.start - end) % CHUNK)
         self._fill_soon(stream, self._nursery)
         while stream.end < end and stream.is_busy:
             await stream.changed.wait()
 
     # -- streams
 
-    def _stream_at(self, begin: int) -> _Stream | None:
-        """The stream that a cold read at ``begin`` belongs to, or a new one; None while all of them are read."""
+    def _stream_at(self, begin: int, end: int) -> _Stream | None:
+        """The stream that a cold read of [begin, end) belongs to, or a new one; None while all of them are read."""
         for stream in reversed(self._streams):
             if stream.begin <= begin <= stream.goal + _GAP:
                 if not stream.is_busy:
@@ -132,7 +139,7 @@ class ReadAhead:
                         stream.window = 0
                     self._forget_mark(stream)
                     stream.restart(begin)
-                self._use(stream, begin)
+                self._use(stream, begin, end - begin)
                 return stream
         if len(self._streams) >= MOST_STREAMS:
             idle = next((stream for stream in self._streams if not stream.is_busy), None)
@@ -143,16 +150,16 @@ class ReadAhead:
         self._streams.append(stream)
         return stream
 
-    def _use(self, stream: _Stream, position: int) -> None:
+    def _use(self, stream: _Stream, position: int, wanted: int) -> None:
         self._streams.remove(stream)
         self._streams.append(stream)
-        stream.widen(position, self._largest)
+        stream.widen(position, wanted, self._largest)
 
     def _reached(self, stream: _Stream) -> None:
         """A reader has come to a stream's mark."""
-        stream.key = None
+        self._forget_mark(stream)
         if self._nursery is not None:
-            self._use(stream, stream.mark)
+            self._use(stream, stream.mark, 0)
             self._fill_soon(stream, self._nursery)
 
     def _drop(self, stream: _Stream) -> None:
@@ -163,9 +170,9 @@ class ReadAhead:
         stream.wake()
 
     def _forget_mark(self, stream: _Stream) -> None:
-        if stream.key is not None:
-            self._warm.marks.pop(stream.key, None)
-            stream.key = None
+        for key in stream.keys:
+            self._warm.marks.pop(key, None)
+        stream.keys = []
 
     # -- reading
 
@@ -200,9 +207,10 @@ class ReadAhead:
             if self._nursery is None or self._files.find(file.start) is not file:
                 return False
         self._warm.note(file, begin, seen)
-        if begin <= stream.mark - file.start < seen:
-            self._forget_mark(stream)
-            stream.key = self._warm.mark(file, stream.mark - file.start, partial(self._reached, stream))
+        mark = stream.mark - file.start
+        first, last = max(mark, begin), min(mark + _MARK, seen)
+        if first < last:
+            stream.keys += self._warm.mark(file, first, last, partial(self._reached, stream))
         stream.end = file.start + seen
         return seen == end
 
