@@ -1,4 +1,4 @@
-"""Read-ahead in cold parts of the log: large reads for who reads on, small ones for others, bounded, and no new fault."""
+"""Read-ahead in cold parts of the log: more for who reads on, little for others, bounded, and no new fault."""
 
 import errno
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,7 +14,6 @@ from tests.store.builders import LOG
 from tests.store.simdisk import SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, opened, put, settings
-from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.disk.warm_ranges import CHUNK
@@ -451,8 +450,3 @@ async def test_a_store_that_stops_while_it_is_read_ahead() -> None:
         with trio.fail_after(5):
             await closed.wait()
     assert disk.open_files() == 0
-
-
-def test_a_disk_in_memory_is_a_disk() -> None:
-    disk: Disk = CountingDisk()
-    assert disk

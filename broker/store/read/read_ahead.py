@@ -42,8 +42,8 @@ AT_ONCE: Final = 4
 class _Stream:
     """Readers that go through the log in one place. All positions are offsets in the log.
 
-    [begin, end) was read lately, up to ``goal`` is to be read; a reader that comes to ``mark`` moves the goal. ``keys``:
-    see WarmRanges.mark.
+    [begin, end) was read lately, up to ``goal`` is to be read; a reader that comes to ``mark`` moves the goal.
+    ``keys``: see WarmRanges.mark.
     """
 
     __slots__ = ("begin", "changed", "end", "goal", "is_busy", "keys", "mark", "window")
