@@ -69,7 +69,7 @@ class _Stream:
             return
         self.window = min(max(2 * self.window, 2 * (wanted + -wanted % CHUNK), FIRST_WINDOW), largest)
         self.begin = max(self.begin, self.goal - self.window)
-        self.mark = max(self.goal + self.window // 2, position + wanted)
+        self.mark = self.goal + self.window // 2
         self.goal += self.window
 
     def wake(self) -> None:
