@@ -25,7 +25,7 @@ from trimq.protocol.message import decode_messages
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-SIZE = 16 << 20
+SIZE = 32 << 20
 MEMORY = 64 << 30
 BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000, max_message_size=70_000)
 
@@ -134,6 +134,20 @@ async def test_a_whole_log_without_waiting_twice() -> None:
         assert not log.files.warm.marks
 
 
+async def test_a_reader_that_finds_in_memory_what_follows_is_one_that_goes_on() -> None:
+    """It is passed over in the same turn, so that the mark stands before he comes; what is cold behind it is read."""
+    async with running(Log(SimDisk())) as log:
+        log.disk.read_ahead(log.files.files[0].fd, CHUNK, 1 << 20)
+        await log.ahead.bring_in(0, 1)
+        log.reads()
+        for at in range(CHUNK, 17 * CHUNK, CHUNK):
+            assert log.look(at)
+        assert log.reads() == []
+        assert log.look(17 * CHUNK)
+        await trio.testing.wait_all_tasks_blocked()
+        assert log.reads() == [(1 << 20, 25 * CHUNK)]
+
+
 async def test_what_is_in_memory_is_not_read() -> None:
     async with running(Log(SimDisk())) as log:
         log.disk.cold = False
@@ -165,7 +179,7 @@ async def test_what_has_left_memory_again_is_read_again_and_less_of_it() -> None
 
 async def test_readers_here_and_there_get_what_they_ask_for() -> None:
     async with running(Log(SimDisk())) as log:
-        places = [(number * 5 << 20) % SIZE + (number % 2) * SIZE for number in range(6)]
+        places = [(number * 11 << 20) % SIZE + (number % 2) * SIZE for number in range(6)]
         for at in places:
             await log.ahead.bring_in(at + 7, at + CHUNK)
         await trio.testing.wait_all_tasks_blocked()

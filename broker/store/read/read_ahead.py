@@ -2,7 +2,7 @@
 
 A record that has to come from the device costs a turn of a thread, whatever its size, and devices are quick with large
 reads. So who asks for cold records that follow those that were asked for last gets more into memory than he wants:
-256 KiB, then twice as much each time, 4 MiB at most. From there the following pulls are served as all that is in memory
+256 KiB, then twice as much each time, 8 MiB at most. From there the following pulls are served as all that is in memory
 is. The next window is begun when a reader is in the middle of this one (a mark in WarmRanges): he need not wait at its
 end.
 
@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 STEP: Final = 1 << 20
 """Bytes of one read: few enough for those that wait for it, enough for a device to be quick."""
 FIRST_WINDOW: Final = 1 << 18
-LARGEST_WINDOW: Final = 1 << 22
+LARGEST_WINDOW: Final = 1 << 23
 _MEMORY_SHARE: Final = 1 << 11
 """A window is at most this part of the memory: two for each of all streams are a sixteenth of it."""
 _MARK: Final = 8 * CHUNK
@@ -37,6 +37,10 @@ _GAP: Final = STEP
 """Who goes on so far behind where a stream ends goes on with it: what lies between belongs to other queues."""
 AT_ONCE: Final = 4
 """Reads at the same time: the disk's other threads stay free for syncs, and for those that read a single record."""
+
+
+_Piece = tuple[MappedFile, int, int]
+"""A file, and positions in it."""
 
 
 class _Stream:
@@ -177,42 +181,70 @@ class ReadAhead:
     # -- reading
 
     def _fill_soon(self, stream: _Stream, nursery: trio.Nursery) -> None:
-        if not stream.is_busy:
+        """Go on up to the stream's goal: what is in memory at once, so that its mark stands before the reader comes."""
+        if stream.is_busy:
+            return
+        piece = self._next(stream)
+        if piece is not None:
             stream.is_busy = True
-            nursery.start_soon(self._fill, stream)
+            nursery.start_soon(self._fill, stream, piece)
 
-    async def _fill(self, stream: _Stream) -> None:
+    async def _fill(self, stream: _Stream, piece: _Piece | None) -> None:
         """Read up to the stream's goal, which may move meanwhile."""
         try:
-            while stream.end < stream.goal and await self._step(stream):
+            while piece is not None:
+                file, begin, end = piece
+                got = await self._read(file, begin, end)
+                # the file may be gone meanwhile, and so may this be
+                if self._nursery is None or self._files.find(file.start) is not file:
+                    return
+                self._take(stream, file, begin, got)
+                if got < end:
+                    return
+                piece = self._next(stream)
                 stream.wake()
         finally:
             stream.goal = stream.end
             stream.is_busy = False
             stream.wake()
 
-    async def _step(self, stream: _Stream) -> bool:
-        """Bring one piece into memory; False at the end of what may be cold, and where that is not possible."""
-        file = self._files.find(stream.end)
-        if file is None:
-            return False
-        begin = stream.end - file.start
-        end = min(begin + STEP, stream.goal - file.start, file.hot_from, file.wrote)
-        if end <= begin:
-            return False
-        seen = file.in_memory(begin, end)
-        if seen < end:
-            seen = await self._read(file, seen, end)
-            # the file may be gone meanwhile, and so may this be
-            if self._nursery is None or self._files.find(file.start) is not file:
-                return False
-        self._warm.note(file, begin, seen)
-        mark = stream.mark - file.start
-        first, last = max(mark, begin), min(mark + _MARK, seen)
-        if first < last:
-            stream.keys += self._warm.mark(file, first, last, partial(self._reached, stream))
-        stream.end = file.start + seen
-        return seen == end
+    def _next(self, stream: _Stream) -> _Piece | None:
+        """Pass over what is in memory; what has to be read then, None at the goal or the end of what may be cold."""
+        while stream.end < stream.goal:
+            file = self._files.find(stream.end)
+            if file is None:
+                break
+            begin = stream.end - file.start
+            end = min(begin + STEP, stream.goal - file.start, file.hot_from, file.wrote)
+            if end <= begin:
+                break
+            seen = file.in_memory(begin, end)
+            if seen < end:
+                seen = max(begin, seen - seen % CHUNK)
+            self._take(stream, file, begin, seen)
+            if seen < end:
+                return file, seen, end
+        stream.goal = stream.end
+        if not stream.window:  # nobody knows yet whether that reader goes on: he says so by a look
+            stream.mark = stream.end
+            self._mark(stream, stream.end, stream.end + _MARK)
+        return None
+
+    def _take(self, stream: _Stream, file: MappedFile, begin: int, end: int) -> None:
+        """[begin, end) of a file is in memory."""
+        self._warm.note(file, begin, end)
+        self._mark(stream, file.start + begin, file.start + end)
+        stream.end = file.start + end
+
+    def _mark(self, stream: _Stream, begin: int, end: int) -> None:
+        """Place what of the mark lies in [begin, end)."""
+        begin, end = max(begin, stream.mark), min(end, stream.mark + _MARK)
+        file = self._files.find(begin)
+        if file is not None:
+            end = min(end, file.start + min(file.hot_from, file.wrote))
+            if begin < end:
+                hear = partial(self._reached, stream)
+                stream.keys += self._warm.mark(file, begin - file.start, end - file.start, hear)
 
     async def _read(self, file: MappedFile, begin: int, end: int) -> int:
         """Up to where [begin, end) could be read: where it could not, who wants the records will hear of the error."""
