@@ -99,7 +99,7 @@ async def _main(directory: str, options: argparse.Namespace) -> None:
         RunningFlags(),
         stats,
         config,
-        memory=LogMemory(1 << 28, 1 << 28),
+        memory=LogMemory(1 << 28, 1 << 28, 0),
         delay_ms=(0,),
         sync_place=place,
     )

@@ -33,6 +33,7 @@ from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import MappedFile, MessageStore, StoreInUseError, StoreLoadError
@@ -256,6 +257,7 @@ class BrokerController:
         if store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH:  # one sync a round: large ones are better
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
+        consumers = ConsumerManager(configuration, clock)
         return BrokerParts(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
@@ -266,13 +268,14 @@ class BrokerController:
             topics=topics,
             groups=groups,
             offsets=offsets,
-            consumers=ConsumerManager(configuration, clock),
+            consumers=consumers,
             producers=ProducerManager(configuration, clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
             registration=registration,
             stats=BrokerStats(clock, broker.broker_cluster_name),
+            unread=UnreadPositions(consumers, offsets, store.look_units, clock),
             unique_ids=UniqueIdGenerator(packed[:-4]),
             store_host=packed,
             started_wall_ms=clock.wall_ms(),
@@ -354,6 +357,7 @@ class BrokerController:
         self.reactor.at_round_end.append(holds.serve_woken)
         self.reactor.at_leisure.append(pulls.prepare)
         parts.store.on_overdue.append(self._close_readers)
+        parts.store.keep_unread(parts.unread.oldest)
         parts.store.hear_awaited(holds.awaited, holds.notify_arriving)
         parts.store.hear_topic(SCHEDULE_TOPIC, parts.schedule.message_arriving)
         self.configuration.listeners.append(lambda _: parts.store.set_config(self._section(MessageStoreConfig)))
@@ -376,6 +380,7 @@ class BrokerController:
             parts.stats,
             parts.long_polling,
             parts.schedule,
+            parts.unread,
         ):
             await nursery.start(service.run)
         nursery.start_soon(self._housekeep, parts)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trimq.broker.services.schedule import ScheduleMessageService
     from trimq.broker.services.stats import BrokerStats
     from trimq.broker.services.topics import TopicConfigManager
+    from trimq.broker.services.unread import UnreadPositions
     from trimq.broker.store.disk.disk import Disk
     from trimq.broker.store.message_store import MessageStore
     from trimq.protocol.message_id import UniqueIdGenerator
@@ -43,6 +44,7 @@ class BrokerParts:
     schedule: "ScheduleMessageService"
     registration: "BrokerOuterAPI"
     stats: "BrokerStats"
+    unread: "UnreadPositions"
     unique_ids: "UniqueIdGenerator"
     store_host: bytes
     started_wall_ms: int

@@ -193,14 +193,18 @@ class MessageStoreConfig:
         32, "Most messages a pull gets of those in memory.", minimum=1, dynamic=True
     )
     max_transfer_bytes_on_message_in_disk: int = option(
-        64 * KIB, "Most bytes a pull gets of messages on disk only.", unit="bytes", minimum=1, dynamic=True
+        64 * KIB,
+        "Most bytes a pull gets of messages that have to be read from the disk for it.",
+        unit="bytes",
+        minimum=1,
+        dynamic=True,
     )
     max_transfer_count_on_message_in_disk: int = option(
-        8, "Most messages a pull gets of those on disk only.", minimum=1, dynamic=True
+        8, "Most messages a pull gets of those that have to be read from the disk for it.", minimum=1, dynamic=True
     )
     access_message_in_memory_max_ratio: int = option(
         40,
-        "Share of the memory that recent messages are assumed to be in.",
+        "Share of the memory that recent messages are assumed to be in; of older ones it is looked up.",
         unit="percent",
         minimum=0,
         maximum=100,

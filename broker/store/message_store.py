@@ -247,6 +247,7 @@ class MessageStore(HotCalls):
         self._clean.on_overdue = self.on_overdue
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)
+        nursery.start_soon(self._getter.read_ahead.run)
         nursery.start_soon(self._reput.run)
         nursery.start_soon(checkpoints.run)
         if self.index is not None:
@@ -255,6 +256,7 @@ class MessageStore(HotCalls):
 
     async def _stop(self, path: WritePath) -> None:
         """Refuse puts, dispatch what is in the log, make all durable, say so; the abort file goes last."""
+        self._getter.read_ahead.stop()
         durable = await path.stop()
         with trio.move_on_after(SHUTDOWN_SECONDS):
             await self._reput.catch_up()
@@ -288,6 +290,10 @@ class MessageStore(HotCalls):
     def commit_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
         """SYNC_FLUSH: syncs belong to the end of a reactor's rounds (its ``at_round_end`` and ``in_round``)."""
         self.write_path.durability.join_rounds(rounds, in_round)
+
+    def keep_unread(self, unread_from: Callable[[], int]) -> None:
+        """What lies from the log offset on that ``unread_from`` tells stays in memory, as far as it fits."""
+        self.write_path.room.reuse.unread_from = unread_from
 
     @property
     def indexes_tags(self) -> bool:

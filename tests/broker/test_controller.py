@@ -81,6 +81,21 @@ async def test_last_heartbeat_decides_for_the_group(broker: BrokerController, cl
         assert (await other.pull("Two", sysFlag=0)).code == ResponseCode.SUCCESS
 
 
+async def test_the_store_knows_from_where_on_groups_have_yet_to_read(
+    broker: BrokerController, client: WireClient
+) -> None:
+    await client.send("One")
+    await client.send("One")
+    await client.heartbeat("c1", consumers=[consumer("G", "One")])
+    assert (await client.pull("One", maxMsgNums=1)).code == ResponseCode.SUCCESS
+    store = broker.parts.store
+    with trio.fail_after(10):
+        while not store.write_path.room.reuse.unread_from():
+            await trio.lowlevel.checkpoint()
+    ((second, _, _),) = await store.queue_units("One", 0, 1, 1)
+    assert store.write_path.room.reuse.unread_from() == second
+
+
 async def test_store_that_is_open_already(tmp_path: Path) -> None:
     async with running_broker(tmp_path):
         with trio.fail_after(10), pytest.RaisesGroup(StartError, flatten_subgroups=True):

@@ -154,7 +154,7 @@ class Rig:
             self.flags,
             self.stats,
             self.config,
-            memory=LogMemory(hot_bytes, 1 << 30),
+            memory=LogMemory(hot_bytes, 1 << 30, 0),
             delay_ms=(0, 1000, 5000),
             sync_place=SyncPlace.THREAD,
         )

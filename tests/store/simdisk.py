@@ -109,7 +109,8 @@ class SimDisk:
         self.write_back = 0.0
         """Chance that at a call some dirty page goes to the device by itself."""
         self.cold = False
-        """Reads that must not wait find nothing in memory."""
+        """Reads that must not wait find nothing in memory but what was read ahead."""
+        self._read_ahead: set[tuple[int, int]] = set()
         self.after_cut: SimDisk | None = None
         self._now_ms = now_ms
         self._names: dict[str, _Inode | None] = {"/": None}
@@ -380,6 +381,20 @@ class SimDisk:
 
     def let_go(self, fd: int, part: MappedPart) -> None:
         self._call("let_go", f"{part.begin}+{part.end - part.begin}")
+        self._read_ahead.difference_update(self._pages(fd, part.begin, part.end))
+
+    def _pages(self, fd: int, begin: int, end: int) -> set[tuple[int, int]]:
+        return {(self._open[fd].number, page) for page in range(begin // PAGE, (end + PAGE - 1) // PAGE)}
+
+    def forget_read_ahead(self) -> None:
+        """The system takes the memory of what was read ahead."""
+        self._read_ahead.clear()
+
+    def read_ahead(self, fd: int, begin: int, end: int) -> int:
+        self._call("read_ahead", f"{begin}+{end - begin}")
+        end = min(end, len(self._open[fd].cache))
+        self._read_ahead.update(self._pages(fd, begin, end))
+        return end
 
     def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False, large: bool = False) -> None:
         inode = self._open[fd]
@@ -427,12 +442,18 @@ class SimDisk:
     def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
         self._call("pread_cached", f"{offset}+{length}")
         data = bytes(self._open[fd].cache[offset : offset + length])
-        return None if self.cold or len(data) < length else data
+        cold = self.cold and not self._read_ahead.issuperset(self._pages(fd, offset, offset + length))
+        return None if cold or len(data) < length else data
 
     def in_memory(self, fd: int, part: MappedPart) -> int:
         self._call("in_memory", f"{part.begin}+{part.end - part.begin}")
         assert part.mapping.buffer is self._open[fd].cache
-        return part.begin if self.cold else part.end
+        if not self.cold:
+            return part.end
+        for number, page in sorted(self._pages(fd, part.begin, part.end)):
+            if (number, page) not in self._read_ahead:
+                return max(part.begin, page * PAGE)
+        return part.end
 
     def next_data(self, fd: int, offset: int) -> int:
         inode = self._open[fd]

@@ -385,3 +385,25 @@ def test_where_the_next_data_is(
     else:
         assert disk.next_data(fd, 7) == found
     disk.close(fd)
+
+
+def test_what_is_read_ahead_is_in_memory(disk: Disk, root: str) -> None:
+    """In several reads, up to the end of the file, and with a file system's error."""
+    size = (5 << 19) + 100
+    fd = disk.create(f"{root}/file", size)
+    disk.pwrite(fd, bytes(range(250)) * (size // 250), 0)
+    disk.data_sync(fd)
+    mapping = disk.map(fd, size)
+    disk.let_go(fd, MappedPart(mapping, 0, size))
+    if isinstance(disk, SimDisk):
+        disk.cold = True
+    assert disk.read_ahead(fd, 4096, size - 4096) == size - 4096
+    assert disk.in_memory(fd, MappedPart(mapping, 4096, size - 4096)) == size - 4096
+    assert disk.read_ahead(fd, size - 10, size + 10) == size
+    assert disk.read_ahead(fd, 7, 7) == 7
+    mapping.close()
+    disk.close(fd)
+    if isinstance(disk, RealDisk):
+        with pytest.raises(OSError, match="descriptor"):
+            disk.read_ahead(fd, 0, 10)
+        assert len(disk._scratch) == 1, "the buffer is used again"

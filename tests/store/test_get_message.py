@@ -115,17 +115,26 @@ async def test_limits_in_memory() -> None:
 
 async def test_limits_and_advice_where_messages_are_on_disk_only() -> None:
     few = settings(mapped_file_size_commit_log=1 << 20, max_transfer_count_on_message_in_disk=3)
-    async with opened(SimDisk(), few) as store:
+    disk = SimDisk()
+    async with opened(disk, few) as store:
         await fill(store, 20)
         border = (await drain(store))[10].commit_log_offset
-        store._getter = MessageGetter(store.commit_log, store.queues, store.stats, store.config, 1 << 40)
-        store._getter._memory = store.max_phy_offset - border
-        result = store._getter.get(TOPIC, 0, 0, 32, 1 << 20, None)
-        assert result is not None
+        getter = MessageGetter(store.commit_log, store.queues, store.stats, store.config, 1 << 40)
+        getter._memory = store.max_phy_offset - border
+        known = getter.get(TOPIC, 0, 0, 32, 1 << 20, None)
+        assert known is not None
+        assert (known.count, known.suggest_slave) == (20, False), "so far back, and in memory all the same"
+        known.release()
+        store.files.files[0].hot_from = store.files.size
+        disk.cold = True
+        store.files.warm.forget(store.files.files[0], 0, store.files.size)
+        assert getter.get(TOPIC, 0, 0, 32, 1 << 20, None) is None
+        result = await getter.get_cold(TOPIC, 0, 0, 32, 1 << 20, None)
         assert (result.count, result.suggest_slave) == (3, True)
-        later = store._getter.get(TOPIC, 0, 8, 32, 1 << 20, None)
-        assert later is not None
+        later = await getter.get_cold(TOPIC, 0, 8, 32, 1 << 20, None)
         assert (later.count, later.suggest_slave) == (12, False)
+        result.release()
+        later.release()
 
 
 async def test_a_filter_passes_over_what_is_not_wanted() -> None:

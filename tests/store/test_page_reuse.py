@@ -1,6 +1,7 @@
 """Memory of the log's old end for its new one: only at a great pace, where memory is dear, and what nobody reads."""
 
 import errno
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -36,7 +37,7 @@ class Log:
         self.first, self.last = self.files.files
         self.first.hot_from = SIZE
         self.last.hot_from = 6 * STEP
-        self.reuse = PageReuse(self.files, QUICK)
+        self.reuse = PageReuse(self.files, QUICK, 6 * STEP)
 
     async def step(self, file: MappedFile, number: int, *, cost: float = DEAR, pace: float = QUICK) -> list[int]:
         """A step is made; which ones were let go then."""
@@ -135,9 +136,31 @@ async def test_what_a_step_is_worth_is_forgotten_when_the_pace_falls(log: Log) -
 
 
 @pytest.mark.parametrize(
-    ("memory", "hot_mib", "pace_mib"),
-    [(1 << 28, 64, 16), (1 << 31, 256, 17), (8 << 30, 1024, 68), (24 << 30, 1024, 192)],
+    ("memory", "hot_mib", "pace_mib", "unread_mib"),
+    [(1 << 28, 64, 16, 102), (1 << 31, 256, 17, 819), (8 << 30, 1024, 68, 3276), (24 << 30, 1024, 192, 9830)],
 )
-def test_what_a_log_may_take_of_the_memory(memory: int, hot_mib: int, pace_mib: int) -> None:
+def test_what_a_log_may_take_of_the_memory(memory: int, hot_mib: int, pace_mib: int, unread_mib: int) -> None:
     shares = log_memory(memory)
-    assert (shares.hot_bytes >> 20, shares.bulk_pace >> 20) == (hot_mib, pace_mib)
+    assert tuple(share >> 20 for share in shares) == (hot_mib, pace_mib, unread_mib)
+
+
+async def test_what_somebody_has_yet_to_read_stays(log: Log) -> None:
+    """The log ends behind step 15, and six steps of its end may stay."""
+    unread = 10 * STEP + 1
+    log.reuse.unread_from = lambda: unread
+    assert await log.step(log.last, 1) == [1]
+    assert await log.step(log.last, 2) == [], "step 10 of the log is yet to be read"
+    unread = 11 * STEP
+    assert await log.step(log.last, 3) == [2]
+    assert await log.step(log.last, 4) == [], "step 11 is"
+    unread = sys.maxsize
+    assert await log.step(log.last, 5) == [3]
+
+
+async def test_of_what_is_to_be_read_the_end_stays_as_far_as_it_fits(log: Log) -> None:
+    log.reuse.unread_from = lambda: 0
+    assert [await log.step(log.last, number) for number in (0, 1, 2, 3)] == [[0], [1], [], []]
+    log.last.wrote -= 2 * STEP
+    assert await log.step(log.last, 4) == []
+    log.last.wrote += 2 * STEP + 1
+    assert await log.step(log.last, 5) == []

@@ -129,6 +129,13 @@ class Disk(Protocol):
         """The same if all of it is in memory, else None: never waits for the device."""
         ...
 
+    def read_ahead(self, fd: int, begin: int, end: int) -> int:
+        """Bring [begin, end) of a file into memory, where it stays for as long as the system has room for it.
+
+        Waits for the device. Gives back up to where it has done so: less than ``end`` where the file is shorter.
+        """
+        ...
+
     def in_memory(self, fd: int, part: MappedPart) -> int:
         """Up to where a part of the map of ``fd`` is in memory from its beginning on; never waits for the device.
 

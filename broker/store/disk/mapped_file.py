@@ -182,6 +182,10 @@ class MappedFile:
         """The same by a read that may wait: call it through ``disk.run`` with the file held."""
         return self._disk.pread(self.fd, length, position)
 
+    def read_ahead(self, begin: int, end: int) -> int:
+        """Bring [begin, end) into memory, up to where it says: call it through ``disk.run`` with the file held."""
+        return self._disk.read_ahead(self.fd, begin, end)
+
     def in_memory(self, begin: int, end: int) -> int:
         """Up to where [begin, end), which it has written, is in memory from ``begin`` on (see Disk)."""
         return self._disk.in_memory(self.fd, MappedPart(self._mapping, begin, end)) if self._mapping else begin

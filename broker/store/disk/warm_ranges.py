@@ -6,7 +6,7 @@ warm for two seconds. The kernel may give up within them what was only looked at
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, TypeAlias
 
@@ -28,12 +28,19 @@ Chunks: TypeAlias = "array[int]"
 """For each chunk of a file the tick at which what was seen of it is too old; 0 for what nobody has seen."""
 
 
+def is_dense(span: int, size: int) -> bool:
+    """Whether ``size`` bytes of records that lie in ``span`` bytes of the log are worth to be taken for one piece."""
+    return span <= _SPARSE * (size + CHUNK)
+
+
 class WarmRanges:
     """Chunks of the log's files that were found in memory. Belongs to the event loop; never waits."""
 
     def __init__(self) -> None:
         self._chunks: dict[int, Chunks] = {}
         self._count = 0
+        self.marks: dict[tuple[int, int], Callable[[], None]] = {}
+        """Who hears of the first look at a chunk, by the file's start and the chunk's number (see ``mark``)."""
 
     @staticmethod
     def tick() -> int:
@@ -77,7 +84,32 @@ class WarmRanges:
             return False
         end = seen // CHUNK if seen < wrote else -(-seen // CHUNK)
         chunks[number:end] = array("I", [tick + WARM_SECONDS * _TICKS]) * (end - number)
+        if self.marks:
+            self._tell(file, number, end)
         return True
+
+    def _tell(self, file: MappedFile, number: int, end: int) -> None:
+        for chunk in range(number, end):
+            hear = self.marks.pop((file.start, chunk), None)
+            if hear is not None:
+                hear()
+
+    def note(self, file: MappedFile, begin: int, end: int) -> None:
+        """[begin, end) of a file has just been read from the device; a chunk counts where all of it was."""
+        chunks = self.chunks_of(file)
+        first, last = -(-begin // CHUNK), end // CHUNK if end < file.wrote else -(-end // CHUNK)
+        if first < last:
+            chunks[first:last] = array("I", [self.tick() + WARM_SECONDS * _TICKS]) * (last - first)
+
+    def mark(self, file: MappedFile, begin: int, end: int, hear: Callable[[], None]) -> list[tuple[int, int]]:
+        """Call ``hear`` when somebody comes to a chunk of [begin, end), once for each; their keys in ``marks``.
+
+        Nobody else pays for it: these chunks count as not seen, so that a look has to be made there.
+        """
+        self.forget(file, begin, end)
+        keys = [(file.start, number) for number in range(begin // CHUNK, -(-end // CHUNK))]
+        self.marks.update(dict.fromkeys(keys, hear))
+        return keys
 
     def is_read(self, file: MappedFile, begin: int, end: int) -> bool:
         """True where somebody has looked at a part of [begin, end) of a file a moment ago."""
@@ -95,7 +127,7 @@ class WarmRanges:
         """True where records at rising log offsets are all in memory."""
         start = file.start
         begin, end = places[0] - start, places[-1] + sizes[-1] - start
-        if begin >= file.hot_from or end - begin <= _SPARSE * (sum(sizes) + CHUNK):
+        if begin >= file.hot_from or is_dense(end - begin, sum(sizes)):
             return self.covers(file, begin, end, _AHEAD)
         return all(
             self.covers(file, place - start, place - start + size) for place, size in zip(places, sizes, strict=True)

@@ -80,7 +80,7 @@ class AllocateMappedFileService:
         self._pool = pool
         self._fail_fast = config.fast_fail_if_no_buffer_in_store_pool
         self._making = False
-        self._reuse = PageReuse(log.files, memory.bulk_pace)
+        self.reuse = PageReuse(log.files, memory.bulk_pace, memory.unread_bytes)
         if pool is not None:
             pool.on_returned = self._buffer_returned
         self._wake = trio.Event()
@@ -153,7 +153,7 @@ class AllocateMappedFileService:
             except OSError as error:
                 await self._refused(error)
             self._on_room()
-            await self._reuse.settle()
+            await self.reuse.settle()
 
     async def _no_space_text(self, error: OSError) -> str:
         directory = self._files.directory
@@ -245,7 +245,7 @@ class AllocateMappedFileService:
             file.mark_reserved(task.end)
         now, log_end = trio.current_time(), self._log.max_offset
         pace = (log_end - self._last_step_end) / max(now - self._last_step_at, 1e-6)
-        self._reuse.made(file, begin, min(task.end, file.size), cost=cost, pace=pace)
+        self.reuse.made(file, begin, min(task.end, file.size), cost=cost, pace=pace)
         if now - self._last_step_at < _QUICK:
             self._step = min(2 * self._step, self._max_step)
         elif now - self._last_step_at > _SLOW:

@@ -5,10 +5,12 @@ to find it (memory is short), or the hypervisor has to (it hands out a page when
 back what is free), it is 2 to 4 ms: more than all the rest that a message of 64 KiB costs, and than reading it again
 from a device. What was written at a quarter of such a pace or more, and lies behind what is read through the map, is
 given back then, as much as is taken: the kernel hands out the same memory again. Parts that somebody reads stay, and
-all that came in slowly.
+all that came in slowly; and of what consumers have yet to read, as much as fits in memory.
 """
 
+import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import structlog
@@ -37,10 +39,16 @@ class _Part(NamedTuple):
 class PageReuse:
     """Hears of each step of room that was made for the log; ``settle`` lets go of as much where that saves time."""
 
-    def __init__(self, files: MappedFileQueue, bulk_pace: int) -> None:
-        """``bulk_pace``: bytes a second; a log that grows more slowly keeps its memory."""
+    def __init__(self, files: MappedFileQueue, bulk_pace: int, unread_bytes: int) -> None:
+        """``bulk_pace``: bytes a second; a log that grows more slowly keeps its memory.
+
+        ``unread_bytes``: so much of the log's end stays for who has yet to read it.
+        """
         self._files = files
         self._bulk_pace = bulk_pace
+        self._unread_bytes = unread_bytes
+        self.unread_from: Callable[[], int] = lambda: sys.maxsize
+        """Tells from which log offset on somebody has yet to read."""
         self._parts: deque[_Part] = deque(maxlen=_REMEMBERED)
         self._believed = 0
         self._owed = 0
@@ -84,11 +92,12 @@ class PageReuse:
     def _next(self) -> _Part | None:
         """The oldest part that nobody needs in memory; None while the map is read there, or it is not on the device."""
         parts = self._parts
+        wanted = max(self.unread_from(), self._files.max_offset - self._unread_bytes) if parts else 0
         while parts:
             part = parts[0]
             file, begin, end = part
             leaves = self._has_left(file)
-            if not leaves and (end > min(file.hot_from, file.flushed) or file.is_held):
+            if not leaves and (end > min(file.hot_from, file.flushed, wanted - file.start) or file.is_held):
                 return None
             parts.popleft()
             if not leaves and not self._files.warm.is_read(file, begin, end):

@@ -13,10 +13,12 @@ import structlog
 
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.disk.mapped_file import Hold, MappedFile
+from trimq.broker.store.disk.warm_ranges import is_dense
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.read.hot_records import Found, hot_records, place_unpacker, tagged, views_of
+from trimq.broker.store.read.read_ahead import ReadAhead
 from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
@@ -32,11 +34,12 @@ _log = structlog.get_logger(__name__)
 _REPORTED: Final = 1000
 """Messages that the log is told of; a consumer may ask for the same ones again and again."""
 
-ReadRequest = tuple[int, int]
-"""Offset and length in the log."""
+ReadRequest = tuple[int, int, int]
+"""Offset and length in the log; up to which offset most of what follows will be wanted too, 0 for none of it."""
 Hot = tuple[MappedFile, Found, int]
 """The log file, what was found in it, and the queue offset that follows."""
-Steps = Generator[ReadRequest, bytes, GetMessageResult]
+Bytes = memoryview | bytes
+Steps = Generator[ReadRequest, Bytes, GetMessageResult]
 
 
 Run = list[tuple[int, int, int]]
@@ -72,6 +75,7 @@ class MessageGetter:
         self._stats = stats
         self._ram = memory
         self._reported: set[tuple[str, int, int]] = set()
+        self.read_ahead = ReadAhead(log.files, memory)
         self.set_config(config)
 
     def set_config(self, config: MessageStoreConfig) -> None:
@@ -197,10 +201,7 @@ class MessageGetter:
         if not files:
             return None
         index = (first - files[0].start) // log.size
-        last = files[-1]
-        if not 0 <= index < len(files) or first < last.start + last.wrote - self._memory:
-            return None
-        return files[index]
+        return files[index] if 0 <= index < len(files) else None
 
     async def get_cold(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
@@ -221,12 +222,18 @@ class MessageGetter:
         try:
             request = next(steps)
             while True:
-                request = steps.send(await self._log.read_cold(*request))
+                request = steps.send(await self._read(*request))
         except StopIteration as end:
             result: GetMessageResult = end.value
             return result
         finally:
             steps.close()
+
+    async def _read(self, offset: int, length: int, until: int) -> memoryview | bytes:
+        """Bytes of the log, waiting for the device; see ReadRequest."""
+        await self.read_ahead.bring_in(offset, until)
+        data = self._log.read(offset, length)
+        return await self._log.read_cold(offset, length) if data is None else data
 
     def _units_to_read(self, max_count: int, filter: MessageFilter | None) -> int:
         if filter is None:
@@ -280,7 +287,7 @@ class MessageGetter:
 
     def _choose(
         self, offset: int, units: bytes, max_count: int, max_bytes: int, filter: MessageFilter | None, border: int
-    ) -> Generator[ReadRequest, bytes, _Chosen]:
+    ) -> Generator[ReadRequest, Bytes, _Chosen]:
         """Any units: messages that are gone, on disk only, or not wanted. ``border``: in memory from here on."""
         log_min = self._log.min_offset
         match = None if filter is None else filter.match_tags
@@ -314,11 +321,11 @@ class MessageGetter:
             count += 1
         return _Chosen(count, scanned, total, runs, phy, status)
 
-    def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, bytes, bool]:
+    def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, Bytes, bool]:
         """Ask the filter about a record's properties; what is no record matches nothing."""
         data = self._log.read(phy, size)
         if data is None:
-            data = yield phy, size
+            data = yield phy, size, phy + size
         if filter is None or not begins_record(data, phy, size):
             return False
         try:
@@ -330,9 +337,12 @@ class MessageGetter:
 
     def _read_runs(
         self, result: GetMessageResult, runs: list[Run], queue: ConsumeQueue
-    ) -> Generator[ReadRequest, bytes, None]:
+    ) -> Generator[ReadRequest, Bytes, None]:
         """Read the records that lie side by side at once; a run in which one is not as it should be is taken apart."""
         log, place = self._log, place_of(queue.topic, queue.queue_id)
+        until = runs[-1][-1][0] + runs[-1][-1][1]
+        if not is_dense(until - runs[0][0][0], result.size):
+            until = 0
         held: list[MappedFile] = []
         buffers = result.buffers
         file: MappedFile | None = None
@@ -349,10 +359,10 @@ class MessageGetter:
                         file.hold()
                         held.append(file)
                 if file is not None and begin - start >= file.hot_from and end - start <= file.wrote:
-                    data: memoryview | bytes = file.view[begin - start : end - start]
+                    data: Bytes = file.view[begin - start : end - start]
                 else:
                     read = log.read(begin, end - begin)
-                    data = (yield begin, end - begin) if read is None else read
+                    data = (yield begin, end - begin, until) if read is None else read
                 if len(data) == end - begin and _are_messages(data, run, place):
                     buffers.append(data)
                 else:
@@ -368,13 +378,13 @@ class MessageGetter:
         elif held:
             result.release = Hold(held)
 
-    def _salvage(self, result: GetMessageResult, run: Run, queue: ConsumeQueue) -> Generator[ReadRequest, bytes, None]:
+    def _salvage(self, result: GetMessageResult, run: Run, queue: ConsumeQueue) -> Generator[ReadRequest, Bytes, None]:
         """Go through the messages of a run one by one: only what is the message of its unit is given out."""
         place = place_of(queue.topic, queue.queue_id)
         for phy, size, offset in run:
             data = self._log.read(phy, size)
             if data is None:
-                data = yield phy, size
+                data = yield phy, size, 0
             if len(data) == size and is_message(data, 0, phy, size, offset, place):
                 result.buffers.append(bytes(data))
             else:

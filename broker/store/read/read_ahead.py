@@ -1,0 +1,263 @@
+"""Read-ahead for consumers that work through a part of the log that has left memory.
+
+A record that has to come from the device costs a turn of a thread, whatever its size, and devices are quick with large
+reads. So who asks for cold records that follow those that were asked for last gets more into memory than he wants:
+256 KiB, then twice as much each time, 8 MiB at most. From there the following pulls are served as all that is in memory
+is. The next window is begun when a reader is in the middle of this one (a mark in WarmRanges): he need not wait at its
+end.
+
+Readers are told apart by where in the log they read, not by their names: consumers of several queues, or several of one
+queue, that are in the same place share what is read. What was read ahead is memory of the system's, which takes it back
+when it needs it; a stream itself is a few numbers.
+"""
+
+import sys
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from trimq.broker.store.disk.mapped_file import MappedFile
+from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
+from trimq.broker.store.disk.warm_ranges import CHUNK
+
+_log = structlog.get_logger(__name__)
+
+STEP: Final = 1 << 20
+"""Bytes of one read: few enough for those that wait for it, enough for a device to be quick."""
+FIRST_WINDOW: Final = 1 << 18
+LARGEST_WINDOW: Final = 1 << 23
+_MEMORY_SHARE: Final = 1 << 11
+"""A window is at most this part of the memory: two for each of all streams are a sixteenth of it."""
+_MARK: Final = 8 * CHUNK
+"""Length of the mark: a reader may pass over what belongs to other queues."""
+MOST_STREAMS: Final = 64
+_GAP: Final = STEP
+"""Who goes on so far behind where a stream ends goes on with it: what lies between belongs to other queues."""
+AT_ONCE: Final = 4
+"""Reads at the same time: the disk's other threads stay free for syncs, and for those that read a single record."""
+
+
+_Piece = tuple[MappedFile, int, int]
+"""A file, and positions in it."""
+
+
+class _Stream:
+    """Readers that go through the log in one place. All positions are offsets in the log.
+
+    [begin, end) was read lately, up to ``goal`` is to be read; a reader that comes to ``mark`` moves the goal.
+    ``keys``: see WarmRanges.mark.
+    """
+
+    __slots__ = ("begin", "changed", "end", "goal", "is_busy", "keys", "mark", "window")
+
+    def __init__(self, begin: int) -> None:
+        self.restart(begin)
+        self.window = 0
+        self.keys: list[tuple[int, int]] = []
+        self.is_busy = False
+        self.changed = trio.Event()
+
+    def restart(self, begin: int) -> None:
+        """Go on elsewhere."""
+        self.begin = self.end = self.goal = begin
+        self.mark = sys.maxsize
+
+    def widen(self, position: int, wanted: int, largest: int) -> None:
+        """A reader at ``position`` wants some bytes: read a window more, unless enough lies ahead of him.
+
+        It is twice as large as the last one, and as what he wants: he would never be in the middle of it.
+        """
+        if self.window and self.goal - position >= self.window:
+            return
+        self.window = min(max(2 * self.window, 2 * (wanted + -wanted % CHUNK), FIRST_WINDOW), largest)
+        self.begin = max(self.begin, self.goal - self.window)
+        self.mark = self.goal + self.window // 2
+        self.goal += self.window
+
+    def wake(self) -> None:
+        """Let those that wait look again."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class ReadAhead:
+    """Brings cold parts of the log into memory. Belongs to the event loop; ``run`` owns the tasks that read."""
+
+    def __init__(self, files: MappedFileQueue, memory: int) -> None:
+        """``memory``: bytes of RAM that this process may count on."""
+        self._files = files
+        self._warm = files.warm
+        self._largest = min(LARGEST_WINDOW, max(memory // _MEMORY_SHARE // CHUNK * CHUNK, FIRST_WINDOW))
+        self._streams: list[_Stream] = []
+        """The one that was used last stands last."""
+        self._nursery: trio.Nursery | None = None
+        self._reads = trio.Semaphore(AT_ONCE)
+        self._stopped = trio.Event()
+        self._told: set[str] = set()
+
+    async def run(self) -> None:
+        """Own the tasks that read, until ``stop`` and the end of those that are under way."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await self._stopped.wait()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Begin no more reads: nobody waits for one any longer, and those under way end by themselves."""
+        self._nursery = None
+        self._stopped.set()
+        for stream in list(self._streams):
+            self._drop(stream)
+
+    async def bring_in(self, begin: int, end: int) -> None:
+        """Return when [begin, end) of the log is in memory, or cannot be brought there: reading it then says why.
+
+        What follows comes too where somebody has read up to ``begin`` a moment ago.
+        """
+        file = self._files.find(begin)
+        if self._nursery is None or file is None or begin >= end:
+            return
+        at = begin - file.start
+        if end <= file.end and self._warm.covers(file, at, end - file.start):
+            return
+        stream = self._stream_at(begin - at % CHUNK, end)
+        if stream is None:
+            return
+        stream.goal = max(stream.goal, end + (file.start - end) % CHUNK)
+        self._fill_soon(stream, self._nursery)
+        while stream.end < end and stream.is_busy:
+            await stream.changed.wait()
+
+    # -- streams
+
+    def _stream_at(self, begin: int, end: int) -> _Stream | None:
+        """The stream that a cold read of [begin, end) belongs to, or a new one; None while all of them are read."""
+        for stream in reversed(self._streams):
+            if stream.begin <= begin <= stream.goal + _GAP:
+                if not stream.is_busy:
+                    if begin < stream.end:  # it has left memory again: what is read for slow readers is for nothing
+                        stream.window = 0
+                    self._forget_mark(stream)
+                    stream.restart(begin)
+                self._use(stream, begin, end - begin)
+                return stream
+        if len(self._streams) >= MOST_STREAMS:
+            idle = next((stream for stream in self._streams if not stream.is_busy), None)
+            if idle is None:
+                return None
+            self._drop(idle)
+        stream = _Stream(begin)
+        self._streams.append(stream)
+        return stream
+
+    def _use(self, stream: _Stream, position: int, wanted: int) -> None:
+        self._streams.remove(stream)
+        self._streams.append(stream)
+        stream.widen(position, wanted, self._largest)
+
+    def _reached(self, stream: _Stream) -> None:
+        """A reader has come to a stream's mark."""
+        self._forget_mark(stream)
+        if self._nursery is not None:
+            self._use(stream, stream.mark, 0)
+            self._fill_soon(stream, self._nursery)
+
+    def _drop(self, stream: _Stream) -> None:
+        self._streams.remove(stream)
+        self._forget_mark(stream)
+        stream.goal = stream.end
+        stream.is_busy = False
+        stream.wake()
+
+    def _forget_mark(self, stream: _Stream) -> None:
+        for key in stream.keys:
+            self._warm.marks.pop(key, None)
+        stream.keys = []
+
+    # -- reading
+
+    def _fill_soon(self, stream: _Stream, nursery: trio.Nursery) -> None:
+        """Go on up to the stream's goal: what is in memory at once, so that its mark stands before the reader comes."""
+        if stream.is_busy:
+            return
+        piece = self._next(stream)
+        if piece is not None:
+            stream.is_busy = True
+            nursery.start_soon(self._fill, stream, piece)
+
+    async def _fill(self, stream: _Stream, piece: _Piece | None) -> None:
+        """Read up to the stream's goal, which may move meanwhile."""
+        try:
+            while piece is not None:
+                file, begin, end = piece
+                got = await self._read(file, begin, end)
+                # the file may be gone meanwhile, and so may this be
+                if self._nursery is None or self._files.find(file.start) is not file:
+                    return
+                self._take(stream, file, begin, got)
+                if got < end:
+                    return
+                piece = self._next(stream)
+                stream.wake()
+        finally:
+            stream.goal = stream.end
+            stream.is_busy = False
+            stream.wake()
+
+    def _next(self, stream: _Stream) -> _Piece | None:
+        """Pass over what is in memory; what has to be read then, None at the goal or the end of what may be cold."""
+        while stream.end < stream.goal:
+            file = self._files.find(stream.end)
+            if file is None:
+                break
+            begin = stream.end - file.start
+            end = min(begin + STEP, stream.goal - file.start, file.hot_from, file.wrote)
+            if end <= begin:
+                break
+            seen = file.in_memory(begin, end)
+            if seen < end:
+                seen = max(begin, seen - seen % CHUNK)
+            self._take(stream, file, begin, seen)
+            if seen < end:
+                return file, seen, end
+        stream.goal = stream.end
+        if not stream.window:  # nobody knows yet whether that reader goes on: he says so by a look
+            stream.mark = stream.end
+            self._mark(stream, stream.end, stream.end + _MARK)
+        return None
+
+    def _take(self, stream: _Stream, file: MappedFile, begin: int, end: int) -> None:
+        """[begin, end) of a file is in memory."""
+        self._warm.note(file, begin, end)
+        self._mark(stream, file.start + begin, file.start + end)
+        stream.end = file.start + end
+
+    def _mark(self, stream: _Stream, begin: int, end: int) -> None:
+        """Place what of the mark lies in [begin, end)."""
+        begin, end = max(begin, stream.mark), min(end, stream.mark + _MARK)
+        file = self._files.find(begin)
+        if file is not None:
+            end = min(end, file.start + min(file.hot_from, file.wrote))
+            if begin < end:
+                hear = partial(self._reached, stream)
+                stream.keys += self._warm.mark(file, begin - file.start, end - file.start, hear)
+
+    async def _read(self, file: MappedFile, begin: int, end: int) -> int:
+        """Up to where [begin, end) could be read: where it could not, who wants the records will hear of the error."""
+        file.hold()
+        try:
+            async with self._reads:
+                if self._nursery is None:
+                    return begin
+                return await self._files.disk.run(file.read_ahead, begin, end)
+        except OSError as error:
+            if file.path not in self._told:
+                self._told.add(file.path)
+                _log.warning("read_ahead_failed", file=file.path, error=str(error))
+            return begin
+        finally:
+            file.release()
