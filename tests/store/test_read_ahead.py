@@ -175,6 +175,10 @@ async def test_what_has_left_memory_again_is_read_again_and_less_of_it() -> None
         await log.ahead.bring_in(2 * FIRST_WINDOW, 2 * FIRST_WINDOW + 1)
         await trio.testing.wait_all_tasks_blocked()
         assert log.reads() == [(2 * FIRST_WINDOW, FIRST_WINDOW)]
+        half = 5 * FIRST_WINDOW // 2
+        assert {number * CHUNK for _, number in log.files.warm.marks} == set(
+            range(half, half + FIRST_WINDOW // 2, CHUNK)
+        )
 
 
 async def test_readers_here_and_there_get_what_they_ask_for() -> None:
