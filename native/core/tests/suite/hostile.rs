@@ -9,7 +9,7 @@ use trimq_native_core::round::{Round, Span};
 use trimq_native_core::rows::{Limits, Room, Stamp};
 use trimq_native_core::rules::Rules;
 
-use crate::batches::{body_of, message};
+use crate::batches::{body_of, is_ordinary, message};
 use crate::config;
 use crate::frames::{as_slices, code, framed, hosts, laid_out, rules, send, usual_rules, Send};
 use crate::names::any_text;
@@ -268,8 +268,12 @@ proptest! {
         for body in [bytes, harmed(body_of(&messages), &harms)] {
             let host: &[&[u8]] = &[&[1; 8]];
             let found = batch::read(&body, &topic, queue_id, Stamp::default(), &rules, host, limits);
+            let served = is_ordinary(&body, limits.body) && queue_id >= 0 && !topic.is_empty();
+            if limits.record == usize::MAX {
+                prop_assert_eq!(found.is_some(), served);
+            }
             let Some(mut rows) = found else { continue };
-            prop_assert!(!rows.is_empty() && queue_id >= 0 && !topic.is_empty());
+            prop_assert!(served);
             let room = Room { rules: &rules, added: 0, hosts: host, limits };
             let mut out = vec![0; rows.total()];
             prop_assert!(rows.write(&body[..1], &mut out, &AT, &[0], &room).is_err());

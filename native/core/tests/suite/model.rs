@@ -93,7 +93,10 @@ pub fn records(bytes: &[u8]) -> Vec<Record> {
 }
 
 /// A unit of a consume queue: log offset, size, tags code.
-pub fn units(bytes: &[u8]) -> Vec<(i64, usize, i64)> {
+pub type Unit = (i64, usize, i64);
+
+/// The units in these bytes.
+pub fn units(bytes: &[u8]) -> Vec<Unit> {
     let mut reader = Reader(bytes);
     let mut found = Vec::new();
     while !reader.0.is_empty() {
@@ -120,7 +123,7 @@ pub fn hash_code(text: &str) -> i32 {
     let (mut sum, mut power) = (0u64, 1u64);
     for unit in units.iter().rev() {
         sum = (sum + u64::from(*unit) * power) & 0xFFFF_FFFF;
-        power = power * 31 & 0xFFFF_FFFF;
+        power = (power * 31) & 0xFFFF_FFFF;
     }
     sum as u32 as i32
 }

@@ -10,7 +10,7 @@ use trimq_native_core::rules::Rules;
 
 use crate::config;
 use crate::frames::{as_slices, code, hosts, laid_out, rules, send, usual_rules, Buffer, Send};
-use crate::model::{crc, hash_code, index_hash, keys, records, units, Reader, Record};
+use crate::model::{crc, hash_code, index_hash, keys, records, units, Reader, Record, Unit};
 
 /// Limits that no message of these tests is over.
 pub const WIDE: Limits = Limits { body: usize::MAX, record: usize::MAX };
@@ -46,7 +46,7 @@ pub fn start_of(queue: &(String, i32)) -> i64 {
 /// What becomes of sends that are all served, one after the other.
 pub struct Expected {
     pub records: Vec<Record>,
-    pub units: HashMap<(String, i32), Vec<(i64, usize, i64)>>,
+    pub units: HashMap<(String, i32), Vec<Unit>>,
     pub hashes: Vec<i32>,
     pub keys: Vec<usize>,
     /// For each span, what its replies tell.
