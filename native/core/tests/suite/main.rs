@@ -20,7 +20,7 @@ fn config() -> Config {
     let usual = Config::default();
     if cfg!(miri) {
         // Miri has no files to keep failures in.
-        Config { cases: 4, failure_persistence: None, ..usual }
+        Config { cases: 2, failure_persistence: None, ..usual }
     } else {
         usual
     }
