@@ -40,8 +40,7 @@ HOSTS: Final = [record.pack_host("127.0.0.1", 40_000), record.pack_host("2001:db
 ADDED: Final = b"MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02"
 PHYSICAL: Final = (5 << 30) + 77
 STORED_AT: Final = 1_700_000_000_999
-NEXT: Final = 1 << 33
-"""Where each queue goes on."""
+NEXT: Final = 1 << 45
 
 
 def make_reader(*, reserved: frozenset[str] = frozenset(), tags: bool = False, store_host: bytes = STORE_HOST) -> Any:
@@ -124,48 +123,75 @@ def read(reader: Any, frame: bytes, code: int, host: bytes, limits: tuple[int, i
     return messages if len(messages) else None
 
 
-def check_stored(messages: Messages, frame: bytes, sent: Sent, host: bytes, *, tags: bool) -> None:
-    """Write what the leaf has read, and compare all that comes of it with Python's."""
-    command, header = sent.command, sent.header
-    assert messages.queues() == [(header.topic, header.queue_id, 1, messages.total)]
+class Taken(NamedTuple):
+    """A send that is to be stored: the number of its span, whose client is at ``host``."""
+
+    span: int
+    host: bytes
+    sent: Sent
+
+
+def next_of(queue: tuple[str, int]) -> int:
+    """Where a queue goes on: each at a place of its own."""
+    return NEXT + 1000 * string_hash(queue[0]) + queue[1]
+
+
+def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], spans: int, *, tags: bool) -> None:
+    """Write what the leaf has read, and compare all that comes of it with Python's: each send by itself."""
+    places = {(topic, queue_id): at for at, (topic, queue_id, _, _) in enumerate(messages.queues())}
     buffer = bytearray(messages.total + 3)
-    front = messages.write(memoryview(frame), memoryview(buffer), 3, PHYSICAL, STORED_AT, [NEXT])
+    starts = list(map(next_of, places))
+    front = messages.write(memoryview(frames), memoryview(buffer), 3, PHYSICAL, STORED_AT, starts)
     assert bytes(buffer[:11]) == bytes(11)
-    expected = record.encode_record(
-        topic=header.topic.encode(),
-        body=command.body,
-        properties=header.properties.encode() + ADDED,
-        queue_id=header.queue_id,
-        queue_offset=NEXT,
-        physical_offset=PHYSICAL,
-        born_timestamp=header.born_timestamp,
-        born_host=host,
-        store_timestamp=STORED_AT,
-        store_host=STORE_HOST,
-        flag=header.flag,
-        sys_flag=header.sys_flag | host_flags(host, STORE_HOST),
-        reconsume_times=header.reconsume_times or 0,
-    )
-    assert front + bytes(buffer[11:]) == expected
-    tag = tags_code(sent.tag) if sent.tag else 0
-    assert messages.units() == struct.pack(">qiq", PHYSICAL, len(expected), tag)
-    assert messages.tags_codes(0) == [tag]
-    words = sent.words if sent.tag is None or not tags else (*sent.words, TAG_KEY + sent.tag)
-    hashes = [key_hash(header.topic, word) for word in words]
-    assert messages.keys(STORED_AT).rows() == [(value, PHYSICAL, STORED_AT) for value in hashes]
-    binary = command.encoding is Encoding.ROCKETMQ
-    row = (0, command.opaque, binary, 0, sent.unique, PHYSICAL, NEXT, len(expected))
-    assert messages.requests() == [row]
-    reply = RemotingCommand(0, command.opaque, 1, VERSION, LANGUAGE, encoding=command.encoding)
-    reply.ext = {
-        "MSG_REGION": "DefaultRegion",
-        "TRACE_ON": "true",
-        "msgId": (STORE_HOST + PHYSICAL.to_bytes(8, "big")).hex().upper(),
-        "queueId": str(header.queue_id),
-        "queueOffset": str(NEXT),
-        "transactionId": sent.unique,
-    }
-    assert messages.replies() == [encode(reply)]
+    records, rows, requests = b"", [], []
+    units: dict[tuple[str, int], list[tuple[int, int, int]]] = {queue: [] for queue in places}
+    replies = [b""] * spans
+    for span, host, sent in taken:
+        command, header = sent.command, sent.header
+        queue, at = (header.topic, header.queue_id), PHYSICAL + len(records)
+        queue_offset = next_of(queue) + len(units[queue])
+        made = record.encode_record(
+            topic=header.topic.encode(),
+            body=command.body,
+            properties=header.properties.encode() + ADDED,
+            queue_id=header.queue_id,
+            queue_offset=queue_offset,
+            physical_offset=at,
+            born_timestamp=header.born_timestamp,
+            born_host=host,
+            store_timestamp=STORED_AT,
+            store_host=STORE_HOST,
+            flag=header.flag,
+            sys_flag=header.sys_flag | host_flags(host, STORE_HOST),
+            reconsume_times=header.reconsume_times or 0,
+        )
+        records += made
+        units[queue].append((at, len(made), tags_code(sent.tag) if sent.tag else 0))
+        words = sent.words if sent.tag is None or not tags else (*sent.words, TAG_KEY + sent.tag)
+        rows += [(key_hash(header.topic, word), at, STORED_AT) for word in words]
+        binary = command.encoding is Encoding.ROCKETMQ
+        requests.append((span, command.opaque, binary, places[queue], sent.unique, at, queue_offset, len(made)))
+        reply = RemotingCommand(0, command.opaque, 1, VERSION, LANGUAGE, encoding=command.encoding)
+        reply.ext = {
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
+            "msgId": (STORE_HOST + at.to_bytes(8, "big")).hex().upper(),
+            "queueId": str(header.queue_id),
+            "queueOffset": str(queue_offset),
+            "transactionId": sent.unique,
+        }
+        replies[span] += encode(reply)
+    assert front + bytes(buffer[11:]) == records
+    assert messages.total == len(records)
+    assert messages.queues() == [(*queue, len(own), sum(size for _, size, _ in own)) for queue, own in units.items()]
+    assert messages.units() == b"".join(struct.pack(">qiq", *unit) for own in units.values() for unit in own)
+    assert [messages.tags_codes(at) for at in range(len(places))] == [
+        [unit[2] for unit in own] for own in units.values()
+    ]
+    assert messages.keys(STORED_AT).rows() == rows
+    assert messages.physical_offsets() == [row[5] for row in requests]
+    assert messages.requests() == requests
+    assert messages.replies() == replies
 
 
 def twins(frame: bytes, code: int, *, tags: bool = False, host: bytes = HOSTS[0]) -> bool:
@@ -175,7 +201,7 @@ def twins(frame: bytes, code: int, *, tags: bool = False, host: bytes = HOSTS[0]
     if messages is None:
         return False
     assert sent is not None
-    check_stored(messages, frame, sent, host, tags=tags)
+    check_stored(messages, frame, [Taken(0, host, sent)], 1, tags=tags)
     return True
 
 
@@ -424,6 +450,95 @@ def test_what_the_leaf_takes_of_any_binary_python_takes(
         assert taken == (by_python(frame, code) is not None)
 
 
+# -- rounds
+
+
+ROUNDS: Final = st.lists(
+    st.lists(st.tuples(sends(MIXED), st.booleans(), HOWS, SHORT, st.sampled_from(["Orders", "Other"])), max_size=5),
+    min_size=1,
+    max_size=4,
+)
+"""What each connection has sent: sends, in binary or how else, their bodies, and their topics."""
+
+
+def frame_of(one: Any, code: int) -> bytes:
+    (envelope, fields), binary, how, body, topic = one
+    fields = fields | {"b": topic, "e": fields["e"] % 3}
+    if not binary:
+        return framed(in_json(envelope, fields, code, how).encode(), body)
+    ext = {name: as_text(value) for name, value in named(fields, code).items()}
+    command = RemotingCommand(code, envelope["opaque"], 0, 1, "GO", ext=ext, body=body, encoding=Encoding.ROCKETMQ)
+    return encode(command)
+
+
+@given(
+    connections=ROUNDS,
+    code=CODES,
+    tags=st.booleans(),
+    most=st.integers(0, 12) | st.just(1 << 30),
+    of_each=st.integers(0, 5) | st.just(1 << 30),
+    bad=st.sets(st.tuples(st.sampled_from(["Orders", "Other"]), st.integers(0, 2)), max_size=3),
+    cut=st.integers(0, 3),
+)
+def test_rounds_are_what_python_makes_of_each(
+    connections: list[Any], code: int, tags: bool, most: int, of_each: int, bad: set[tuple[str, int]], cut: int
+) -> None:
+    """Up to the first that is not ordinary, in each connection; then up to the first to a queue that is not good."""
+    frames, spans, hosts = b"", [], []
+    taken: list[Taken] = []
+    parts, left_parts = [], []
+    left: list[Taken] = []
+    for number, sent_here in enumerate(connections):
+        frames += b"other"
+        host = HOSTS[number % 2]
+        begin = stop = good_stop = len(frames)
+        own = [frame_of(one, code) for one in sent_here]
+        frames += b"".join(own)
+        if cut and own:  # the last frame of each is not all there
+            frames = frames[:-cut]
+        count = good = 0
+        for one in own:
+            sent = by_python(one, code)
+            if sent is None or count == of_each or len(taken) == most or stop + len(one) > len(frames):
+                break
+            if good == count and (sent.header.topic, sent.header.queue_id) not in bad:
+                good, good_stop = good + 1, stop + len(one)
+                left.append(Taken(number, host, sent))
+            count, stop = count + 1, stop + len(one)
+            taken.append(Taken(number, host, sent))
+        parts.append((count, stop))
+        left_parts.append((good, good_stop))
+        spans.append((begin, len(frames), of_each))
+        hosts.append(host)
+    messages: Messages = make_reader(tags=tags).read(memoryview(frames), code, spans, hosts, most, NO_LIMITS)
+    assert messages.parts() == parts
+    assert len(messages) == len(taken)
+    if bad:
+        messages.leave_out([(topic, queue_id) not in bad for topic, queue_id, _, _ in messages.queues()])
+        assert messages.parts() == left_parts
+    if len(messages):
+        check_stored(messages, frames, left if bad else taken, len(spans), tags=tags)
+    else:
+        assert not (left if bad else taken)
+        assert (messages.total, messages.queues(), messages.requests()) == (0, [], [])
+
+
+@pytest.mark.parametrize("body", [b"", bytes(101)])
+def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
+    """The first message to it is over a limit, another client's is not: what was read of the first is forgotten."""
+    frames, spans = b"", []
+    for topic, key, data in [("Orders", "A", body), ("Payments", "B", body), ("Orders", "OrdersPayments", bytes(100))]:
+        ext = {"a": "g", "b": topic, "c": "T", "d": 4, "e": 1, "f": 0, "g": 1, "h": 0, "i": f"UNIQ_KEY\x01{key}\x02"}
+        begin = len(frames)
+        frames += framed(json.dumps({"code": 310, "extFields": ext}).encode(), data)
+        spans.append((begin, len(frames), 9))
+    messages = make_reader().read(memoryview(frames), 310, spans, [HOSTS[0]] * 3, 9, (100, 1 << 20))
+    assert messages.parts() == [(0, spans[0][0]), (0, spans[1][0]), (1, spans[2][1])]
+    sent = by_python(frames[spans[2][0] :], 310)
+    assert sent is not None
+    check_stored(messages, frames, [Taken(2, HOSTS[0], sent)], 3, tags=False)
+
+
 # -- rules
 
 
@@ -442,7 +557,7 @@ def test_rules_are_those_of_the_pattern(text: str, reserved: frozenset[str], lim
     messages = read(make_reader(reserved=reserved), frame, 310, HOSTS[0], limits)
     assert (messages is None) == (sent is None)
     if messages is not None and sent is not None:
-        check_stored(messages, frame, sent, HOSTS[0], tags=False)
+        check_stored(messages, frame, [Taken(0, HOSTS[0], sent)], 1, tags=False)
 
 
 @pytest.mark.parametrize("at_most", [256, 257])
