@@ -231,7 +231,8 @@ ORDINARY: Final = st.builds(
     UNIQUE,
     st.lists(
         st.tuples(
-            st.sampled_from([*sorted(FAST_NAMES - {"UNIQ_KEY", "WAIT"}), "colour", "ä"]),
+            st.sampled_from(["KEYS", "TAGS"])
+            | st.sampled_from([*sorted(FAST_NAMES - {"UNIQ_KEY", "WAIT"}), "colour", "ä"]),
             st.text(LETTERS, min_size=1, max_size=8),
         ).map(lambda pair: f"{pair[0]}\x01{pair[1]}\x02"),
         max_size=4,

@@ -317,6 +317,7 @@ fn plain(topic: &str, queue_id: i32, body: &[u8], text: &str) -> Send {
 
 /// Properties take what a record has for them, with what is added, and no more.
 #[test]
+#[cfg_attr(miri, ignore = "long, interpreted")]
 fn properties_over_their_limit_are_not_served() {
     let hosts = hosts(1);
     let hosts = as_slices(&hosts);
