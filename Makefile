@@ -20,7 +20,7 @@ NATIVE ?= on
 $(if $(filter on off,$(NATIVE)),,$(error NATIVE=$(NATIVE): on or off is expected))
 
 .DEFAULT_GOAL := help
-.PHONY: help run native test test-native test-newest coverage coverage-spark crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
+.PHONY: help run native test test-native fuzz-native miri test-newest coverage coverage-spark crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
 	check-lint check-types check-public-types check-layers check-generated check-native \
 	format generate bench lock changelog wheels release clean
 
@@ -151,8 +151,26 @@ test: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the tests; ARGS='-k name' f
 # with_cargo,COMPONENTS,COMMANDS: in native/; where a component is missing this is left out, which in CI is a failure.
 with_cargo = native/make-wheel --look $(1) || { [ -z "$$CI" ] && echo "$@: left out"; exit; }; cd native && $(2)
 
+# In CI the same random examples each time, as Python's tests have them.
 test-native: ## run the tests of the native leaf that are in Rust
-	@$(call with_cargo,,cargo test --locked --quiet)
+	@$(call with_cargo,,$${CI:+env PROPTEST_RNG_SEED=22} cargo test --locked --quiet)
+
+# An example that fails is printed, and kept in native/core/tests/proptest-regressions/, from where each run tries it again.
+fuzz-native: MINUTES ?= 60
+fuzz-native: suite = cargo test --locked --quiet --release --package trimq-native-core --test suite
+fuzz-native: ## try new examples on the native leaf, for an hour or MINUTES=5
+	@mkdir -p build
+	@$(call with_cargo,,$(suite) --no-run && end=$$(($$(date +%s) + 60 * $(MINUTES))) && turns=0 && \
+		while [ $$(date +%s) -lt $$end ]; do \
+			PROPTEST_CASES=20000 $(suite) >../build/fuzz-native.log 2>&1 || { cat ../build/fuzz-native.log; exit 1; }; \
+			turns=$$((turns + 1)); \
+		done && echo "native: $$turns turns of 20000 new examples for each test")
+
+# A few examples of each test: they are interpreted, a thousand times slower.
+miri: ## run the tests of the native leaf in Miri, which sees undefined behaviour (a nightly Rust)
+	@cargo +nightly miri --version >/dev/null 2>&1 || \
+		{ echo "native: Miri is missing, $@: left out; rustup toolchain install nightly --component miri,rust-src"; exit; }; \
+		cd native && cargo +nightly miri test --locked --quiet --package trimq-native-core
 
 test-newest: BIN = .venv-newest/bin
 test-newest: .venv-newest/.newest-stamp $(call leaf,.venv-newest) ## run the tests with the newest Python that Debian offers
@@ -178,18 +196,20 @@ enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage 
 crash: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash)
 
-# It is Python's code that is broken.
-mutations: export TRIMQ_NATIVE = off
+# It is Python's code that is broken, and its ways are those without the leaf; those of the leaf build one for themselves.
 mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## break the code in many ways, and see that the tests find each; ARGS=recovery for some
 	@$(compile)
 	@$(BIN)/python -m tests.crash.mutations $(ARGS)
 
 # What is long and rare: before an issue is called resolved, and each night.
-nightly: mutations ## mutations, crashes with more seeds, 50 kills under load, long partner tests, both PySpark
+nightly: mutations $(call leaf,$(VENV)) ## mutations, crashes with more seeds, 50 kills under load, long partner tests, both PySpark, the leaf's examples
 	@$(BIN)/python -m tests.crash --seeds 1-3
 	@$(BIN)/python -m tests.crash.kill --kills 50
 	@$(BIN)/python -m pytest -m "partners and nightly" tests/interop tests/client tests/crash
 	@$(MAKE) --no-print-directory test-spark NIGHTLY=1
+	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 tests/protocol/test_native_twins.py
+	@$(MAKE) --no-print-directory fuzz-native MINUTES=5
+	@$(MAKE) --no-print-directory miri
 
 test-partners: $(VENV)/.dev-stamp ## clients, Spark, operations: all of them, though one fails
 	@$(MAKE) --no-print-directory --keep-going test-clients check-spark test-spark test-operations

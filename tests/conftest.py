@@ -10,6 +10,7 @@ from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)
+settings.register_profile("nightly", max_examples=4000, deadline=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 JVM_FIXTURES = {"java", "latest_java", "any_java", "admin"}

@@ -61,7 +61,7 @@ pub fn flat<'py>(
     let mut physical: Vec<i64> = Vec::with_capacity(2 * entries.len());
     let mut times: Vec<i64> = Vec::with_capacity(2 * entries.len());
     let mut topic = String::new();
-    let mut front = Hash::EMPTY;
+    let mut front = Hash::of("#");
     for entry in entries {
         if let Ok(keys) = entry.cast::<Keys>() {
             let keys = keys.get();

@@ -148,7 +148,9 @@ impl<'a> Ext<'a> {
                 }
                 self.header.properties = begin..arena.len();
             }
-            Unknown => {}
+            Unknown => {
+                value.plain()?; // nobody looks whether it is well escaped
+            }
         }
         Some(())
     }
@@ -304,6 +306,14 @@ impl<'a> Json<'a> {
         }
         self.value().map(Some)
     }
+
+    /// A field of the envelope that nothing is made of. None also where it has escapes, which would have to be looked at.
+    fn not_looked_at(&mut self) -> Option<()> {
+        if let Some(value) = self.value_or_null()? {
+            value.plain()?;
+        }
+        Some(())
+    }
 }
 
 /// How many bytes come before the first that is a quotation mark, a backslash or a control character, in steps of eight.
@@ -407,7 +417,7 @@ pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Optio
             }
             "language" => {
                 once(4)?;
-                json.value_or_null()?;
+                json.not_looked_at()?;
             }
             "remark" => {
                 once(5)?;
@@ -417,7 +427,7 @@ pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Optio
             }
             "serializeTypeCurrentRPC" => {
                 once(6)?;
-                json.value_or_null()?;
+                json.not_looked_at()?;
             }
             "extFields" => {
                 once(7)?;
@@ -577,6 +587,9 @@ mod tests {
             (r#"\u0002"#, r#"\ud800"#),
             (r#"\u0002"#, r#"\ud800\ud800"#),
             (r#"\u0002"#, r#"\x"#),
+            (r#""n":"broker-a""#, r#""z":"\x""#),
+            (r#""language":"JAVA""#, r#""language":"\ud800""#),
+            (r#""serializeTypeCurrentRPC":"JSON""#, r#""serializeTypeCurrentRPC":"\u00""#),
             (r#""code":310"#, r#""code":311"#),
             (r#""code":310,"#, ""),
             ("479}", "479}}"),

@@ -146,16 +146,20 @@ impl Round {
             reconsume_times: header.reconsume_times,
             host: span,
         };
-        let queue = match known.get(&(header.topic, header.queue_id)) {
-            Some(queue) => *queue,
-            None => {
-                let queue = self.rows.add_queue(header.topic, header.queue_id)?;
-                known.insert((header.topic, header.queue_id), queue);
-                queue
-            }
+        let place = (header.topic, header.queue_id);
+        let met = known.get(&place).copied();
+        let queue = match met {
+            Some(queue) => queue,
+            None => self.rows.add_queue(header.topic, header.queue_id)?,
         };
         if !self.rows.add(queue, body, header.properties, stamp, &found, room) {
+            if met.is_none() {
+                self.rows.take_back_queue();
+            }
             return None;
+        }
+        if met.is_none() {
+            known.insert(place, queue);
         }
         let unique = unique_at..unique_at + unique.len();
         self.requests.push(Request { span, opaque: header.opaque, binary: encoding == 1, unique, stop });
@@ -218,4 +222,41 @@ impl Round {
 /// Where a part of a text begins in it.
 fn place_of(part: &str, whole: &str) -> usize {
     part.as_ptr() as usize - whole.as_ptr() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(topic: &str, key: &str, body: &[u8]) -> Vec<u8> {
+        let head = format!(
+            concat!(
+                r#"{{"code":310,"extFields":{{"a":"g","b":"{}","c":"T","d":"4","e":"1","f":"0","g":"17","h":"0","#,
+                r#""i":"UNIQ_KEY\u0001{}\u0002"}},"opaque":7}}"#
+            ),
+            topic, key
+        );
+        let words = [(4 + head.len() + body.len()) as u32, head.len() as u32];
+        [&words[0].to_be_bytes(), &words[1].to_be_bytes(), head.as_bytes(), body].concat()
+    }
+
+    #[test]
+    fn the_queue_of_a_message_that_is_not_served_is_forgotten() {
+        let (rules, limits) = (Rules::default(), Limits { body: 100, record: 1000 });
+        let hosts: [&[u8]; 3] = [&[1; 8]; 3];
+        let mut frames = Vec::new();
+        let mut spans = Vec::new();
+        // the last text lies where the others' topics lay
+        for (topic, key, body) in
+            [("Orders", "A", vec![1; 101]), ("Payments", "B", vec![]), ("Orders", "OrdersPayments", vec![1; 100])]
+        {
+            let begin = frames.len();
+            frames.extend(frame(topic, key, &body));
+            spans.push(Span { place: begin..frames.len(), most: 9 });
+        }
+        let round = Round::read(&frames, 310, &spans, 9, &rules, &hosts, limits);
+        assert_eq!(round.parts.iter().map(|part| part.count).collect::<Vec<_>>(), [0, 0, 1]);
+        let queues: Vec<&str> = round.rows.queues().iter().map(|queue| round.rows.text(&queue.topic)).collect();
+        assert_eq!(queues, ["Orders"]);
+    }
 }

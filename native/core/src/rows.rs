@@ -186,6 +186,13 @@ impl Rows {
         Some(self.queues.len() - 1)
     }
 
+    /// Forget the queue that was added last, which nothing goes to.
+    pub fn take_back_queue(&mut self) {
+        if let Some(queue) = self.queues.pop() {
+            self.texts.truncate(queue.topic.start);
+        }
+    }
+
     /// A message, whose properties have been looked through. False where a limit is broken: it is not among them then.
     pub fn add(
         &mut self,

@@ -8,7 +8,8 @@ which tests have to fail:
     # Environment: spark-newest      (where the tests need PySpark)
     # Survives: reason               (where no test can see it)
 
-``python -m tests.crash.mutations`` applies each to a copy of the tree and runs its tests there.
+``python -m tests.crash.mutations`` applies each to a copy of the tree and runs its tests there. Those of the area
+``native`` break the native leaf, or what calls it: their tests run with a leaf that is built of the copy.
 """
 
 import os
@@ -17,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ _NOT_COPIED: Final = shutil.ignore_patterns(
     ".git", ".venv*", "data", "target", "node_modules", "wheels", "__pycache__", ".*_cache", ".hypothesis"
 )
 _PASSED, _FAILED = 0, 1  # pytest's exit codes
+_LEAF: Final = Path("build") / "leaf"
+"""Where the leaf of a tree is, for processes that have this in PYTHONPATH."""
 
 
 class Outcome(Enum):
@@ -82,6 +86,11 @@ class Mutation:
     def area(self) -> str:
         """The part of the project that it breaks."""
         return self.path.parent.name
+
+    @property
+    def is_native(self) -> bool:
+        """Its tests need the native leaf; all others run without."""
+        return self.area == "native"
 
     @property
     def name(self) -> str:
@@ -137,13 +146,60 @@ def copied_tree(place: Path, root: Path = ROOT) -> Iterator[Path]:
         shutil.rmtree(copy)
 
 
-def run_tests(python: str, tree: Path, tests: Sequence[str], timeout: float, marks: str) -> tuple[int | None, str]:
+def build_leaf(tree: Path) -> str:
+    """Build the native leaf of a tree, for tests in it. What was said where that fails; empty where it is done."""
+    folder = tree / "build" / "wheel"
+    quickly = {"LTO": "off", "OPT_LEVEL": "1", "CODEGEN_UNITS": "16", "INCREMENTAL": "true"}
+    done = subprocess.run(
+        [tree / "native" / "make-wheel", folder, "--no-build-isolation"],
+        env={
+            **os.environ,
+            "PYTHON": sys.executable,
+            **{f"CARGO_PROFILE_RELEASE_{key}": value for key, value in quickly.items()},
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        log = folder / "build.log"
+        return done.stderr + (log.read_text(encoding="utf-8") if log.exists() else "")
+    (wheel,) = folder.glob("*.whl")
+    shutil.rmtree(tree / _LEAF, ignore_errors=True)
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tree / _LEAF)
+    return ""
+
+
+def environment_of(tree: Path, *, native: bool) -> dict[str, str]:
+    """What processes of a tree have in their environment: they use the leaf that was built of it, or none at all."""
+    path = os.pathsep.join(map(str, [tree, tree / _LEAF] if native else [tree]))
+    return {**os.environ, "PYTHONPATH": path, "TRIMQ_NATIVE": "on" if native else "off"}
+
+
+def has_leaf(tree: Path) -> bool:
+    """Whether processes of a tree use the leaf that was built of it. Without one, its tests would be skipped."""
+    code = "from trimq.protocol.native import NATIVE; print(NATIVE.is_on and NATIVE.leaf.__file__)"
+    environment = environment_of(tree, native=True)
+    command = [sys.executable, "-B", "-c", code]
+    found = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
+    return found.stdout.startswith(str(tree / _LEAF))
+
+
+def can_build_leaf(root: Path = ROOT) -> bool:
+    """Whether a Rust is there that is new enough; if not, a line says so."""
+    return subprocess.run([root / "native" / "make-wheel", "--look"], check=False).returncode == 0
+
+
+def run_tests(
+    python: str, tree: Path, tests: Sequence[str], timeout: float, marks: str, *, native: bool = False
+) -> tuple[int | None, str]:
     """pytest's exit code (None: it did not end in ``timeout`` seconds) and what it printed."""
     command = [python, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *tests]
     process = subprocess.Popen(
         command,
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env=environment_of(tree, native=native),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -163,8 +219,15 @@ def try_mutation(mutation: Mutation, tree: Path, timeout: float = 600.0) -> tupl
     if why:
         return Outcome.BROKEN, why
     try:
+        if mutation.is_native and (why := build_leaf(tree)):
+            return Outcome.BROKEN, why
         code, printed = run_tests(
-            interpreter(mutation.environment), tree, mutation.tests, timeout, marks_for(mutation.environment)
+            interpreter(mutation.environment),
+            tree,
+            mutation.tests,
+            timeout,
+            marks_for(mutation.environment),
+            native=mutation.is_native,
         )
     finally:
         _git_apply(mutation, tree, "--reverse")

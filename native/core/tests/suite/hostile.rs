@@ -1,0 +1,294 @@
+//! Any bytes: nothing panics, nothing counts twice, and nothing depends on bytes that are not the frames'.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{select, Index};
+use trimq_native_core::batch;
+use trimq_native_core::header::{send_in_binary, send_in_json, SendHeader};
+use trimq_native_core::round::{Round, Span};
+use trimq_native_core::rows::{Limits, Room, Stamp};
+use trimq_native_core::rules::Rules;
+
+use crate::batches::{body_of, is_ordinary, message};
+use crate::config;
+use crate::frames::{as_slices, code, framed, hosts, laid_out, rules, send, usual_rules, Send};
+use crate::names::any_text;
+use crate::round_trip::{queues, AT, WIDE};
+
+/// Something that goes wrong on the way.
+#[derive(Clone, Debug)]
+enum Harm {
+    Flip(Index, u8),
+    Cut(Index),
+    Insert(Index, Vec<u8>),
+    Remove(Index, usize),
+    /// A number of four bytes.
+    Number(Index, u32),
+    Repeat(Index, Index),
+}
+
+fn harm() -> impl Strategy<Value = Harm> {
+    let number = prop_oneof![Just(0), Just(u32::MAX), Just(i32::MAX as u32), 0..300u32, any::<u32>()];
+    let text = select(vec!["\"", "\\", "{", "}", ",", ":", "\\u", "\\ud800", "null", "\u{1}", "\u{2}", "-", "0"]);
+    prop_oneof![
+        4 => (any::<Index>(), any::<u8>()).prop_map(|(at, mask)| Harm::Flip(at, mask)),
+        1 => any::<Index>().prop_map(Harm::Cut),
+        3 => (any::<Index>(), text).prop_map(|(at, text)| Harm::Insert(at, text.as_bytes().to_vec())),
+        1 => (any::<Index>(), vec(any::<u8>(), 1..6)).prop_map(|(at, bytes)| Harm::Insert(at, bytes)),
+        2 => (any::<Index>(), 1..9usize).prop_map(|(at, count)| Harm::Remove(at, count)),
+        3 => (any::<Index>(), number).prop_map(|(at, number)| Harm::Number(at, number)),
+        1 => (any::<Index>(), any::<Index>()).prop_map(|(from, to)| Harm::Repeat(from, to)),
+    ]
+}
+
+fn harmed(mut bytes: Vec<u8>, harms: &[Harm]) -> Vec<u8> {
+    for harm in harms {
+        if bytes.is_empty() {
+            break;
+        }
+        let count = bytes.len();
+        match harm {
+            Harm::Flip(at, mask) => bytes[at.index(count)] ^= mask,
+            Harm::Cut(at) => bytes.truncate(at.index(count)),
+            Harm::Insert(at, more) => {
+                let at = at.index(count);
+                bytes.splice(at..at, more.iter().copied());
+            }
+            Harm::Remove(at, most) => {
+                let at = at.index(count);
+                bytes.drain(at..count.min(at + most));
+            }
+            Harm::Number(at, number) => {
+                let at = at.index(count);
+                let end = count.min(at + 4);
+                bytes[at..end].copy_from_slice(&number.to_be_bytes()[..end - at]);
+            }
+            Harm::Repeat(from, to) => {
+                let (one, other) = (from.index(count), to.index(count));
+                let part = bytes[one.min(other)..one.max(other)].to_vec();
+                bytes.splice(one..one, part);
+            }
+        }
+    }
+    bytes
+}
+
+/// Sizes at the edges of what a size can be.
+fn edge() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(0), Just(1), 0..200usize, Just(usize::MAX), any::<usize>()]
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    prop_oneof![
+        3 => Just(WIDE),
+        2 => (edge(), edge()).prop_map(|(body, record)| Limits { body, record }),
+    ]
+}
+
+/// Spans of a buffer: also such as do not lie in it, or end before they begin.
+fn spans() -> impl Strategy<Value = Vec<Span>> {
+    vec((edge(), edge(), edge()).prop_map(|(begin, end, most)| Span { place: begin..end, most }), 0..4)
+}
+
+/// Everything that is done with a round, in its order; what is known of it holds at each step.
+fn all_of_it(frames: &[u8], code: u16, spans: &[Span], most: usize, rules: &Rules, limits: Limits, good: &[bool]) {
+    let hosts = hosts(spans.len());
+    let hosts = as_slices(&hosts);
+    let mut round = Round::read(frames, code, spans, most, rules, &hosts, limits);
+    assert!(round.requests.len() <= most);
+    assert_consistent(&round, frames, spans);
+    let before: usize = round.requests.len();
+    round.leave_out(spans, &vec![true; queues(&round).len()]);
+    assert_eq!(round.requests.len(), before, "all are good");
+    round.leave_out(spans, good);
+    assert_consistent(&round, frames, spans);
+    let starts = vec![1 << 40; round.rows.queues().len()];
+    let mut out = vec![0; round.rows.total()];
+    let done = round.write(frames, &mut out, &AT, &starts, rules, &hosts);
+    assert_eq!(done.is_ok(), !round.rows.is_empty(), "{done:?}");
+    let replies = round.replies(rules);
+    assert_eq!(replies.len(), spans.len());
+    assert!(round.rows.tags_codes(usize::MAX).is_empty());
+    assert_eq!((round.rows.queue_of(usize::MAX), round.rows.size_of(usize::MAX)), (None, 0));
+    // other frames than those that were read, none at all, or a wrong number of queues: said, not done
+    let few = round.write(&[], &mut out, &AT, &starts, rules, &hosts);
+    assert!(few.is_err() || round.rows.is_empty());
+    assert!(round.write(frames, &mut out, &AT, &[], rules, &hosts).is_err());
+}
+
+fn assert_consistent(round: &Round, frames: &[u8], spans: &[Span]) {
+    let rows = &round.rows;
+    assert_eq!(round.parts.len(), spans.len());
+    assert_eq!(rows.len(), round.requests.len());
+    let mut totals = (0, 0);
+    for (number, queue) in rows.queues().iter().enumerate() {
+        let own = || (0..rows.len()).filter(|message| rows.queue_of(*message) == Some(number));
+        assert_eq!(queue.count, own().count());
+        assert!(queue.count > 0, "a queue that nothing goes to");
+        assert_eq!(queue.size, own().map(|message| rows.size_of(message)).sum::<usize>());
+        assert!(!rows.text(&queue.topic).is_empty());
+        totals = (totals.0 + queue.count, totals.1 + queue.size);
+    }
+    assert_eq!(totals, (rows.len(), rows.total()));
+    assert_eq!(rows.keys().sum::<usize>(), rows.hashes().len());
+    assert!(rows.hashes().iter().all(|hash| *hash >= 0));
+    for (number, (part, span)) in round.parts.iter().zip(spans).enumerate() {
+        assert!(part.count <= span.most);
+        assert_eq!(part.count, round.requests.iter().filter(|request| request.span == number).count());
+        assert_eq!(part.stop, ends_of(frames, span, part.count), "where the next one begins");
+    }
+}
+
+/// Where so many frames of a span end, by their length words.
+fn ends_of(frames: &[u8], span: &Span, count: usize) -> usize {
+    (0..count).fold(span.place.start, |at, _| {
+        let total = u32::from_be_bytes(frames[at..at + 4].try_into().unwrap());
+        let end = at + 4 + total as usize;
+        assert!(end <= span.place.end);
+        end
+    })
+}
+
+fn same_header(one: Option<SendHeader<'_>>, other: Option<SendHeader<'_>>) {
+    assert_eq!(one.is_some(), other.is_some());
+    if let (Some(one), Some(other)) = (one, other) {
+        assert_eq!(one.topic, other.topic);
+        assert_eq!(one.properties.len(), other.properties.len());
+    }
+}
+
+/// Look at a header in all ways: what is already in the arena stays, and what is put there is a text.
+fn any_header(head: &[u8], code: u16) {
+    for read in [send_in_json, send_in_binary] {
+        let mut arena = b"kept".to_vec();
+        let found = read(head, code, &mut arena);
+        assert_eq!(&arena[..4], b"kept");
+        if let Some(header) = &found {
+            assert_eq!(header.properties, 4..arena.len());
+            assert!(std::str::from_utf8(&arena[4..]).is_ok());
+        }
+        same_header(found, read(head, code, &mut Vec::new()));
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn any_bytes_as_frames(
+        bytes in vec(any::<u8>(), 0..300), code in prop_oneof![code(), any::<u16>()], spans in spans(), most in edge(),
+        limits in limits(), good in vec(any::<bool>(), 0..4),
+    ) {
+        all_of_it(&bytes, code, &spans, most, &usual_rules(true, 8, ""), limits, &good);
+    }
+
+    /// Frames around any bytes, so that those are read as a header.
+    #[test]
+    fn any_bytes_as_headers(head in vec(any::<u8>(), 0..200), encoding in 0..3u8, code in code()) {
+        any_header(&head, code);
+        let frame = framed(&head, encoding, b"body");
+        let spans = [Span { place: 0..frame.len(), most: 9 }];
+        all_of_it(&frame, code, &spans, 9, &usual_rules(true, 8, ""), WIDE, &[true]);
+    }
+
+    /// Texts of which some are JSON.
+    #[test]
+    fn any_text_as_a_header(
+        text in r#"[ \t]?\{("(code|extFields|flag|opaque|a|b|i|remark|é)"[:,]?(310|-?[0-9]{1,20}|true|null|\{|\}|"(\\?[a-z"/\\]){0,4}"),?){0,6}\}?"#,
+        code in code(),
+    ) {
+        any_header(text.as_bytes(), code);
+    }
+
+    #[test]
+    fn harmed_headers(send in send(), harms in vec(harm(), 1..4), code in code()) {
+        let frame = Send { body: vec![], ..send }.frame(code);
+        any_header(&harmed(frame[8..].to_vec(), &harms), code);
+    }
+
+    #[test]
+    fn harmed_frames(
+        of_each in vec(vec(send(), 0..4), 1..4), code in code(), rules in rules(), harms in vec(harm(), 0..5),
+        limits in limits(), most in prop_oneof![2 => Just(usize::MAX), 1 => edge()], good in vec(any::<bool>(), 0..6),
+        moved in (any::<bool>(), edge()),
+    ) {
+        let mut buffer = laid_out(&of_each, code, 1);
+        buffer.bytes = harmed(buffer.bytes, &harms);
+        if moved.0 {
+            buffer.spans[0].place.end = moved.1;
+        }
+        all_of_it(&buffer.bytes, code, &buffer.spans, most, &rules, limits, &good);
+    }
+
+    /// Headers that are harmed in frames whose lengths are right again.
+    #[test]
+    fn frames_with_harmed_headers(
+        sends in vec((send(), vec(harm(), 0..2)), 1..5), code in code(), good in vec(any::<bool>(), 0..6),
+    ) {
+        let mut bytes = Vec::new();
+        for (send, harms) in &sends {
+            let frame = Send { body: vec![], ..send.clone() }.frame(code);
+            bytes.extend(framed(&harmed(frame[8..].to_vec(), harms), frame[4], &send.body));
+        }
+        let spans = [Span { place: 0..bytes.len(), most: usize::MAX }];
+        all_of_it(&bytes, code, &spans, usize::MAX, &usual_rules(true, 8, "x\x01y\x02"), WIDE, &good);
+    }
+
+    /// What lies around a span, and behind its end, is not looked at.
+    #[test]
+    fn only_the_spans_bytes_count(
+        of_each in vec(vec(send(), 0..3), 1..3), code in code(), gap in 1..40usize, cut in any::<Index>(), other in any::<u8>(),
+    ) {
+        let rules = usual_rules(true, 8, "");
+        let hosts = hosts(of_each.len());
+        let hosts = as_slices(&hosts);
+        let mut buffer = laid_out(&of_each, code, gap);
+        let last = buffer.spans.len() - 1;
+        let place = buffer.spans[last].place.clone();
+        buffer.spans[last].place.end = place.start + cut.index(place.len() + 1); // its last frame is cut off
+        let mut bytes = buffer.bytes.clone();
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            if !buffer.spans.iter().any(|span| span.place.contains(&at)) {
+                *byte = other;
+            }
+        }
+        let one = Round::read(&buffer.bytes, code, &buffer.spans, usize::MAX, &rules, &hosts, WIDE);
+        let two = Round::read(&bytes, code, &buffer.spans, usize::MAX, &rules, &hosts, WIDE);
+        prop_assert_eq!(format!("{one:?}"), format!("{two:?}"));
+        let whole = buffer.stops[last].iter().filter(|stop| **stop <= buffer.spans[last].place.end).count();
+        prop_assert_eq!(one.parts[last].count, whole);
+    }
+
+    #[test]
+    fn any_bytes_as_batches(
+        bytes in vec(any::<u8>(), 0..200), messages in vec(message(), 0..4), harms in vec(harm(), 0..4), limits in limits(),
+        topic in "\\PC{0,9}", queue_id in any::<i32>(),
+    ) {
+        let rules = usual_rules(true, 20, "x\x01y\x02");
+        for body in [bytes, harmed(body_of(&messages), &harms)] {
+            let host: &[&[u8]] = &[&[1; 8]];
+            let found = batch::read(&body, &topic, queue_id, Stamp::default(), &rules, host, limits);
+            let served = is_ordinary(&body, limits.body) && queue_id >= 0 && !topic.is_empty();
+            if limits.record == usize::MAX {
+                prop_assert_eq!(found.is_some(), served);
+            }
+            let Some(mut rows) = found else { continue };
+            prop_assert!(served);
+            let room = Room { rules: &rules, added: 0, hosts: host, limits };
+            let mut out = vec![0; rows.total()];
+            prop_assert!(rows.write(&body[..1], &mut out, &AT, &[0], &room).is_err());
+            prop_assert!(rows.write(&body, &mut out, &AT, &[0], &room).is_ok());
+            prop_assert_eq!(rows.units().len(), 20 * rows.len());
+        }
+    }
+
+    #[test]
+    fn any_text_as_properties(text in prop_oneof![any_text(), any::<String>(), "[\\x01\\x02a]{0,20}"]) {
+        let names = usual_rules(true, 8, "").names;
+        for found in [names.ordinary(&text), names.ordinary_in_batch(&text)].into_iter().flatten() {
+            for value in [found.unique, found.keys, found.tag].into_iter().flatten() {
+                prop_assert!(!value.is_empty() && text.contains(value));
+            }
+        }
+    }
+}

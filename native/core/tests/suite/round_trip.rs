@@ -1,0 +1,354 @@
+//! Messages become frames, frames records and replies: all of it says the same.
+
+use std::collections::HashMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use trimq_native_core::round::Round;
+use trimq_native_core::rows::{Limits, Mismatch, Position, HEAD};
+use trimq_native_core::rules::Rules;
+
+use crate::config;
+use crate::frames::{as_slices, code, hosts, laid_out, rules, send, usual_rules, Buffer, Send};
+use crate::model::{crc, hash_code, index_hash, keys, records, units, Reader, Record, Unit};
+
+/// Limits that no message of these tests is over.
+pub const WIDE: Limits = Limits { body: usize::MAX, record: usize::MAX };
+/// Where the log goes on, and the time.
+pub const AT: Position = Position { physical_offset: (7 << 30) + 12_345, store_timestamp: 1_700_000_000_123 };
+
+/// Write a round: the bytes of its records. Each queue begins at its place in `starts`.
+pub fn written(
+    round: &mut Round,
+    buffer: &Buffer,
+    rules: &Rules,
+    hosts: &[&[u8]],
+    starts: &[i64],
+) -> Result<Vec<u8>, Mismatch> {
+    let mut out = vec![0; round.rows.total()];
+    let head = round.write(&buffer.bytes, &mut out, &AT, starts, rules, hosts)?;
+    assert_eq!(&out[..HEAD.min(out.len())], &[0; HEAD][..HEAD.min(out.len())], "the head is the caller's to write");
+    out[..HEAD].copy_from_slice(&head);
+    Ok(out)
+}
+
+/// Topic and number of each queue, in their order.
+pub fn queues(round: &Round) -> Vec<(String, i32)> {
+    let rows = &round.rows;
+    rows.queues().iter().map(|queue| (rows.text(&queue.topic).to_owned(), queue.id)).collect()
+}
+
+/// Where a queue begins, by its name.
+pub fn start_of(queue: &(String, i32)) -> i64 {
+    i64::from(hash_code(&queue.0)) + i64::from(i32::MAX) + i64::from(queue.1)
+}
+
+/// What becomes of sends that are all served, one after the other.
+pub struct Expected {
+    pub records: Vec<Record>,
+    pub units: HashMap<(String, i32), Vec<Unit>>,
+    pub hashes: Vec<i32>,
+    pub keys: Vec<usize>,
+    /// For each span, what its replies tell.
+    pub replies: Vec<Vec<Reply>>,
+}
+
+/// What a reply tells.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub binary: bool,
+    pub opaque: i32,
+    pub fields: Vec<(String, String)>,
+}
+
+/// What is expected of these sends of each connection.
+pub fn expected(of_each: &[Vec<Send>], rules: &Rules, hosts: &[&[u8]]) -> Expected {
+    let mut found = Expected {
+        records: Vec::new(),
+        units: HashMap::new(),
+        hashes: Vec::new(),
+        keys: Vec::new(),
+        replies: Vec::new(),
+    };
+    let mut at = AT.physical_offset;
+    for (span, sends) in of_each.iter().enumerate() {
+        let mut replies = Vec::new();
+        for send in sends {
+            let queue = (send.topic.clone(), send.queue_id);
+            let begin = start_of(&queue);
+            let own = found.units.entry(queue).or_default();
+            let queue_offset = begin + own.len() as i64;
+            let properties = [send.text().as_bytes(), &rules.added].concat();
+            let (born_host, store_host) = (hosts[span].to_vec(), rules.store_host.clone());
+            let hosts_size = born_host.len() + store_host.len();
+            let size = 75 + hosts_size + send.body.len() + send.topic.len() + properties.len();
+            let born_v6 = if born_host.len() == 20 { 0x10 } else { 0 };
+            let store_v6 = if store_host.len() == 20 { 0x20 } else { 0 };
+            let tag = send.property("TAGS");
+            own.push((at, size, tag.map_or(0, |tag| hash_code(tag).into())));
+            let words = keys(send.property("UNIQ_KEY"), send.property("KEYS"), tag, rules.tags);
+            found.keys.push(words.len());
+            found.hashes.extend(words.iter().map(|word| index_hash(&send.topic, word)));
+            let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02X}")).collect::<String>();
+            let fields = [
+                ("MSG_REGION", rules.reply.region.clone()),
+                ("TRACE_ON", rules.reply.trace.clone()),
+                ("msgId", hex(&rules.store_host) + &hex(&at.to_be_bytes())),
+                ("queueId", send.queue_id.to_string()),
+                ("queueOffset", queue_offset.to_string()),
+                ("transactionId", send.property("UNIQ_KEY").unwrap_or("").to_owned()),
+            ];
+            replies.push(Reply {
+                binary: send.form.binary,
+                opaque: send.opaque,
+                fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            });
+            found.records.push(Record {
+                size,
+                magic: 0xDAA3_20A7,
+                body_crc: crc(&send.body),
+                queue_id: send.queue_id,
+                flag: send.flag,
+                queue_offset,
+                physical_offset: at,
+                sys_flag: send.sys_flag | born_v6 | store_v6,
+                born_timestamp: send.born_timestamp,
+                born_host,
+                store_timestamp: AT.store_timestamp,
+                store_host,
+                reconsume_times: send.reconsume_times.unwrap_or(0),
+                prepared_transaction_offset: 0,
+                body: send.body.clone(),
+                topic: send.topic.clone().into_bytes(),
+                properties,
+            });
+            at += size as i64;
+        }
+        found.replies.push(replies);
+    }
+    found
+}
+
+/// The replies in a connection's bytes.
+pub fn replies(bytes: &[u8]) -> Vec<Reply> {
+    let mut reader = Reader(bytes);
+    let mut found = Vec::new();
+    while !reader.0.is_empty() {
+        let total = reader.size(4);
+        let encoding = reader.number(1);
+        let length = reader.size(3);
+        assert_eq!(total, length + 4, "a reply has no body");
+        let head = reader.take(length);
+        found.push(match encoding {
+            0 => reply_in_json(&head),
+            1 => reply_in_binary(&head),
+            other => panic!("no encoding has the number {other}"),
+        });
+    }
+    found
+}
+
+fn reply_in_json(head: &[u8]) -> Reply {
+    let found: serde_json::Value = serde_json::from_slice(head).expect("a reply is JSON");
+    let number = |name: &str| found[name].as_i64().expect("a number");
+    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    assert_eq!((number("code"), number("flag"), number("version")), (0, 1, 479));
+    assert_eq!((text(&found["language"]), text(&found["serializeTypeCurrentRPC"])), ("PYTHON".into(), "JSON".into()));
+    assert_eq!(found.as_object().map(serde_json::Map::len), Some(7));
+    let ext = found["extFields"].as_object().expect("fields");
+    Reply {
+        binary: false,
+        opaque: number("opaque") as i32,
+        fields: ext.iter().map(|(name, value)| (name.clone(), text(value))).collect(),
+    }
+}
+
+fn reply_in_binary(head: &[u8]) -> Reply {
+    let mut reader = Reader(head);
+    assert_eq!((reader.number(2), reader.number(1), reader.number(2)), (0, 9, 479), "code, language, version");
+    let opaque = reader.number(4) as i32;
+    assert_eq!((reader.number(4), reader.number(4)), (1, 0), "a reply without a remark");
+    assert_eq!(reader.size(4), reader.0.len());
+    let mut fields = Vec::new();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("a text");
+    while !reader.0.is_empty() {
+        let size = reader.size(2);
+        let name = text(reader.take(size));
+        let size = reader.size(4);
+        fields.push((name, text(reader.take(size))));
+    }
+    Reply { binary: true, opaque, fields }
+}
+
+/// Look whether a round that has been written is what was expected.
+pub fn assert_is(round: &Round, bytes: &[u8], rules: &Rules, expected: &Expected) {
+    assert_eq!(records(bytes), expected.records);
+    assert_eq!(round.rows.hashes(), expected.hashes);
+    assert_eq!(round.rows.keys().collect::<Vec<_>>(), expected.keys);
+    let mut left = round.rows.units();
+    let mut met = 0;
+    for (number, queue) in queues(round).into_iter().enumerate() {
+        let of_queue = &expected.units[&queue];
+        let (own, rest) = left.split_at(20 * of_queue.len());
+        left = rest;
+        met += 1;
+        assert_eq!(&units(own), of_queue, "units of {queue:?}");
+        let codes: Vec<i64> = round.rows.tags_codes(number).into_iter().map(i64::from).collect();
+        assert_eq!(codes, of_queue.iter().map(|unit| unit.2).collect::<Vec<_>>());
+        let facts = &round.rows.queues()[number];
+        assert_eq!(facts.count, of_queue.len());
+        assert_eq!(facts.size, of_queue.iter().map(|unit| unit.1).sum::<usize>());
+    }
+    assert!(left.is_empty(), "units of no queue");
+    assert_eq!(met, expected.units.len());
+    for (number, (place, record)) in round.rows.places().iter().zip(&expected.records).enumerate() {
+        assert_eq!((place.physical, place.in_queue), (record.physical_offset, record.queue_offset));
+        assert_eq!(round.rows.size_of(number), record.size);
+    }
+    assert_eq!(round.rows.places().len(), expected.records.len());
+    let found: Vec<_> = round.replies(rules).iter().map(|bytes| replies(bytes)).collect();
+    assert_eq!(found, expected.replies);
+}
+
+fn connections() -> impl Strategy<Value = Vec<Vec<Send>>> {
+    vec(vec(send(), 0..5), 1..5)
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn what_was_sent_is_what_is_stored(
+        of_each in connections(), code in code(), rules in rules(), gap in 0..9usize,
+    ) {
+        let buffer = laid_out(&of_each, code, gap);
+        let hosts = hosts(of_each.len());
+        let hosts = as_slices(&hosts);
+        let mut round = Round::read(&buffer.bytes, code, &buffer.spans, usize::MAX, &rules, &hosts, WIDE);
+        for (part, (span, stops)) in round.parts.iter().zip(buffer.spans.iter().zip(&buffer.stops)) {
+            prop_assert_eq!(part.count, stops.len());
+            prop_assert_eq!(part.stop, span.place.end);
+        }
+        prop_assert_eq!(round.rows.len(), of_each.iter().map(Vec::len).sum::<usize>());
+        prop_assert_eq!(round.parts.len(), of_each.len());
+        if round.rows.is_empty() {
+            let starts = vec![0; round.rows.queues().len()];
+            prop_assert_eq!(round.write(&buffer.bytes, &mut [], &AT, &starts, &rules, &hosts), Err(Mismatch("queues or bytes")));
+            return Ok(());
+        }
+        let starts: Vec<i64> = queues(&round).iter().map(start_of).collect();
+        let bytes = written(&mut round, &buffer, &rules, &hosts, &starts).unwrap();
+        assert_is(&round, &bytes, &rules, &expected(&of_each, &rules, &hosts));
+    }
+
+    #[test]
+    fn no_more_than_asked_for_is_served(
+        of_each in connections(), code in code(), most in 0..8usize, of_span in 0..4usize,
+    ) {
+        let rules = usual_rules(false, 8, "");
+        let mut buffer = laid_out(&of_each, code, 3);
+        for span in &mut buffer.spans {
+            span.most = of_span;
+        }
+        let hosts = hosts(of_each.len());
+        let hosts = as_slices(&hosts);
+        let round = Round::read(&buffer.bytes, code, &buffer.spans, most, &rules, &hosts, WIDE);
+        let mut left = most;
+        for ((part, span), stops) in round.parts.iter().zip(&buffer.spans).zip(&buffer.stops) {
+            let count = stops.len().min(of_span).min(left);
+            left -= count;
+            prop_assert_eq!(part.count, count);
+            prop_assert_eq!(part.stop, count.checked_sub(1).map_or(span.place.start, |last| stops[last]));
+        }
+        let opaques: Vec<i32> = round.requests.iter().map(|request| request.opaque).collect();
+        let all = of_each.iter().zip(&round.parts).flat_map(|(sends, part)| &sends[..part.count]);
+        prop_assert_eq!(opaques, all.map(|send| send.opaque).collect::<Vec<_>>());
+    }
+
+    /// A message at a limit is served, and one over it is not, nor what stands behind it; others are.
+    #[test]
+    fn limits_are_those_of_the_log(send in send(), body in any::<bool>(), over in 0..2usize, v6 in any::<bool>()) {
+        let rules = usual_rules(false, 8, "CLUSTER\x01c\x02");
+        let mut send = send;
+        send.body.extend(b"more than the small one's");
+        send.properties.push(("longer".into(), "than the small one's".into()));
+        let small = Send { body: b"b".to_vec(), properties: vec![("UNIQ_KEY".into(), "A".into())], ..send.clone() };
+        let of_each = [vec![small.clone(), send.clone(), small.clone()], vec![small.clone()]];
+        let buffer = laid_out(&of_each, 310, 0);
+        let hosts = [vec![1; if v6 { 20 } else { 8 }], vec![2; 8]];
+        let hosts = as_slices(&hosts);
+        let size = 75 + hosts[0].len() + 8 + send.body.len() + send.topic.len() + send.text().len() + rules.added.len();
+        let limits = if body {
+            Limits { body: send.body.len() - over, record: usize::MAX }
+        } else {
+            Limits { body: usize::MAX, record: size - over }
+        };
+        let mut round = Round::read(&buffer.bytes, 310, &buffer.spans, usize::MAX, &rules, &hosts, limits);
+        prop_assert_eq!(round.parts[0].count, if over == 0 { 3 } else { 1 });
+        prop_assert_eq!(round.parts[1].count, 1);
+        let kept = if over == 0 { of_each } else { [vec![small.clone()], vec![small]] };
+        let starts: Vec<i64> = queues(&round).iter().map(start_of).collect();
+        let bytes = written(&mut round, &buffer, &rules, &hosts, &starts).unwrap();
+        assert_is(&round, &bytes, &rules, &expected(&kept, &rules, &hosts));
+    }
+}
+
+fn plain(topic: &str, queue_id: i32, body: &[u8], text: &str) -> Send {
+    Send {
+        opaque: 7,
+        topic: topic.into(),
+        queue_id,
+        sys_flag: 0,
+        born_timestamp: 1,
+        flag: 0,
+        reconsume_times: None,
+        properties: vec![("UNIQ_KEY".into(), text.into())],
+        body: body.to_vec(),
+        form: crate::frames::Form {
+            binary: false,
+            bare: false,
+            space: "",
+            escapes: vec![crate::frames::Escape::Raw],
+            rotated: 0,
+            others: vec![],
+        },
+    }
+}
+
+/// Properties take what a record has for them, with what is added, and no more.
+#[test]
+#[cfg_attr(miri, ignore = "long, interpreted")]
+fn properties_over_their_limit_are_not_served() {
+    let hosts = hosts(1);
+    let hosts = as_slices(&hosts);
+    for added in ["", "CLUSTER\x01c\x02"] {
+        let rules = usual_rules(false, 8, added);
+        for (over, count) in [(0, 1), (1, 0)] {
+            let mut send = plain("Orders", 1, b"body", "A");
+            let room = 32_767 - added.len() - send.text().len() - 3;
+            send.properties.push(("p".into(), "v".repeat(room + over)));
+            let buffer = laid_out(&[vec![send]], 310, 0);
+            let round = Round::read(&buffer.bytes, 310, &buffer.spans, 9, &rules, &hosts, WIDE);
+            assert_eq!(round.parts[0].count, count, "{added:?} {over}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_together_is_said() {
+    let rules = usual_rules(true, 8, "");
+    let buffer = laid_out(&[vec![plain("Orders", 1, b"body", "A"), plain("Orders", 2, b"body", "B")]], 310, 0);
+    let hosts = hosts(1);
+    let hosts = as_slices(&hosts);
+    let mut round = Round::read(&buffer.bytes, 310, &buffer.spans, 9, &rules, &hosts, WIDE);
+    let total = round.rows.total();
+    for (starts, size) in [(1, total), (3, total), (2, total - 1), (2, total + 1), (2, 0)] {
+        let found = round.write(&buffer.bytes, &mut vec![0; size], &AT, &vec![0; starts], &rules, &hosts);
+        assert_eq!(found, Err(Mismatch("queues or bytes")));
+    }
+    let cut = round.write(&buffer.bytes[..80], &mut vec![0; total], &AT, &[0, 0], &rules, &hosts);
+    assert_eq!(cut, Err(Mismatch("a body")));
+    let strangers = round.write(&buffer.bytes, &mut vec![0; total], &AT, &[0, 0], &rules, &[]);
+    assert_eq!(strangers, Err(Mismatch("a host")));
+    assert!(round.write(&buffer.bytes, &mut vec![0; total], &AT, &[0, 0], &rules, &hosts).is_ok());
+}

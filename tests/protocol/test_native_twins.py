@@ -1,0 +1,748 @@
+"""The native leaf and Python's way, call by call: what the leaf takes is what Python takes, with the same fields.
+
+Python's way is the reference, and what is expected here is worked out by it, from the same bytes. Whole brokers are
+compared in tests/broker/test_send_native.py. ``make nightly`` tries thousands of examples.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from trimq.broker.processors.send.send_batch import parts_of
+from trimq.broker.processors.send.send_direct import HEADERS, MEANINGLESS
+from trimq.protocol import record
+from trimq.protocol.batch import BatchError, encode_batch
+from trimq.protocol.codes import VERSION, LanguageCode
+from trimq.protocol.command import LANGUAGE, Encoding, RemotingCommand
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import decode, encode
+from trimq.protocol.hashing import key_hash, string_hash, tags_code
+from trimq.protocol.index_batch import PlainBatch
+from trimq.protocol.message_keys import TAG_KEY, key_words
+from trimq.protocol.native import NATIVE, Messages
+from trimq.protocol.property_names import FAST_NAMES, NOT_IN_A_BATCH, SLOW_NAMES, SLOW_PREFIXES
+from trimq.protocol.property_text import ordinary
+from trimq.protocol.record import MAX_PROPERTIES, host_flags
+from trimq.protocol.record_batch import BatchHead
+from trimq.protocol.typed_request import NOT_DECODED, decoder
+
+pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+
+NO_LIMITS: Final = (1 << 62, 1 << 62)
+STORE_HOST: Final = record.pack_host("10.0.0.1", 10911)
+HOSTS: Final = [record.pack_host("127.0.0.1", 40_000), record.pack_host("2001:db8::1", 40_001)]
+ADDED: Final = b"MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02"
+PHYSICAL: Final = (5 << 30) + 77
+STORED_AT: Final = 1_700_000_000_999
+NEXT: Final = 1 << 45
+
+
+def make_reader(*, reserved: frozenset[str] = frozenset(), tags: bool = False, store_host: bytes = STORE_HOST) -> Any:
+    """As the broker makes it."""
+    assert NATIVE.leaf is not None
+    fast = [name for name in FAST_NAMES - reserved if name.startswith(SLOW_PREFIXES)]
+    return NATIVE.leaf.Leaf(
+        slow=[name.encode() for name in SLOW_NAMES | reserved],
+        fast=[name.encode() for name in fast],
+        slow_prefixes=[name.encode() for name in SLOW_PREFIXES],
+        not_in_a_batch=[name.encode() for name in NOT_IN_A_BATCH],
+        added=ADDED,
+        tags=tags,
+        store_host=store_host,
+        region="DefaultRegion",
+        trace="true",
+        language=(LANGUAGE, int(LanguageCode[LANGUAGE])),
+        version=VERSION,
+    )
+
+
+class Sent(NamedTuple):
+    """A send as Python's way understands it."""
+
+    command: RemotingCommand
+    header: Any
+    words: tuple[str, ...]
+    unique: str
+    tag: str | None
+
+
+def by_python(
+    frame: bytes, code: int, *, reserved: frozenset[str] = frozenset(), limits: tuple[int, int] = NO_LIMITS
+) -> Sent | None:
+    """What Python's way makes of a frame; None where it is not an ordinary send that is within the limits.
+
+    As DirectSends.serve has it, and the log's limits; what depends on topics is left out.
+    """
+    view = memoryview(frame)[4:]
+    try:
+        command = decode(view)
+        header: Any = command.header(HEADERS[code])
+    except (FrameError, RemotingError):
+        return None
+    if command.encoding is Encoding.JSON:
+        size = int.from_bytes(view[:4], "big")
+        try:  # in one pass it is the same
+            typed = decoder(HEADERS[code])(view[4 : 4 + size])
+        except NOT_DECODED:
+            pass
+        else:
+            assert (typed.header, typed.code, typed.opaque) == (header, command.code, command.opaque)
+    text = header.properties
+    if command.code != code or text is None or command.flag or header.batch or header.sys_flag & ~MEANINGLESS:
+        return None
+    match = ordinary(reserved)(text)
+    if match is None:
+        return None
+    keys, unique, tag = match.groups()
+    raw = text.encode() + ADDED
+    topic = header.topic.encode()
+    size = record.record_size(header.sys_flag, len(command.body), len(topic), len(raw))
+    if (
+        unique is None
+        or len(unique) > 256
+        or header.queue_id < 0
+        or not 1 <= len(command.body) <= limits[0]
+        or size > limits[1]
+        or len(raw) > MAX_PROPERTIES
+        or not 1 <= len(topic) <= 127
+    ):
+        return None
+    return Sent(command, header, (unique, *key_words(keys or "")), unique, tag)
+
+
+def read(reader: Any, frame: bytes, code: int, host: bytes, limits: tuple[int, int] = NO_LIMITS) -> Messages | None:
+    """What the leaf makes of it."""
+    messages: Messages = reader.read(memoryview(frame), code, [(0, len(frame), 1)], [host], 1, limits)
+    assert messages.parts() == ([(1, len(frame))] if len(messages) else [(0, 0)])
+    return messages if len(messages) else None
+
+
+class Taken(NamedTuple):
+    """A send that is to be stored: the number of its span, whose client is at ``host``."""
+
+    span: int
+    host: bytes
+    sent: Sent
+
+
+def next_of(queue: tuple[str, int]) -> int:
+    """Where a queue goes on: each at a place of its own."""
+    return NEXT + 1000 * string_hash(queue[0]) + queue[1]
+
+
+def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], spans: int, *, tags: bool) -> None:
+    """Write what the leaf has read, and compare all that comes of it with Python's: each send by itself."""
+    places = {(topic, queue_id): at for at, (topic, queue_id, _, _) in enumerate(messages.queues())}
+    buffer = bytearray(messages.total + 3)
+    starts = list(map(next_of, places))
+    front = messages.write(memoryview(frames), memoryview(buffer), 3, PHYSICAL, STORED_AT, starts)
+    assert bytes(buffer[:11]) == bytes(11)
+    records, rows, requests = b"", [], []
+    units: dict[tuple[str, int], list[tuple[int, int, int]]] = {queue: [] for queue in places}
+    replies = [b""] * spans
+    for span, host, sent in taken:
+        command, header = sent.command, sent.header
+        queue, at = (header.topic, header.queue_id), PHYSICAL + len(records)
+        queue_offset = next_of(queue) + len(units[queue])
+        made = record.encode_record(
+            topic=header.topic.encode(),
+            body=command.body,
+            properties=header.properties.encode() + ADDED,
+            queue_id=header.queue_id,
+            queue_offset=queue_offset,
+            physical_offset=at,
+            born_timestamp=header.born_timestamp,
+            born_host=host,
+            store_timestamp=STORED_AT,
+            store_host=STORE_HOST,
+            flag=header.flag,
+            sys_flag=header.sys_flag | host_flags(host, STORE_HOST),
+            reconsume_times=header.reconsume_times or 0,
+        )
+        records += made
+        units[queue].append((at, len(made), tags_code(sent.tag) if sent.tag else 0))
+        words = sent.words if sent.tag is None or not tags else (*sent.words, TAG_KEY + sent.tag)
+        rows += [(key_hash(header.topic, word), at, STORED_AT) for word in words]
+        binary = command.encoding is Encoding.ROCKETMQ
+        requests.append((span, command.opaque, binary, places[queue], sent.unique, at, queue_offset, len(made)))
+        reply = RemotingCommand(0, command.opaque, 1, VERSION, LANGUAGE, encoding=command.encoding)
+        reply.ext = {
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
+            "msgId": (STORE_HOST + at.to_bytes(8, "big")).hex().upper(),
+            "queueId": str(header.queue_id),
+            "queueOffset": str(queue_offset),
+            "transactionId": sent.unique,
+        }
+        replies[span] += encode(reply)
+    assert front + bytes(buffer[11:]) == records
+    assert messages.total == len(records)
+    assert messages.queues() == [(*queue, len(own), sum(size for _, size, _ in own)) for queue, own in units.items()]
+    assert messages.units() == b"".join(struct.pack(">qiq", *unit) for own in units.values() for unit in own)
+    assert [messages.tags_codes(at) for at in range(len(places))] == [
+        [unit[2] for unit in own] for own in units.values()
+    ]
+    assert messages.keys(STORED_AT).rows() == rows
+    assert messages.physical_offsets() == [row[5] for row in requests]
+    assert messages.requests() == requests
+    assert messages.replies() == replies
+
+
+def twins(frame: bytes, code: int, *, tags: bool = False, host: bytes = HOSTS[0]) -> bool:
+    """Whether both take a frame, with the same that comes of it. What the leaf alone takes is a failure."""
+    sent = by_python(frame, code)
+    messages = read(make_reader(tags=tags), frame, code, host)
+    if messages is None:
+        return False
+    assert sent is not None
+    check_stored(messages, frame, [Taken(0, host, sent)], 1, tags=tags)
+    return True
+
+
+# -- frames
+
+
+LETTERS: Final = st.characters(codec="utf-8", exclude_characters="\x01\x02")
+NAMES: Final = st.one_of(
+    st.sampled_from(sorted(FAST_NAMES | {"colour", "ä", "_x", "UNIQ_KEY1", "A\x01"})),
+    st.text(LETTERS, min_size=1, max_size=6),
+    st.sampled_from(sorted(SLOW_NAMES | {"__other", "POP_x", "INNER_", ""})),
+)
+VALUES: Final = st.one_of(
+    st.sampled_from(["true", "A1", "a b", " ", " a  b ", "a\x01b", "", "false", "T#x", "ä", "😀"]),
+    st.text(LETTERS, max_size=8),
+)
+PIECES: Final = st.tuples(NAMES, VALUES).map(lambda pair: f"{pair[0]}\x01{pair[1]}\x02")
+UNIQUE: Final = st.text("0123456789ABCDEFabcdefz", min_size=1, max_size=40).map(lambda key: f"UNIQ_KEY\x01{key}\x02")
+TEXTS: Final = st.one_of(
+    st.tuples(st.lists(PIECES, max_size=2), UNIQUE, st.lists(PIECES, max_size=2)).map(
+        lambda parts: "".join([*parts[0], parts[1], *parts[2]])
+    ),
+    st.lists(st.one_of(PIECES, UNIQUE, st.sampled_from(["\x01", "\x02", "x"])), max_size=5).map("".join),
+)
+ORDINARY: Final = st.builds(
+    lambda unique, others: "".join([*others, unique]),
+    UNIQUE,
+    st.lists(
+        st.tuples(
+            st.sampled_from(["KEYS", "TAGS"])
+            | st.sampled_from([*sorted(FAST_NAMES - {"UNIQ_KEY", "WAIT"}), "colour", "ä"]),
+            st.text(LETTERS, min_size=1, max_size=8),
+        ).map(lambda pair: f"{pair[0]}\x01{pair[1]}\x02"),
+        max_size=4,
+    ),
+)
+"""Texts of ordinary messages."""
+MIXED: Final = st.one_of(ORDINARY, ORDINARY, TEXTS)
+FIELDS: Final = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+    "l": "maxReconsumeTimes",
+    "m": "batch",
+}
+SHORT: Final = st.sampled_from([b"b", b"body", b""])
+BODIES: Final = st.binary(min_size=1, max_size=20)
+NUMBERS: Final = {
+    "d": st.integers(-4, 16),
+    "e": st.one_of(st.integers(0, 7), st.just((1 << 31) - 1)),
+    "f": st.sampled_from([0, 1, 2, 3, 0x100, 0x700]),
+    "g": st.integers(-(1 << 63), (1 << 63) - 1),
+    "h": st.integers(-(1 << 31), (1 << 31) - 1),
+    "j": st.integers(-(1 << 31), (1 << 31) - 1),
+    "l": st.integers(-1, 16),
+}
+TRUTHS: Final = {"k": st.booleans(), "m": st.just(False)}
+TOPICS: Final = st.sampled_from(["Orders", "T", "%RETRY%g", "x" * 127])
+ENVELOPES: Final = st.fixed_dictionaries(
+    {"opaque": st.integers(-(1 << 31), (1 << 31) - 1)},
+    optional={
+        "flag": st.just(0),
+        "language": st.sampled_from(["JAVA", "GO", 7, None]),
+        "version": st.integers(0, 500),
+        "remark": st.sampled_from(["", "r", None]),
+        "serializeTypeCurrentRPC": st.sampled_from(["JSON", None]),
+    },
+)
+
+
+@st.composite
+def sends(draw: st.DrawFn, texts: st.SearchStrategy[str] = ORDINARY) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Envelope and fields (by their short names) of a send."""
+    fields: dict[str, Any] = {"a": "group", "b": draw(TOPICS), "c": "TBW102", "i": draw(texts)}
+    fields |= {name: draw(numbers) for name, numbers in NUMBERS.items()}
+    fields |= {name: draw(truths) for name, truths in TRUTHS.items()}
+    for name in draw(st.sets(st.sampled_from("jklm"))):
+        del fields[name]
+    return draw(ENVELOPES), fields
+
+
+def named(fields: dict[str, Any], code: int) -> dict[str, Any]:
+    return fields if code == 310 else {FIELDS[name]: value for name, value in fields.items()}
+
+
+def as_text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def framed(head: bytes, body: bytes, encoding: int = 0) -> bytes:
+    return struct.pack(">II", 4 + len(head) + len(body), encoding << 24 | len(head)) + head + body
+
+
+def in_json(envelope: dict[str, Any], fields: dict[str, Any], code: int, how: dict[str, Any]) -> str:
+    ext = named(fields, code)
+    if not how["bare"]:
+        ext = {name: as_text(value) for name, value in ext.items()}
+    parts = {"code": code, "extFields": ext} | envelope
+    if how["turned"]:
+        parts = dict(reversed(parts.items()))
+    return json.dumps(parts, separators=how["separators"], ensure_ascii=how["ascii"])
+
+
+HOWS: Final = st.fixed_dictionaries(
+    {
+        "bare": st.booleans(),
+        "turned": st.booleans(),
+        "ascii": st.booleans(),
+        "separators": st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")]),
+    }
+)
+CODES: Final = st.sampled_from([10, 310])
+CLIENT_SENDS: Final = json.loads(Path(__file__).with_name("client_sends.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("which", range(len(CLIENT_SENDS)), ids=lambda at: f"{CLIENT_SENDS[at]['client']} {at}")
+@pytest.mark.parametrize("tags", [False, True])
+def test_what_official_clients_write_is_taken(which: int, tags: bool) -> None:
+    """Headers that the clients' own code has written: letters that are escaped in different ways, fields in any order.
+
+    From Java's RemotingCommand.headerEncode (fastjson and binary), the struct of Go's client with both of its encoders,
+    and buildHeader of ali-ons (JSON.stringify), for both forms of a send.
+    """
+    recorded = CLIENT_SENDS[which]
+    binary = "hex" in recorded
+    head = bytes.fromhex(recorded["hex"]) if binary else recorded["json"].encode()
+    code = int.from_bytes(head[:2], "big") if binary else json.loads(head)["code"]
+    frame = framed(head, b"body", int(binary))
+    assert twins(frame, code, tags=tags)
+    sent = by_python(frame, code)
+    assert sent is not None
+    assert sent.header.properties == (
+        'KEYS\x01k1 "é"\x02UNIQ_KEY\x017F00000100002A9F\x02TAGS\x01TagÄ\x02WAIT\x01true\x02'
+        'o\'dd/<a&b>\x01\\tab\tline\r\n\x08\x0c\x7f\x1f\u2028\x02😀\x01{"a":1}\x02'
+    )
+
+
+@given(send=sends(), code=CODES, how=HOWS, body=BODIES, tags=st.booleans(), host=st.sampled_from(HOSTS))
+def test_ordinary_sends_are_taken(
+    send: tuple[dict[str, Any], dict[str, Any]], code: int, how: dict[str, Any], body: bytes, tags: bool, host: bytes
+) -> None:
+    head = in_json(*send, code, how)
+    assert twins(framed(head.encode(), body), code, tags=tags, host=host)
+
+
+@given(send=sends(), code=CODES, body=BODIES, tags=st.booleans(), host=st.sampled_from(HOSTS))
+def test_ordinary_sends_in_binary_are_taken(
+    send: tuple[dict[str, Any], dict[str, Any]], code: int, body: bytes, tags: bool, host: bytes
+) -> None:
+    envelope, fields = send
+    ext = {name: as_text(value) for name, value in named(fields, code).items()}
+    opaque, version = envelope["opaque"], envelope.get("version", 0)
+    command = RemotingCommand(code, opaque, 0, version, "GO", ext=ext, body=body, encoding=Encoding.ROCKETMQ)
+    assert twins(encode(command), code, tags=tags, host=host)
+
+
+ODD: Final = [
+    *'{}[]":,\\',
+    *"019-+. tfn\x00\x1f\x7fé😀",
+    *["null", "true", "false", "1e3", "1.0", "-0", "00", "NaN", '"', '""', '":"', '","', "{}", "[]", "/**/"],
+    *["\\u", "\\u0001", "\\ud83d", "\\ude00", "\\ud83d\\ude00", "\\x", "\\/"],
+    *['"zz":"\\x",', '"n":"\\u0041",', '"zz":"\\u0041",', '"language":"\\q",', '"remark":"\\n",'],
+    *['"e":3,', '"e":"3",', '"batch":true,', '"m":"true",', '"code":12,', '"opaque":1,', '"k":"1",', '"k":"TRUE",'],
+    *['"~ext":{},', '"~body":"",', "9223372036854775808", "2147483648", "\u2028", "\ufeff", "\t", "\r\n"],
+]
+"""What is put among the characters of a header."""
+CHANGES: Final = st.lists(
+    st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 4), st.sampled_from(ODD)), min_size=1, max_size=3
+)
+
+
+def changed(text: str, changes: Sequence[tuple[float, int, str]]) -> str:
+    """With other characters in place of some, at places from 0 (the begin) to 1."""
+    for where, count, new in changes:
+        at = int(where * len(text))
+        text = text[:at] + new + text[at + count :]
+    return text
+
+
+@given(send=sends(MIXED), code=CODES, how=HOWS, changes=st.one_of(st.just([]), CHANGES), body=SHORT)
+def test_what_the_leaf_takes_of_any_json_python_takes(
+    send: tuple[dict[str, Any], dict[str, Any]],
+    code: int,
+    how: dict[str, Any],
+    changes: list[tuple[float, int, str]],
+    body: bytes,
+) -> None:
+    head = changed(in_json(*send, code, how), changes)
+    frame = framed(head.encode("utf-8", "surrogatepass"), body)
+    taken = twins(frame, code, tags=True)
+    if not changes:  # in the usual form it is taken by both or by none of them
+        assert taken == (by_python(frame, code) is not None)
+
+
+@pytest.mark.parametrize("where", ["fields", "language", "serializeTypeCurrentRPC"])
+@pytest.mark.parametrize("escape", ["\\x", "\\u00", "\\ud800", "\\udc00\\ud800"])
+def test_a_wrong_escape_is_left_to_python(where: str, escape: str) -> None:
+    """Also where nothing is made of the value: Python's way closes the connection."""
+    ext = {
+        "a": "g",
+        "b": "T",
+        "c": "T",
+        "d": 4,
+        "e": 1,
+        "f": 0,
+        "g": 1,
+        "h": 0,
+        "i": "UNIQ_KEY\x01A\x02",
+        "zz": "fields",
+    }
+    parts = {
+        "code": 310,
+        "extFields": ext,
+        "language": "language",
+        "serializeTypeCurrentRPC": "serializeTypeCurrentRPC",
+    }
+    head = json.dumps(parts)
+    assert twins(framed(head.encode(), b"body"), 310)
+    frame = framed(head.replace(f': "{where}"', f': "{escape}"').encode(), b"body")
+    with pytest.raises(FrameError):
+        decode(memoryview(frame)[4:])
+    assert not twins(frame, 310)
+
+
+@given(send=sends(MIXED), code=CODES, body=SHORT, data=st.data())
+def test_what_the_leaf_takes_of_any_binary_python_takes(
+    send: tuple[dict[str, Any], dict[str, Any]], code: int, body: bytes, data: st.DataObject
+) -> None:
+    envelope, fields = send
+    ext = {name: as_text(value) for name, value in named(fields, code).items()}
+    command = RemotingCommand(code, envelope["opaque"], 0, 1, "GO", ext=ext, encoding=Encoding.ROCKETMQ)
+    head = bytearray(encode(command)[8:])
+    changes = data.draw(st.lists(st.tuples(st.integers(0, len(head) - 1), st.integers(0, 255)), max_size=2))
+    for at, value in changes:
+        head[at] = value
+    frame = framed(bytes(head), body, 1)
+    taken = twins(frame, code, tags=True)
+    if not changes:
+        assert taken == (by_python(frame, code) is not None)
+
+
+# -- rounds
+
+
+ROUNDS: Final = st.lists(
+    st.lists(st.tuples(sends(MIXED), st.booleans(), HOWS, SHORT, st.sampled_from(["Orders", "Other"])), max_size=5),
+    min_size=1,
+    max_size=4,
+)
+"""What each connection has sent: sends, in binary or how else, their bodies, and their topics."""
+
+
+def frame_of(one: Any, code: int) -> bytes:
+    (envelope, fields), binary, how, body, topic = one
+    fields = fields | {"b": topic, "e": fields["e"] % 3}
+    if not binary:
+        return framed(in_json(envelope, fields, code, how).encode(), body)
+    ext = {name: as_text(value) for name, value in named(fields, code).items()}
+    command = RemotingCommand(code, envelope["opaque"], 0, 1, "GO", ext=ext, body=body, encoding=Encoding.ROCKETMQ)
+    return encode(command)
+
+
+@given(
+    connections=ROUNDS,
+    code=CODES,
+    tags=st.booleans(),
+    most=st.integers(0, 12) | st.just(1 << 30),
+    of_each=st.integers(0, 5) | st.just(1 << 30),
+    bad=st.sets(st.tuples(st.sampled_from(["Orders", "Other"]), st.integers(0, 2)), max_size=3),
+    cut=st.integers(0, 3),
+)
+def test_rounds_are_what_python_makes_of_each(
+    connections: list[Any], code: int, tags: bool, most: int, of_each: int, bad: set[tuple[str, int]], cut: int
+) -> None:
+    """Up to the first that is not ordinary, in each connection; then up to the first to a queue that is not good."""
+    frames, spans, hosts = b"", [], []
+    taken: list[Taken] = []
+    parts, left_parts = [], []
+    left: list[Taken] = []
+    for number, sent_here in enumerate(connections):
+        frames += b"other"
+        host = HOSTS[number % 2]
+        begin = stop = good_stop = len(frames)
+        own = [frame_of(one, code) for one in sent_here]
+        frames += b"".join(own)
+        if cut and own:  # the last frame of each is not all there
+            frames = frames[:-cut]
+        count = good = 0
+        for one in own:
+            sent = by_python(one, code)
+            if sent is None or count == of_each or len(taken) == most or stop + len(one) > len(frames):
+                break
+            if good == count and (sent.header.topic, sent.header.queue_id) not in bad:
+                good, good_stop = good + 1, stop + len(one)
+                left.append(Taken(number, host, sent))
+            count, stop = count + 1, stop + len(one)
+            taken.append(Taken(number, host, sent))
+        parts.append((count, stop))
+        left_parts.append((good, good_stop))
+        spans.append((begin, len(frames), of_each))
+        hosts.append(host)
+    messages: Messages = make_reader(tags=tags).read(memoryview(frames), code, spans, hosts, most, NO_LIMITS)
+    assert messages.parts() == parts
+    assert len(messages) == len(taken)
+    if bad:
+        messages.leave_out([(topic, queue_id) not in bad for topic, queue_id, _, _ in messages.queues()])
+        assert messages.parts() == left_parts
+    if len(messages):
+        check_stored(messages, frames, left if bad else taken, len(spans), tags=tags)
+    else:
+        assert not (left if bad else taken)
+        assert (messages.total, messages.queues(), messages.requests()) == (0, [], [])
+
+
+@pytest.mark.parametrize("body", [b"", bytes(101)])
+def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
+    """The first message to it is over a limit, another client's is not: what was read of the first is forgotten."""
+    frames, spans = b"", []
+    for topic, key, data in [("Orders", "A", body), ("Payments", "B", body), ("Orders", "OrdersPayments", bytes(100))]:
+        ext = {"a": "g", "b": topic, "c": "T", "d": 4, "e": 1, "f": 0, "g": 1, "h": 0, "i": f"UNIQ_KEY\x01{key}\x02"}
+        begin = len(frames)
+        frames += framed(json.dumps({"code": 310, "extFields": ext}).encode(), data)
+        spans.append((begin, len(frames), 9))
+    messages = make_reader().read(memoryview(frames), 310, spans, [HOSTS[0]] * 3, 9, (100, 1 << 20))
+    assert messages.parts() == [(0, spans[0][0]), (0, spans[1][0]), (1, spans[2][1])]
+    sent = by_python(frames[spans[2][0] :], 310)
+    assert sent is not None
+    check_stored(messages, frames, [Taken(2, HOSTS[0], sent)], 3, tags=False)
+
+
+# -- rules
+
+
+@given(
+    text=TEXTS,
+    reserved=st.frozensets(
+        st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "WAIT", "colour", "__SHARDINGKEY"]), max_size=2
+    ),
+    limits=st.tuples(st.integers(0, 8), st.integers(0, 400)) | st.just(NO_LIMITS),
+)
+def test_rules_are_those_of_the_pattern(text: str, reserved: frozenset[str], limits: tuple[int, int]) -> None:
+    """Also with names that features have reserved, and with small limits."""
+    ext = {"a": "g", "b": "Orders", "c": "T", "d": "4", "e": "1", "f": "0", "g": "1", "h": "0", "i": text}
+    frame = framed(json.dumps({"code": 310, "extFields": ext, "opaque": 3}).encode(), b"body")
+    sent = by_python(frame, 310, reserved=reserved, limits=limits)
+    messages = read(make_reader(reserved=reserved), frame, 310, HOSTS[0], limits)
+    assert (messages is None) == (sent is None)
+    if messages is not None and sent is not None:
+        check_stored(messages, frame, [Taken(0, HOSTS[0], sent)], 1, tags=False)
+
+
+@pytest.mark.parametrize("at_most", [256, 257])
+def test_the_longest_unique_key(at_most: int) -> None:
+    ext = {"a": "g", "b": "T", "c": "T", "d": "4", "e": "1", "f": "0", "g": "1", "h": "0"}
+    ext["i"] = "UNIQ_KEY\x01" + "A" * at_most + "\x02"
+    frame = framed(json.dumps({"code": 310, "extFields": ext}).encode(), b"body")
+    assert twins(frame, 310) == (at_most == 256)
+    assert (by_python(frame, 310) is not None) == (at_most == 256)
+
+
+# -- batches
+
+
+BATCHED: Final = st.tuples(
+    st.integers(-(1 << 31), (1 << 31) - 1),
+    st.binary(max_size=20),
+    st.one_of(
+        TEXTS,
+        TEXTS.map(lambda text: text[:-1]),
+        st.just(""),
+        st.lists(PIECES, max_size=3).map("".join),
+        st.just("TAGS\x01\x03\x02"),
+    ).map(str.encode)
+    | st.binary(max_size=9),
+)
+"""Flag, body and properties."""
+
+
+def batch_by_python(body: bytes, host: bytes, store_host: bytes, *, tags: bool) -> tuple[Any, ...] | None:
+    """Records, units, index rows and tags codes of a batch; None where it is none, or has what a batch may not have."""
+
+    def refuse(properties: dict[str, str]) -> None:
+        raise RemotingError(1, repr(properties))
+
+    try:
+        parts = parts_of(body, refuse, tags_too=tags)
+    except (BatchError, RemotingError):
+        return None
+    if not len(parts.messages):
+        return None
+    sys_flag = 0x101 | host_flags(host, store_host)
+    shared = record.pack_shared(sys_flag, -5, host, STORED_AT, store_host, 3)
+    head = BatchHead(record.MAGIC_V1, 6, NEXT, PHYSICAL, shared, b"\x06Orders")
+    records, offsets = parts.messages.records(head)
+    sizes = [end - begin for begin, end in zip(offsets, [*offsets[1:], PHYSICAL + len(records)], strict=True)]
+    units = b"".join(map(struct.Struct(">qiq").pack, offsets, sizes, parts.tags_codes))
+    rows = [
+        (key_hash("Orders", key), offset, STORED_AT)
+        for offset, keys in zip(offsets, parts.keys, strict=True)
+        for key in keys
+    ]
+    return bytes(records), units, rows, list(parts.tags_codes)
+
+
+def is_plain(message: tuple[int, bytes, bytes]) -> bool:
+    """Whether a message has nothing that the leaf leaves to Python."""
+    _, body, raw = message
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return False
+    names = [piece.partition("\x01") for piece in text.removesuffix("\x02").split("\x02")] if text else []
+    return bool(body) and all(
+        name and value and name not in SLOW_NAMES | NOT_IN_A_BATCH
+        and (name in FAST_NAMES or not name.startswith(SLOW_PREFIXES))
+        for name, _, value in names
+    )  # fmt: skip
+
+
+@given(
+    messages=st.lists(BATCHED, max_size=6),
+    tags=st.booleans(),
+    host=st.sampled_from(HOSTS),
+    store_host=st.sampled_from([STORE_HOST, record.pack_host("2001:db8::2", 10911)]),
+    harm=st.none() | st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)),
+    cut=st.sampled_from([0, 0, 0, 1, 7]),
+)
+def test_batches_are_pythons(
+    messages: list[tuple[int, bytes, bytes]],
+    tags: bool,
+    host: bytes,
+    store_host: bytes,
+    harm: tuple[float, int] | None,
+    cut: int,
+) -> None:
+    body = bytearray(encode_batch(messages))
+    if cut:
+        del body[-cut:]
+    if harm is not None and body:
+        body[int(harm[0] * len(body))] = harm[1]
+    sent = bytes(body)
+    reader = make_reader(tags=tags, store_host=store_host)
+    found = reader.batch(sent, "Orders", 6, (0x101, -5, 3), host, NO_LIMITS)
+    if harm is None and not cut:
+        assert (found is not None) == (bool(messages) and all(map(is_plain, messages)))
+    if found is None:
+        return
+    expected = batch_by_python(sent, host, store_host, tags=tags)
+    assert expected is not None
+    buffer = bytearray(found.total)
+    front = found.write(sent, memoryview(buffer), 0, PHYSICAL, STORED_AT, [NEXT])
+    assert (front + bytes(buffer[8:]), found.units(), found.keys(STORED_AT).rows(), found.tags_codes(0)) == expected
+
+
+# -- hashes
+
+
+WORDS: Final = st.text(st.characters(codec="utf-8"), max_size=12)
+ENTRIES: Final = st.lists(
+    st.tuples(
+        WORDS, st.lists(WORDS, min_size=1, max_size=4).map(tuple), st.integers(0, 1 << 60), st.integers(0, 1 << 50)
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(entries=ENTRIES)
+@example(entries=[("T", ("polygenelubricants", ""), 1, 2)])
+@example(entries=[("", ("\x00" * 5,), 1, 2)])
+def test_hashes_of_keys_are_pythons(entries: list[tuple[str, tuple[str, ...], int, int]]) -> None:
+    assert NATIVE.leaf is not None
+    hashes, physical, times = NATIVE.leaf.flat(entries)
+    found = [memoryview(hashes).cast("i").tolist(), memoryview(physical).cast("q").tolist()]
+    found.append(memoryview(times).cast("q").tolist())
+    assert found == list(map(list, PlainBatch().flat(entries)))
+
+
+def with_hash(wanted: int) -> str:
+    """A text of this hash: seven letters from "@" on, which are the digits of a number of base 31."""
+    powers = [31**power for power in reversed(range(7))]
+    rest = (wanted - ord("@") * sum(powers)) & 0xFFFFFFFF
+    text = ""
+    for power in powers:
+        text += chr(ord("@") + rest // power)
+        rest %= power
+    assert string_hash(text) == wanted
+    return text
+
+
+@pytest.mark.parametrize("value", [-(1 << 31), (1 << 31) - 1, -1, 0, 1])
+def test_tags_codes_at_the_edges(value: int) -> None:
+    tag = with_hash(value)
+    found = make_reader(tags=True).batch(
+        encode_batch([(0, b"b", f"TAGS\x01{tag}\x02".encode())]), "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS
+    )
+    assert found.tags_codes(0) == [value] == [tags_code(tag)]
+
+
+# -- entries of an index file
+
+
+@given(
+    slots=st.integers(1, 9),
+    known=st.lists(st.integers(0, 30), max_size=8),
+    lost=st.lists(st.integers(0, 30), max_size=8),
+    new=st.lists(
+        st.tuples(st.integers(0, (1 << 31) - 1), st.integers(0, 1 << 60), st.integers(0, 1 << 31)), max_size=9
+    ),
+    begin=st.integers(-1, 1 << 40),
+)
+def test_entries_are_written_as_pythons_are(
+    slots: int, known: list[int], lost: list[int], new: list[tuple[int, int, int]], begin: int
+) -> None:
+    """Behind counted ones, over such as a process that was killed has left."""
+    leaf, plain = NATIVE.leaf, PlainBatch()
+    assert leaf is not None
+    files = [bytearray(40 + 4 * slots + 20 * (len(known) + len(lost) + len(new) + 2)) for _ in range(2)]
+    count = 1 + len(known)
+    for file in files:
+        view = memoryview(file)
+        for first, hashes in ((1, known), (count, lost)):
+            plain.put(view, slots, first, hashes, [7] * len(hashes), [8] * len(hashes))
+    hashes, physical, times = ([row[at] for row in new] for at in range(3))
+    seconds = leaf.seconds(memoryview(struct.pack(f"={len(new)}q", *times)).cast("B").cast("q"), begin)
+    assert memoryview(seconds).cast("i").tolist() == list(plain.seconds(times, begin))
+    used = leaf.put_entries(
+        memoryview(files[0]),
+        slots,
+        count,
+        memoryview(struct.pack(f"={len(new)}i", *hashes)).cast("B").cast("i"),
+        memoryview(struct.pack(f"={len(new)}q", *physical)).cast("B").cast("q"),
+        memoryview(seconds).cast("i"),
+    )
+    assert used == plain.put(memoryview(files[1]), slots, count, hashes, physical, list(plain.seconds(times, begin)))
+    assert files[0] == files[1]
