@@ -74,8 +74,8 @@ ROWS = {
 
 large8 comes behind those that read: Apache's broker takes what lies more than accessMessageInMemoryMaxRatio (40 %) of
 the memory behind the end of the log for being on disk, and gives out 8 of such messages in a pull instead of 32; ours
-looks whether it is in memory, which that row may take from it. catchup1 and catchup8 are about just that: who writes more in the
-same time has more to read that is no longer in memory. What was written is in the figures.
+looks whether it is in memory, which that row may take from it. catchup1 and catchup8 are about just that: who writes
+more in the same time has more to read that is no longer in memory. What was written is in the figures.
 """
 
 APACHE_MEMORY = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=4g")
