@@ -2,7 +2,7 @@ import builtins
 import errno
 import itertools
 import struct
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -18,7 +18,7 @@ from trimq.protocol.index_batch import Batch, Message, PlainBatch, make_batch, o
 from trimq.protocol.index_batch_native import NativeBatch
 from trimq.protocol.index_batch_numpy import NumpyBatch
 from trimq.protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
-from trimq.protocol.native import NATIVE, Keys
+from trimq.protocol.native import NATIVE, Keys, Leaf, NativeLeaf
 
 NOW = 1_700_000_000_000
 FAR = 1 << 62
@@ -99,6 +99,46 @@ def test_the_fastest_form_that_is_installed_is_used(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert isinstance(other_batch(), PlainBatch)
+
+
+class FailingLeaf:
+    """The leaf's calls for the index, one of which raises its fault."""
+
+    class NativeFault(Exception):  # noqa: N818 - the leaf's name
+        """As the leaf's own."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._call:
+            return self._fail
+        return getattr(NATIVE.leaf, name)
+
+    def _fail(self, *_: Any) -> None:
+        raise self.NativeFault("a test says so")
+
+
+@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+@pytest.mark.parametrize("call", ["flat", "put_entries"])
+async def test_a_fault_of_the_leaf_costs_the_index_nothing(call: str) -> None:
+    native = NativeLeaf(cast("Leaf", FailingLeaf(call)))
+    rig, other = Rig(slots=8, batch=NativeBatch(native, NumpyBatch)), Rig(slots=8, batch=NumpyBatch())
+    for one in (rig, other):
+        await one.put(100, "unique", "one")
+        one.service.put_run(HashedKeys([(key_hash(TOPIC, "hashed"), 300, NOW)]))
+        await one.put(200, "two", time=NOW + 5000)
+    assert (native.is_on, native.reason) == (False, "a fault: a test says so")
+    assert rig.image() == other.image()
+    assert rig.find("one") == [100]
+    assert rig.find("hashed") == [300]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+async def test_half_of_a_pair_of_surrogates_is_a_key_like_others(batch: Batch) -> None:
+    rig = Rig(slots=8, batch=batch)
+    await rig.put(100, "\ud800", "ä")
+    assert rig.find("\ud800") == rig.find("ä") == [100]
 
 
 # -- bytes
