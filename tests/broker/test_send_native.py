@@ -1,10 +1,11 @@
 """Sends and batches by the native leaf: the same records, replies, queues, keys and counts as by Python's way."""
 
 import json
+import os
 import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -584,6 +585,53 @@ async def test_long_polls_hear_of_them(tmp_path: Path, monkeypatch: pytest.Monke
             for opaque in asked.values():
                 assert (await waiting.reply(opaque)).code == 0
         assert both.served >= LEAST
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_each_client_gets_its_own_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str) -> None:
+    """Many clients in one round, with equal request numbers; a record has the address of its own client."""
+    async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both, AsyncExitStack() as stack:
+        side = both[0]
+        clients = [await stack.enter_async_context(WireClient.connect(side.broker.endpoint)) for _ in range(4)]
+        of_each = LEAST // 2
+        queue_of = {(at, opaque): (at + opaque) % QUEUES for at in range(len(clients)) for opaque in range(of_each)}
+        for turn in range(3):
+            await side.burst(
+                [send_frame(number) for number in range(MANY)], range(MANY)
+            )  # rounds have many from here on
+            before = both.served
+            for at, client in enumerate(
+                clients
+            ):  # at once: the broker, which is in this thread, sees all of it together
+                frames = [
+                    send_frame(
+                        opaque,
+                        {"UNIQ_KEY": f"{turn}x{at}x{opaque}", "TAGS": "own"},
+                        queue_id=queue_of[at, opaque],
+                        binary=at % 2 == 0,
+                    )
+                    for opaque in range(of_each)
+                ]
+                raw = b"".join(frames)
+                assert os.write(client.stream.socket.fileno(), raw) == len(raw)
+            for at, client in enumerate(clients):
+                for opaque in range(of_each):
+                    reply = await client.reply(opaque)
+                    fields = reply.ext_fields()
+                    assert (reply.code, fields["transactionId"]) == (0, f"{turn}x{at}x{opaque}")
+                    assert fields["queueId"] == str(queue_of[at, opaque])
+            assert both.served == before + of_each * len(clients)
+        addresses = [client.stream.socket.getsockname()[:2] for client in clients]
+        found = {}
+        for queue_id in range(QUEUES):
+            for message in await side.client.pull_messages(TOPIC, 0, queueId=queue_id, maxMsgNums=200):
+                if message.properties.get("TAGS") == "own":
+                    found[message.properties["UNIQ_KEY"]] = (queue_id, message.born_host)
+        assert found == {
+            f"{turn}x{at}x{opaque}": (queue_id, addresses[at])
+            for (at, opaque), queue_id in queue_of.items()
+            for turn in range(3)
+        }
 
 
 @pytest.mark.parametrize("outcome", ["failed", "late"])

@@ -240,6 +240,7 @@ ORDINARY: Final = st.builds(
 )
 """Texts of ordinary messages."""
 MIXED: Final = st.one_of(ORDINARY, ORDINARY, TEXTS)
+MOSTLY: Final = st.one_of(*[ORDINARY] * 6, TEXTS)
 FIELDS: Final = {
     "a": "producerGroup",
     "b": "topic",
@@ -404,6 +405,68 @@ def test_what_the_leaf_takes_of_any_json_python_takes(
         assert taken == (by_python(frame, code) is not None)
 
 
+PLAIN: Final = {"a": "g", "b": "T", "c": "T", "d": "4", "e": "1", "f": "0", "g": "17", "h": "0"}
+PLAIN_TEXT: Final = "UNIQ_KEY\x01A\x02"
+
+
+def plain_frame(code: int, *, binary: bool, flag: int = 0, body: bytes = b"body", **fields: str) -> bytes:
+    ext = named(PLAIN | {"i": PLAIN_TEXT} | fields, code)
+    encoding = Encoding.ROCKETMQ if binary else Encoding.JSON
+    return encode(RemotingCommand(code, 7, flag, 1, "GO", ext=ext, body=body, encoding=encoding))
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("code", [10, 310])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flag": 1},
+        {"flag": 2},
+        {"m": "true"},
+        {"f": "4"},
+        {"f": "8"},
+        {"f": "16"},
+        {"f": "32"},
+        {"e": "-1"},
+        {"b": ""},
+        {"b": "x" * 128},
+        {"body": b""},
+        {"i": "TAGS\x01a\x02"},
+        {"i": "UNIQ_KEY\x01A\x02DELAY\x011\x02"},
+    ],
+    ids=str,
+)
+def test_what_is_not_ordinary_is_left(code: int, binary: bool, change: dict[str, Any]) -> None:
+    assert twins(plain_frame(code, binary=binary), code)
+    frame = plain_frame(code, binary=binary, **change)
+    assert by_python(frame, code) is None
+    assert not twins(frame, code)
+
+
+@pytest.mark.parametrize("field", [*"abcdefghi", "jklm"])
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_field_that_is_there_twice_is_left(field: str, binary: bool) -> None:
+    """Of equal names Python takes the last: what the leaf would take has to be no other."""
+    more: dict[str, Any] = dict(zip("jklm", ["3", "false", "4", "false"], strict=True))
+    if binary:
+        frame = plain_frame(310, binary=True, **more)
+        for name in field:
+            value = (PLAIN | {"i": PLAIN_TEXT} | more)[name].encode()
+            own = struct.pack(">H1sI", 1, name.encode(), len(value)) + value
+            (size,) = struct.unpack_from(">I", frame, 4)
+            head, ext_at = frame[8 : 8 + (size & 0xFFFFFF)], 8 + 17
+            (ext_size,) = struct.unpack_from(">I", frame, ext_at)
+            head = head[:17] + struct.pack(">I", ext_size + len(own)) + own + head[21:]
+            assert not twins(framed(head, b"body", 1), 310)
+        return
+    head = plain_frame(310, binary=False, **more)[8:-4]
+    assert twins(framed(head, b"body"), 310)
+    for name in field:
+        first = head.replace(b'{"a"', b'{"%s":"8","a"' % name.encode(), 1)
+        assert first != head
+        assert not twins(framed(first, b"body"), 310)
+
+
 @pytest.mark.parametrize("where", ["fields", "language", "serializeTypeCurrentRPC"])
 @pytest.mark.parametrize("escape", ["\\x", "\\u00", "\\ud800", "\\udc00\\ud800"])
 def test_a_wrong_escape_is_left_to_python(where: str, escape: str) -> None:
@@ -455,7 +518,7 @@ def test_what_the_leaf_takes_of_any_binary_python_takes(
 
 
 ROUNDS: Final = st.lists(
-    st.lists(st.tuples(sends(MIXED), st.booleans(), HOWS, SHORT, st.sampled_from(["Orders", "Other"])), max_size=5),
+    st.lists(st.tuples(sends(MOSTLY), st.booleans(), HOWS, BODIES, st.sampled_from(["Orders", "Other"])), max_size=5),
     min_size=1,
     max_size=4,
 )
@@ -522,6 +585,30 @@ def test_rounds_are_what_python_makes_of_each(
     else:
         assert not (left if bad else taken)
         assert (messages.total, messages.queues(), messages.requests()) == (0, [], [])
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2, 3])
+def test_what_stands_behind_a_message_that_is_left_out_does_not_overtake_it(bad: int) -> None:
+    """Of its own connection; what others have sent stays, to the same queues too."""
+    frames, spans, taken, parts = b"", [], [], []
+    for number, queues in enumerate([[0, 1, 0, 2], [2, 2, 1], [0], [1, 0, 0]]):
+        begin = stop = len(frames)
+        own = [plain_frame(310, binary=at % 2 == 0, e=str(queue_id)) for at, queue_id in enumerate(queues)]
+        kept = queues.index(bad) if bad in queues else len(queues)
+        for frame in own[:kept]:
+            sent = by_python(frame, 310)
+            assert sent is not None
+            taken.append(Taken(number, HOSTS[number % 2], sent))
+            stop += len(frame)
+        frames += b"".join(own)
+        spans.append((begin, len(frames), 9))
+        parts.append((kept, stop))
+    hosts = [HOSTS[number % 2] for number in range(4)]
+    messages: Messages = make_reader().read(memoryview(frames), 310, spans, hosts, 99, NO_LIMITS)
+    assert len(messages) == 11
+    messages.leave_out([queue_id != bad for _, queue_id, _, _ in messages.queues()])
+    assert messages.parts() == parts
+    check_stored(messages, frames, taken, 4, tags=False)
 
 
 @pytest.mark.parametrize("body", [b"", bytes(101)])
@@ -662,6 +749,18 @@ def test_batches_are_pythons(
     buffer = bytearray(found.total)
     front = found.write(sent, memoryview(buffer), 0, PHYSICAL, STORED_AT, [NEXT])
     assert (front + bytes(buffer[8:]), found.units(), found.keys(STORED_AT).rows(), found.tags_codes(0)) == expected
+
+
+@pytest.mark.parametrize("name", sorted(NOT_IN_A_BATCH | {"__other", "POP_CK", "TRACE_ON"}))
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_batch_with_what_it_may_not_have_is_left(name: str, at: int) -> None:
+    texts = ["UNIQ_KEY\x01A\x02", "KEYS\x01k\x02"]
+    reader = make_reader()
+    body = encode_batch([(1, b"b", text.encode()) for text in texts])
+    assert reader.batch(body, "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS) is not None
+    texts[at] += f"{name}\x011\x02"
+    body = encode_batch([(1, b"b", text.encode()) for text in texts])
+    assert reader.batch(body, "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS) is None
 
 
 # -- hashes
