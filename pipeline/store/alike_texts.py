@@ -1,6 +1,6 @@
 """Property texts that are laid out alike: a matrix of bytes with a row for each text. Needs numpy.
 
-Most neighbours in a log or a batch have the same properties with values of the same length: ids have, tags often, keys
+Most neighbours in a log have the same properties with values of the same length: ids have, tags often, keys
 that are numbers. Where they stand at the same places in all texts, a property is a column of the matrix, and no
 separator has to be searched for but in the first row.
 """
@@ -20,20 +20,14 @@ _SEPARATORS: Final = bytes(min(byte, 3) for byte in range(256))
 
 
 class TextLayout(NamedTuple):
-    """What texts have in common: the lowest and the highest byte of each column, and where their values are.
+    """What texts have in common: the highest byte of each column, and where their values are.
 
     ``values``: columns of each property's value. Names come in the order of their last pairs, which are the ones that
     count.
     """
 
-    lowest: bytes
     highest: bytes
     values: dict[str, slice]
-
-    def same(self, place: slice) -> str | None:
-        """The ASCII text in these columns that all rows have in common; None where they have not."""
-        text = self.lowest[place]
-        return text.decode("ascii") if text == self.highest[place] else None
 
 
 def layout_of(texts: Matrix, begin: int = 0) -> TextLayout | None:
@@ -52,14 +46,7 @@ def layout_of(texts: Matrix, begin: int = 0) -> TextLayout | None:
             return None
         values.pop(name, None)
         values[name] = slice(begin + equals + 1, begin + stop)
-    return TextLayout(lowest, highest, values)
-
-
-def texts_of(column: Matrix) -> list[str]:
-    """Each row of ASCII bytes, at least one byte wide, as text."""
-    width = column.shape[1]
-    text = column.tobytes().decode("ascii")
-    return [text[at : at + width] for at in range(0, len(text), width)]
+    return TextLayout(highest, values)
 
 
 def _pairs(text: bytes) -> list[tuple[str, int, int, int]]:
