@@ -15,6 +15,8 @@ use crate::frames::{as_slices, code, framed, hosts, laid_out, rules, send, usual
 use crate::names::any_text;
 use crate::round_trip::{queues, AT, WIDE};
 
+type Read = for<'a> fn(&'a [u8], u16, &mut Vec<u8>) -> Option<SendHeader<'a>>;
+
 /// Something that goes wrong on the way.
 #[derive(Clone, Debug)]
 enum Harm {
@@ -25,6 +27,22 @@ enum Harm {
     /// A number of four bytes.
     Number(Index, u32),
     Repeat(Index, Index),
+    /// Another field at the begin of an object: the first or the second one.
+    Field(usize, &'static str),
+}
+
+/// A field at the begin of an object in JSON: the first or the second one.
+fn field() -> impl Strategy<Value = Harm> {
+    let field = select(vec![
+        "\"e\":\"3\",",
+        "\"zz\":\"\\x\",",
+        "\"m\":true,",
+        "\"batch\":\"true\",",
+        "\"flag\":2,",
+        "\"flag\":\"2\",",
+        "\"code\":7,",
+    ]);
+    (0..2usize, field).prop_map(|(at, field)| Harm::Field(at, field))
 }
 
 fn harm() -> impl Strategy<Value = Harm> {
@@ -34,6 +52,7 @@ fn harm() -> impl Strategy<Value = Harm> {
         4 => (any::<Index>(), any::<u8>()).prop_map(|(at, mask)| Harm::Flip(at, mask)),
         1 => any::<Index>().prop_map(Harm::Cut),
         3 => (any::<Index>(), text).prop_map(|(at, text)| Harm::Insert(at, text.as_bytes().to_vec())),
+        2 => field(),
         1 => (any::<Index>(), vec(any::<u8>(), 1..6)).prop_map(|(at, bytes)| Harm::Insert(at, bytes)),
         2 => (any::<Index>(), 1..9usize).prop_map(|(at, count)| Harm::Remove(at, count)),
         3 => (any::<Index>(), number).prop_map(|(at, number)| Harm::Number(at, number)),
@@ -62,6 +81,12 @@ fn harmed(mut bytes: Vec<u8>, harms: &[Harm]) -> Vec<u8> {
                 let at = at.index(count);
                 let end = count.min(at + 4);
                 bytes[at..end].copy_from_slice(&number.to_be_bytes()[..end - at]);
+            }
+            Harm::Field(number, field) => {
+                let mut begins = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'{').map(|(at, _)| at + 1);
+                if let Some(at) = begins.nth(*number) {
+                    bytes.splice(at..at, field.bytes());
+                }
             }
             Harm::Repeat(from, to) => {
                 let (one, other) = (from.index(count), to.index(count));
@@ -157,15 +182,41 @@ fn same_header(one: Option<SendHeader<'_>>, other: Option<SendHeader<'_>>) {
     }
 }
 
+/// What is taken of a header in JSON is what a parser of all of JSON finds in it.
+fn assert_is_json(head: &[u8], code: u16, header: &SendHeader<'_>, properties: &[u8]) {
+    let found: serde_json::Value = serde_json::from_slice(head).expect("JSON");
+    let ext = &found["extFields"];
+    let name = |long: &'static str, short: &'static str| if code == 10 { long } else { short };
+    let number = |value: &serde_json::Value| match value {
+        serde_json::Value::Null => Some(0),
+        serde_json::Value::String(text) => text.parse().ok(),
+        value => value.as_i64(),
+    };
+    assert_eq!((number(&found["code"]), number(&found["flag"])), (Some(code.into()), Some(0)));
+    assert_eq!(number(&found["opaque"]), Some(header.opaque.into()));
+    assert_eq!(ext[name("topic", "b")].as_str(), Some(header.topic));
+    assert_eq!(number(&ext[name("queueId", "e")]), Some(header.queue_id.into()));
+    assert_eq!(number(&ext[name("sysFlag", "f")]), Some(header.sys_flag.into()));
+    assert_eq!(number(&ext[name("bornTimestamp", "g")]), Some(header.born_timestamp));
+    assert_eq!(number(&ext[name("flag", "h")]), Some(header.flag.into()));
+    assert_eq!(ext[name("properties", "i")].as_str().map(str::as_bytes), Some(properties));
+    assert_eq!(number(&ext[name("reconsumeTimes", "j")]), Some(header.reconsume_times.into()));
+    let batch = &ext[name("batch", "m")];
+    assert!(batch.is_null() || *batch == false || *batch == "false");
+}
+
 /// Look at a header in all ways: what is already in the arena stays, and what is put there is a text.
 fn any_header(head: &[u8], code: u16) {
-    for read in [send_in_json, send_in_binary] {
+    for (is_json, read) in [(true, send_in_json as Read), (false, send_in_binary as Read)] {
         let mut arena = b"kept".to_vec();
         let found = read(head, code, &mut arena);
         assert_eq!(&arena[..4], b"kept");
         if let Some(header) = &found {
             assert_eq!(header.properties, 4..arena.len());
             assert!(std::str::from_utf8(&arena[4..]).is_ok());
+            if is_json {
+                assert_is_json(head, code, header, &arena[4..]);
+            }
         }
         same_header(found, read(head, code, &mut Vec::new()));
     }
@@ -204,6 +255,14 @@ proptest! {
     fn harmed_headers(send in send(), harms in vec(harm(), 1..4), code in code()) {
         let frame = Send { body: vec![], ..send }.frame(code);
         any_header(&harmed(frame[8..].to_vec(), &harms), code);
+    }
+
+    /// A field that is there twice, or means something, or is escaped in a wrong way.
+    #[test]
+    fn headers_with_another_field(send in send(), field in field(), code in code()) {
+        let mut send = Send { body: vec![], ..send };
+        send.form.binary = false;
+        any_header(&harmed(send.frame(code)[8..].to_vec(), &[field]), code);
     }
 
     #[test]
