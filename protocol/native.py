@@ -83,8 +83,8 @@ class Messages(Protocol):
         """Where each message lies."""
         ...
 
-    def tags_codes(self, queue: int, /) -> list[int]:
-        """The tags code of each message of a queue, by the number of the queue."""
+    def tags_codes(self) -> list[list[int]]:
+        """The tags code of each message, queue by queue."""
         ...
 
     def replies(self) -> list[bytes]:
@@ -97,7 +97,7 @@ class Messages(Protocol):
 
 
 class Reader(Protocol):
-    """Reads sends and batches by rules that do not change: trimq_native.Leaf."""
+    """Reads sends and batches by rules that do not change: trimq_native.Reader."""
 
     def read(
         self,
@@ -161,7 +161,7 @@ class Leaf(Protocol):
     NativeFault: type[Exception]
 
     @property
-    def Leaf(self) -> MakeReader:  # noqa: N802 - a class
+    def Reader(self) -> MakeReader:  # noqa: N802 - a class
         """Makes what reads sends and batches."""
         ...
 

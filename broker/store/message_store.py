@@ -366,11 +366,6 @@ class MessageStore(HotCalls):
         """Let ``listener`` hear of a topic's messages that can be read."""
         self.dispatcher.arriving_in[topic] = listener
 
-    @property
-    def listened_topics(self) -> Container[str]:
-        """Topics that somebody hears of by ``hear_topic``."""
-        return self.dispatcher.arriving_in
-
     def look_message(self, offset: int) -> Any | None:
         """The record at a log offset: bytes or a view that is good until the next await; b"" for none, None for cold.
 

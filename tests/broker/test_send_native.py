@@ -675,9 +675,9 @@ class Failing:
         self.NativeFault = NATIVE.leaf.NativeFault
         self._call = call
 
-    def Leaf(self, **rules: Any) -> Any:  # noqa: N802 - a class there
+    def Reader(self, **rules: Any) -> Any:  # noqa: N802 - a class there
         assert NATIVE.leaf is not None
-        return Wrapped(NATIVE.leaf.Leaf(**rules), self._call, self.NativeFault)
+        return Wrapped(NATIVE.leaf.Reader(**rules), self._call, self.NativeFault)
 
 
 class Wrapped:

@@ -70,7 +70,10 @@ class ScriptedBroker:
                     if reply is not None and not command.is_oneway:
                         await self.send(stream, reply)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await anyio.aclose_forcefully(stream)
+            pass
+        finally:  # also where the test ends first: a transport that is left open is a warning of a later test
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(stream)
 
     async def send(self, stream: SocketStream, command: RemotingCommand) -> None:
         """Answers and requests of its own may be sent at the same time."""

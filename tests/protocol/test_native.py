@@ -62,14 +62,14 @@ def shape(function: Any, left_out: int) -> tuple[int, set[str]]:
     return len(arguments) - len(keywords), keywords
 
 
-CLASSES = {"Keys": native.Keys, "Leaf": native.Reader, "Messages": native.Messages}
+CLASSES = {"Keys": native.Keys, "Reader": native.Reader, "Messages": native.Messages}
 
 
 @pytest.mark.skipif(not NATIVE.is_on, reason=f"no native leaf: {NATIVE.reason}")
 def test_the_module_has_what_its_type_says() -> None:
     # guards: mypy sees the protocols, and what is called is what Rust has
     found = sys.modules["trimq_native"]
-    assert shape(found.Leaf, 0) == shape(native.MakeReader.__call__, 1)
+    assert shape(found.Reader, 0) == shape(native.MakeReader.__call__, 1)
     for kind, real, skipped in [(Leaf, found, 0)] + [(kind, getattr(found, name), 1) for name, kind in CLASSES.items()]:
         assert public(real) == members(kind).keys() | (CLASSES.keys() if real is found else set())
         for name, made in members(kind).items():

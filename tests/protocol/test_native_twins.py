@@ -47,7 +47,7 @@ def make_reader(*, reserved: frozenset[str] = frozenset(), tags: bool = False, s
     """As the broker makes it."""
     assert NATIVE.leaf is not None
     fast = [name for name in FAST_NAMES - reserved if name.startswith(SLOW_PREFIXES)]
-    return NATIVE.leaf.Leaf(
+    return NATIVE.leaf.Reader(
         slow=[name.encode() for name in SLOW_NAMES | reserved],
         fast=[name.encode() for name in fast],
         slow_prefixes=[name.encode() for name in SLOW_PREFIXES],
@@ -185,9 +185,7 @@ def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], span
     assert messages.total == len(records)
     assert messages.queues() == [(*queue, len(own), sum(size for _, size, _ in own)) for queue, own in units.items()]
     assert messages.units() == b"".join(struct.pack(">qiq", *unit) for own in units.values() for unit in own)
-    assert [messages.tags_codes(at) for at in range(len(places))] == [
-        [unit[2] for unit in own] for own in units.values()
-    ]
+    assert messages.tags_codes() == [[unit[2] for unit in own] for own in units.values()]
     assert messages.keys(STORED_AT).rows() == rows
     assert messages.physical_offsets() == [row[5] for row in requests]
     assert messages.requests() == requests
@@ -748,7 +746,7 @@ def test_batches_are_pythons(
     assert expected is not None
     buffer = bytearray(found.total)
     front = found.write(sent, memoryview(buffer), 0, PHYSICAL, STORED_AT, [NEXT])
-    assert (front + bytes(buffer[8:]), found.units(), found.keys(STORED_AT).rows(), found.tags_codes(0)) == expected
+    assert (front + bytes(buffer[8:]), found.units(), found.keys(STORED_AT).rows(), found.tags_codes()[0]) == expected
 
 
 @pytest.mark.parametrize("name", sorted(NOT_IN_A_BATCH | {"__other", "POP_CK", "TRACE_ON"}))
@@ -805,7 +803,7 @@ def test_tags_codes_at_the_edges(value: int) -> None:
     found = make_reader(tags=True).batch(
         encode_batch([(0, b"b", f"TAGS\x01{tag}\x02".encode())]), "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS
     )
-    assert found.tags_codes(0) == [value] == [tags_code(tag)]
+    assert found.tags_codes()[0] == [value] == [tags_code(tag)]
 
 
 # -- entries of an index file

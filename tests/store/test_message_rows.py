@@ -15,7 +15,8 @@ from tests.store.builders import HOST, Answers, batch, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, opened, settings
 from tests.store.test_plain_put import _traces
-from trimq.broker.store.log.puts import MessageInner, MessageRows
+from trimq.broker.store.log.message_rows import MessageRows
+from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.types import PutMessageResult
@@ -33,7 +34,7 @@ OTHER = "Other"
 
 def reader() -> Reader:
     assert NATIVE.leaf is not None
-    return NATIVE.leaf.Leaf(
+    return NATIVE.leaf.Reader(
         slow=[],
         fast=[],
         slow_prefixes=[],

@@ -14,7 +14,7 @@ import structlog
 from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send.send_batch import SentBatch
 from trimq.broker.processors.send.send_direct import MEANINGLESS, DirectSends, SendTopic
-from trimq.broker.store.log.puts import MessageRows
+from trimq.broker.store.log.message_rows import MessageRows
 from trimq.broker.store.message_store import MessageStore, TopicQueue
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.codes import VERSION, LanguageCode, RequestCode
@@ -65,7 +65,7 @@ class NativeSends:
             self.reader = None
             return
         fast = FAST_NAMES - direct.reserved
-        self.reader = leaf.Leaf(
+        self.reader = leaf.Reader(
             slow=_raw(SLOW_NAMES | direct.reserved),
             fast=_raw(name for name in fast if name.startswith(SLOW_PREFIXES)),
             slow_prefixes=_raw(SLOW_PREFIXES),
@@ -145,12 +145,12 @@ class GroupedSends:
 
     def _queues(self, messages: Messages) -> _Queues | None:
         """Where they go; what goes nowhere is left out of them. None where nothing is left."""
-        direct, listened = self._native.direct, self._native.store.listened_topics
+        direct = self._native.direct
         while len(messages):
             found = _Queues([], [], [], [])
             good = []
             for name, queue_id, count, size in messages.queues():
-                topic = None if name in listened else direct.topic(name)
+                topic = direct.topic(name)
                 queue = None if topic is None else direct.queue(topic, queue_id)
                 good.append(queue is not None)
                 if topic is not None and queue is not None:
@@ -232,7 +232,7 @@ class NativeBatches:
             if match is None or len(text) > MAX_PROPERTIES:
                 return None
             unique = match[2]
-        queue = None if header.topic in native.store.listened_topics else direct.queue(topic, header.queue_id)
+        queue = direct.queue(topic, header.queue_id)
         if queue is None:
             return None
         host = connection.data.get("host") or born_host(connection)

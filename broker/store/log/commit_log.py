@@ -78,8 +78,11 @@ class CommitLog:
         self.max_record = min(value + MAX_RECORD_EXTRA, self.files.size - BLANK_ROOM)
         self.small = min(value, self.max_record, record.MAX_PROPERTIES)
         """No limit is broken by a record of this size, whatever it is made of."""
-        self.limits = (value, self.max_record)
+
+    @property
+    def limits(self) -> tuple[int, int]:
         """Most bytes of a body, and of a whole record."""
+        return self.max_message_size, self.max_record
 
     def start_appending(self, room: Room, rolled: Callable[[int, int], None]) -> None:
         """After recovery: from here on the log grows.

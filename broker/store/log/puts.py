@@ -1,4 +1,4 @@
-"""What goes into the store: a message, a batch of them, or the messages of many requests together.
+"""What goes into the store: a message, or a batch of them; what the native leaf has read is in message_rows.py.
 
 Each says how many bytes its records take, fills them in, and tells the dispatch what is new. All else (limits, room,
 the time, the order of writes, who waits for what) is the commit log's and the write path's, the same for all of them.
@@ -17,8 +17,7 @@ from trimq.broker.store.log.topic_queue import V4_HOSTS, TopicQueue
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record, sysflag
 from trimq.protocol.hashing import crc32
-from trimq.protocol.native import Messages
-from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.queue_unit import UNIT
 from trimq.protocol.record_batch import NO_MESSAGES, BatchHead, BatchMessages
 
 if TYPE_CHECKING:
@@ -346,103 +345,6 @@ class MessageBatch(Struct, gc=False):
     def arrivals(self, result: PutMessageResult) -> Arrivals:
         """See Put."""
         return ((self.topic, self.queue_id, result.queue_offset + 1, self.tags_codes),)
-
-
-class MessageRows(Struct, gc=False):
-    """Ordinary messages, maybe of many requests, that are laid out together; they lie in one file.
-
-    ``queues``: those that they go to, in the order of the messages' own numbers, ``counts``: how many go to each.
-    ``source``: what bodies are copied from. ``is_batch``: they came as one, which has a limit of its own. ``starts``,
-    set by ``fill``: the offset of each queue's first message.
-    """
-
-    messages: Messages
-    source: Any
-    queues: Sequence[TopicQueue]
-    counts: Sequence[int]
-    is_batch: bool = False
-    starts: Sequence[int] = ()
-    offsets: Sequence[int] = ()
-    units: bytes = b""
-    keys: Any = ()
-    deleted: Collection[str] = ()
-
-    sys_flag: ClassVar[int] = 0
-    wait: ClassVar[bool] = True
-
-    @property
-    def topics(self) -> set[str]:
-        """See Put."""
-        return {queue.topic for queue in self.queues}
-
-    @property
-    def count(self) -> int:
-        """How many messages."""
-        return len(self.messages)
-
-    def measure(self, log: "CommitLog") -> int:
-        """See Put. The limits of each message have been looked at where it was read."""
-        for queue in self.queues:
-            if queue.gone:
-                remark = f"the topic {queue.topic} has been deleted"
-                raise RefusedError(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark)
-        total = self.messages.total
-        if self.is_batch:
-            log.check_batch(total)
-        return total
-
-    def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
-        """See Put. Also raises what ``messages`` raise: nothing has been written then."""
-        starts = [queue.next_offset for queue in self.queues]
-        messages = self.messages
-        try:
-            head = messages.write(self.source, buffer, at, physical_offset, store_timestamp, starts)
-            # all that could fail is asked for before there is anything to lose
-            self.units, self.keys = messages.units(), messages.keys(store_timestamp)
-            self.offsets = messages.physical_offsets()
-        except BaseException:
-            buffer[at : at + messages.total] = bytes(messages.total)
-            raise
-        self.starts = starts
-        for queue, added in zip(self.queues, self.counts, strict=True):
-            queue.next_offset += added
-        return head, starts[0]
-
-    def let_go(self) -> None:
-        """See Put."""
-        self.source = b""
-
-    def is_in(self, topics: Container[str]) -> bool:
-        """See Put."""
-        return any(queue.topic in topics for queue in self.queues)
-
-    def leave_out(self, topics: Collection[str]) -> None:
-        """See Put."""
-        self.deleted = topics
-
-    def dispatch_into(
-        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", _result: PutMessageResult, /
-    ) -> None:
-        """See Put."""
-        if index is not None:
-            index.put_run(self.keys)
-        if queues is None:
-            return
-        units = self.units
-        end = 0
-        for queue, count, start in zip(self.queues, self.counts, self.starts, strict=True):
-            begin, end = end, end + count * UNIT_SIZE
-            if queue.topic not in self.deleted:
-                queues.find_or_create(queue.topic, queue.queue_id).put_units(units[begin:end], start)
-
-    def arrivals(self, _result: PutMessageResult) -> Arrivals:
-        """See Put."""
-        tags_codes = self.messages.tags_codes
-        return [
-            (queue.topic, queue.queue_id, start + 1, tags_codes(number))
-            for number, (queue, start) in enumerate(zip(self.queues, self.starts, strict=True))
-            if queue.topic not in self.deleted
-        ]
 
 
 class Dispatcher(Protocol):

@@ -1,4 +1,4 @@
-//! The Python module `trimq_native`: thin functions around trimq-native-core. See trimq_native.pyi.
+//! The Python module `trimq_native`: thin functions around trimq-native-core. Its types for Python: protocol/native.py.
 //!
 //! No call releases the interpreter: each takes well under a millisecond.
 
@@ -37,7 +37,7 @@ mod trimq_native {
     #[pymodule_export]
     use super::entries::{flat, put_entries, seconds, Keys};
     #[pymodule_export]
-    use super::messages::{Leaf, Messages};
+    use super::messages::{Messages, Reader};
     #[pymodule_export]
     use super::panic;
 

@@ -16,12 +16,12 @@ use crate::guarded;
 
 /// Reads sends and batches by rules that do not change.
 #[pyclass(frozen)]
-pub struct Leaf {
+pub struct Reader {
     rules: Arc<Rules>,
 }
 
 #[pymethods]
-impl Leaf {
+impl Reader {
     #[new]
     #[pyo3(signature = (*, slow, fast, slow_prefixes, not_in_a_batch, added, tags, store_host, region, trace, language, version))]
     #[allow(clippy::too_many_arguments)] // by name, each of them
@@ -48,7 +48,7 @@ impl Leaf {
             not_in_a_batch: not_in_a_batch.into_iter().collect(),
         };
         let reply = ReplyTexts { region, trace, language, version };
-        Ok(Leaf { rules: Arc::new(Rules { names, added, tags, store_host, reply }) })
+        Ok(Reader { rules: Arc::new(Rules { names, added, tags, store_host, reply }) })
     }
 
     /// Read the sends of a round; spans are (begin, end, most requests), hosts those of their connections.
@@ -200,9 +200,9 @@ impl Messages {
         self.round.rows.places().iter().map(|place| place.physical).collect()
     }
 
-    /// The codes of the tags of the messages of a queue.
-    fn tags_codes(&self, queue: usize) -> Vec<i32> {
-        self.round.rows.tags_codes(queue)
+    /// The codes of the tags of each queue's messages.
+    fn tags_codes(&self) -> Vec<Vec<i32>> {
+        self.round.rows.tags_codes()
     }
 
     /// The replies to each span, joined, once the messages are written.

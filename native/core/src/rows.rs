@@ -169,9 +169,13 @@ impl Rows {
         self.messages.get(message).map_or(0, |message| message.size)
     }
 
-    /// The code of each message's tag, for the messages of one queue.
-    pub fn tags_codes(&self, queue: usize) -> Vec<i32> {
-        self.messages.iter().filter(|message| message.queue == queue).map(|message| message.tags_code).collect()
+    /// The codes of the tags of each queue's messages.
+    pub fn tags_codes(&self) -> Vec<Vec<i32>> {
+        let mut codes: Vec<Vec<i32>> = self.queues.iter().map(|queue| Vec::with_capacity(queue.count)).collect();
+        for message in &self.messages {
+            codes[message.queue].push(message.tags_code);
+        }
+        codes
     }
 
     /// A queue that has not been met yet; its number. None for a topic that records of this kind do not take.
