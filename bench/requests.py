@@ -81,10 +81,10 @@ class Row(NamedTuple):
 
 
 ROWS: Final[dict[str, Row]] = {
-    "send alone": Row("fast", "fast", lambda number, _: frames.send(number)),
+    "send alone": Row("single", "fast", lambda number, _: frames.send(number)),
     "send": Row("grouped", "fast", lambda number, _: frames.send(number), window=WINDOW),
     "send 64": Row("grouped", "fast", lambda number, _: frames.send(number), connections=64),
-    "mixed alone": Row("fast", "fast", mixed.send, kinds=64),
+    "mixed alone": Row("single", "fast", mixed.send, kinds=64),
     "mixed": Row("grouped", "fast", mixed.send, window=WINDOW, kinds=16),
     "mixed 64": Row("grouped", "fast", mixed.send, connections=64, kinds=8),
     "batch": Row("fast", "full", lambda number, _: frames.batch(number), messages=BATCH),

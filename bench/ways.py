@@ -13,9 +13,9 @@ from typing import Literal, Self, TypeAlias
 from trimq.protocol.command import RemotingCommand
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable, Route
-from trimq.remoting.server.handlers import GroupedServer, Handler, Outcome, Served, Span
+from trimq.remoting.server.handlers import GroupedServer, Handler, Later, Outcome, Served, Span
 
-Way: TypeAlias = Literal["fast", "grouped", "full"]
+Way: TypeAlias = Literal["fast", "single", "grouped", "full"]
 
 
 class OtherWayError(RuntimeError):
@@ -32,13 +32,14 @@ class Ways:
         self._stack = ExitStack()
         self._placed: dict[int, Route] = {}
         self._grouped = 0
+        self._single = 0
         self._full = 0
 
     def __enter__(self) -> Self:
         """Counts from now on."""
         for code in self._codes:
             route = self._table.routes[code]
-            grouped = None if route.grouped is None else _Group(route.grouped, self._served)
+            grouped = None if route.grouped is None else _Group(route.grouped, self._served, self._served_one)
             placed = replace(route, full=self._counting(route.full), grouped=grouped)
             self._table.route(code, placed)
             self._placed[code] = placed
@@ -54,11 +55,11 @@ class Ways:
         for code, placed in self._placed.items():
             if self._table.routes[code] is not placed:
                 raise OtherWayError(f"the route of the code {code} has been replaced: its ways are not counted")
-        grouped, full = self._grouped, self._full
-        self._grouped = self._full = 0
+        grouped, single, full = self._grouped, self._single, self._full
+        self._grouped = self._single = self._full = 0
         found: Counter[Way] = Counter()
-        found["grouped"], found["full"] = grouped, full
-        found["fast"] = requests - full - grouped
+        found["grouped"], found["single"], found["full"] = grouped, single, full
+        found["fast"] = requests - full - grouped - single
         return +found
 
     def _counting(self, handler: Handler) -> Handler:
@@ -71,13 +72,17 @@ class Ways:
     def _served(self, count: int) -> None:
         self._grouped += count
 
+    def _served_one(self) -> None:
+        self._single += 1
+
 
 class _Group:
-    """A GroupedServer; ``served`` is told how many requests it has served."""
+    """A GroupedServer; ``served`` is told how many requests it has served, ``served_one`` of each that came alone."""
 
-    def __init__(self, server: GroupedServer, served: Callable[[int], None]) -> None:
+    def __init__(self, server: GroupedServer, served: Callable[[int], None], served_one: Callable[[], None]) -> None:
         self._server = server
         self._served = served
+        self._served_one = served_one
 
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
         """See GroupedServer."""
@@ -85,3 +90,10 @@ class _Group:
         if served is not None:
             self._served(sum(count for count, _ in served.parts))
         return served
+
+    def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
+        """See GroupedServer."""
+        answer = self._server.serve_one(connection, frame)
+        if answer is not None:
+            self._served_one()
+        return answer

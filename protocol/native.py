@@ -96,6 +96,11 @@ class Messages(Protocol):
         ...
 
 
+SingleSend = tuple[str, int, int, bytes, int, int, int, int, int, tuple[str, ...], bytes, int]
+"""A send: topic, queue id, where the body begins in its frame, properties with what is added, born timestamp, flag,
+sysFlag, reconsumeTimes, tags code, keys, unique key, opaque."""
+
+
 class Reader(Protocol):
     """Reads sends and batches by rules that do not change: trimq_native.Reader."""
 
@@ -113,6 +118,10 @@ class Reader(Protocol):
 
         ``hosts``: the packed address of each span's client. ``limits``: most bytes of a body and of a record.
         """
+        ...
+
+    def send(self, frame: memoryview, code: int, /) -> SingleSend | None:
+        """A frame that is one ordinary send of ``code`` in JSON; None for others. It has not been measured."""
         ...
 
     def batch(

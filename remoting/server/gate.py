@@ -181,3 +181,6 @@ class _GuardedGroup:
         if not all(self._guard(span.connection) for span in spans):
             return None
         return self._server.serve(frames, spans, most)
+
+    def serve_one(self, connection: "Connection", frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
+        return self._server.serve_one(connection, frame) if self._guard(connection) else None

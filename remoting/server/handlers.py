@@ -101,6 +101,10 @@ class GroupedServer(Protocol):
         """
         ...
 
+    def serve_one(self, connection: "Connection", frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
+        """The same for one request in JSON that has come alone: its reply. None: nothing has happened."""
+        ...
+
 
 def with_copy(handler: Handler) -> Handler:
     """A handler that gets a command of its own bytes."""

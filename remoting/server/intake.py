@@ -8,7 +8,7 @@ from typing import Final, Literal
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError
-from trimq.protocol.frame import check_length, decode_at
+from trimq.protocol.frame import check_length, decode, decode_at
 from trimq.protocol.typed_request import NOT_DECODED
 from trimq.remoting.runtime.clock import CoarseTime
 from trimq.remoting.server.big_frame import SPARE_SIZE, SPARES, BigFrame
@@ -140,7 +140,15 @@ class Intake:
             self.serve_received(conn, begin, end, continues=continues)
             return
         # one request, which is what most clients send at a time: as in ``_frames``
-        answer = self._fast(conn, path, view, begin + _WORDS, body_at, end)
+        answer: bytes | Literal[Later.DEFERRED] | RemotingCommand | None = None
+        if server is not None:
+            try:
+                answer = server.serve_one(conn, view[begin:end])
+            except Exception as error:  # noqa: BLE001 - as for any other handler
+                self._failed(conn, view[begin + 4 : end], error)
+                return
+        if answer is None:
+            answer = self._fast(conn, path, view, begin + _WORDS, body_at, end)
         if answer is None:
             self.serve_received(conn, begin, end, continues=continues)
             return
@@ -180,6 +188,17 @@ class Intake:
             self._outcomes.conclude(conn, command, self._failures.reply(conn, command, error))
             return b""
         return request.command(view[head_at:body_at]) if answer is None else answer
+
+    def _failed(self, conn: Connection, frame: memoryview, error: Exception) -> None:
+        """A server of single requests has raised: what it has done is not known."""
+        self._stats.frames += 1
+        try:
+            command = decode(frame)
+        except FrameError as broken:
+            conn.close(f"broken frame: {broken}", broken=True)
+            return
+        conn.encoding = command.encoding
+        self._outcomes.conclude(conn, command, self._failures.reply(conn, command, error))
 
     def _full(self, conn: Connection, command: RemotingCommand) -> None:
         """Have a command's full handler serve it, or take a reply of the client."""

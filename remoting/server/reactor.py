@@ -308,10 +308,11 @@ class Reactor:
         held = self.intake.held
         if held.end:
             held.serve()
-        held.round_ended()
-        self._call(self.at_round_end)
+        if self.at_round_end:
+            self._call(self.at_round_end)
         self._sender.send_marked()
         self._sender.in_round = False
+        held.round_ended()  # who waits for a reply need not wait for this
         if not self._sender.reads and self._is_drained():
             self._drained.set()
 

@@ -1,11 +1,12 @@
 """What a broker's fast ways have served."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from trimq.broker.controller import BrokerController
-from trimq.remoting.server.handlers import GroupedServer, Served, Span
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handlers import GroupedServer, Later, Served, Span
 
 _served: WeakKeyDictionary[BrokerController, list[int]] = WeakKeyDictionary()
 
@@ -36,6 +37,12 @@ class _Counted:
         if result is not None:
             self._served += [self._code] * sum(count for count, _ in result.parts)
         return result
+
+    def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
+        answer = self._server.serve_one(connection, frame)
+        if answer is not None:
+            self._served.append(self._code)
+        return answer
 
 
 def _counted(handler: Any, code: int, served: list[int]) -> Any:

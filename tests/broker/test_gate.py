@@ -113,6 +113,8 @@ class Both:
         return self._opaque
 
     async def ask(self, client: WireClient, form: Form, code: int, ext: dict[str, Any], body: bytes) -> RemotingCommand:
+        """By itself: not held for others, as it would be for a while behind a burst."""
+        self.broker.reactor.intake.held.many = False
         opaque = self.next()
         await client.stream.send_all(form(code, opaque, ext, body))
         return await client.reply(opaque)

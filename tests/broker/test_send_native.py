@@ -22,7 +22,7 @@ from trimq.broker.testing import running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
-from trimq.protocol.frame import encode
+from trimq.protocol.frame import decode, encode
 from trimq.protocol.message import StoredMessage
 from trimq.protocol.native import NATIVE, Leaf, NativeLeaf
 from trimq.protocol.property_text import decode_properties
@@ -82,6 +82,10 @@ def send_frame(
     return struct.pack(">II", 4 + len(raw) + len(data), len(raw)) + raw + data
 
 
+def opaque_of(frame: Frame) -> int:
+    return decode(memoryview(frame)[4:]).opaque
+
+
 class Side:
     """A broker and a client of it."""
 
@@ -94,14 +98,26 @@ class Side:
         await self.client.stream.send_all(b"".join(frames))
         return {opaque: await self.client.reply(opaque) for opaque in expected}
 
+    async def one_by_one(self, frames: Iterable[Frame], expected: Iterable[int]) -> dict[int, RemotingCommand]:
+        """The same, each when the one before has been answered."""
+        replies = {}
+        expected = set(expected)
+        for frame in frames:
+            await self.client.stream.send_all(frame)
+            opaque = opaque_of(frame)
+            if opaque in expected:
+                replies[opaque] = await self.client.reply(opaque)
+        return replies
+
 
 class Sides:
-    """Two brokers; ``served``: requests that the first one's leaf has served, ``batches`` of them."""
+    """Two brokers; what the first one's leaf has served: ``served`` together, ``single`` by themselves, ``batches``."""
 
     def __init__(self) -> None:
         self.both: list[Side] = []
         self.served = 0
         self.batches = 0
+        self.single = 0
 
     def __getitem__(self, at: int) -> Side:
         return self.both[at]
@@ -124,11 +140,16 @@ def only_python(table: Any) -> None:
 async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> AsyncIterator[Sides]:
     """Two brokers, of which the second serves each send by itself, and by Python's way."""
     found = Sides()
-    sends, batch = GroupedSends.serve, NativeBatches.serve
+    sends, one_send, batch = GroupedSends.serve, GroupedSends.serve_one, NativeBatches.serve
 
     def counted(self: GroupedSends, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
         result = sends(self, frames, spans, most)
         found.served += sum(count for count, _ in result.parts) if result is not None else 0
+        return result
+
+    def counted_one(self: GroupedSends, connection: Connection, frame: memoryview) -> Any:
+        result = one_send(self, connection, frame)
+        found.single += result is not None
         return result
 
     def counted_batch(self: NativeBatches, connection: Connection, request: TypedRequest[Any]) -> Any:
@@ -137,6 +158,7 @@ async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> A
         return result
 
     monkeypatch.setattr(GroupedSends, "serve", counted)
+    monkeypatch.setattr(GroupedSends, "serve_one", counted_one)
     monkeypatch.setattr(NativeBatches, "serve", counted_batch)
     async with (
         running_broker(path / "together", **config) as one,
@@ -151,6 +173,7 @@ async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> A
             await side.burst([send_frame(1)], [1])  # makes the log's first file
         for connection in other.reactor.connections.values():
             only_python(connection.table)
+        found.single = 0
         yield found
 
 
@@ -197,10 +220,12 @@ async def stored(side: Side) -> dict[str, Any]:
     return found
 
 
-async def same(found: Sides, frames: list[Frame], expected: list[int]) -> dict[int, RemotingCommand]:
-    """Send the same to both: they answer and store the same."""
+async def same(
+    found: Sides, frames: list[Frame], expected: list[int], *, alone: bool = False
+) -> dict[int, RemotingCommand]:
+    """Send the same to both, at once or one by one: they answer and store the same."""
     both = found.both
-    replies = [await side.burst(frames, expected) for side in both]
+    replies = [await (side.one_by_one if alone else side.burst)(frames, expected) for side in both]
     assert {at: of_reply(reply) for at, reply in replies[0].items()} == {
         at: of_reply(reply) for at, reply in replies[1].items()
     }
@@ -220,8 +245,15 @@ KINDS = [
 @pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
 @pytest.mark.parametrize("v1", [False, True], ids=["v2", "v1"])
 @pytest.mark.parametrize("properties", KINDS, ids=["all", "least", "several keys", "other order"])
-async def test_together_is_as_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, binary: bool, v1: bool, properties: dict[str, str]
+@pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
+async def test_the_leaf_s_way_is_as_python_s(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flush: str,
+    binary: bool,
+    v1: bool,
+    properties: dict[str, str],
+    alone: bool,
 ) -> None:
     async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
         numbers = list(range(1001, 1001 + MANY))
@@ -240,9 +272,12 @@ async def test_together_is_as_alone(
             )
             for number in numbers
         ]
-        replies = await same(both, frames, numbers)
+        replies = await same(both, frames, numbers, alone=alone)
         assert {reply.code for reply in replies.values()} == {0}
-        assert both.served >= LEAST
+        if alone:
+            assert (both.single, both.served) == (0 if binary else MANY, 0)
+        else:
+            assert both.served >= LEAST
 
 
 def changed(number: int, change: dict[str, Any]) -> Frame:
@@ -329,7 +364,7 @@ def with_head(frame: Frame, old: bytes, new: bytes) -> Frame:
 async def test_one_that_is_different_is_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, change: dict[str, Any]
 ) -> None:
-    """Among many usual ones, whatever it differs in."""
+    """Among many usual ones or by itself, whatever it differs in."""
     change = dict(change)
     oneway = change.pop("oneway", False)
     async with sides(tmp_path, monkeypatch, flushDiskType=flush, autoCreateTopicEnable="false") as both:
@@ -337,6 +372,9 @@ async def test_one_that_is_different_is_what_it_is(
         odd = numbers[MANY // 2]
         frames = [changed(number, change) if number == odd else send_frame(number) for number in numbers]
         await same(both, frames, [number for number in numbers if not (oneway and number == odd)])
+        frames = [send_frame(1501), changed(1502, change), send_frame(1503)]
+        await same(both, frames, [1501, 1503] if oneway else [1501, 1502, 1503], alone=True)
+        assert both.single >= (1 if oneway else 2)
         # and all goes on
         numbers = list(range(2001, 2001 + 2 * MANY))
         await same(both, [send_frame(number) for number in numbers], numbers)
@@ -405,8 +443,8 @@ def run_with_sides(work: Callable[[Sides], Any], **config: Any) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @settings(max_examples=8, deadline=None)
-@given(messages=st.lists(SENDS, min_size=4, max_size=3 * LEAST))
-def test_twins_of_sends(flush: str, messages: list[Any]) -> None:
+@given(messages=st.lists(SENDS, min_size=4, max_size=3 * LEAST), alone=st.booleans())
+def test_twins_of_sends(flush: str, messages: list[Any], alone: bool) -> None:
     """Whatever is in them, and whatever stands beside them."""
 
     async def work(both: Sides) -> None:
@@ -427,7 +465,7 @@ def test_twins_of_sends(flush: str, messages: list[Any]) -> None:
                 numbers, messages, strict=True
             )
         ]
-        replies = [await side.burst(frames, numbers) for side in both.both]
+        replies = [await (side.one_by_one if alone else side.burst)(frames, numbers) for side in both.both]
         for number, (text, queue_id, *_) in zip(numbers, messages, strict=True):
             one, other = (of_reply(found[number]) for found in replies)
             if queue_id < 0 or "UNIQ_KEY" not in decode_properties(
@@ -724,6 +762,22 @@ async def test_a_fault_of_the_leaf_costs_its_speed_only(
         numbers = list(range(2001, 2001 + MANY))
         await same(both, [send_frame(number) for number in numbers], numbers)
         assert both.served == served
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_a_fault_of_the_leaf_where_a_send_comes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    native = NativeLeaf(cast("Leaf", Failing("send")))
+    async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
+        processor = find_processor(both[0].broker)
+        processor._native._native = native
+        processor._register()
+        numbers = [1001, 1002, 1003]
+        replies = await same(both, [send_frame(number) for number in numbers], numbers, alone=True)
+        assert {reply.code for reply in replies.values()} == {0}
+        assert native.reason == "a fault: asked for"
+        assert both.single == 0
 
 
 async def test_a_fault_in_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

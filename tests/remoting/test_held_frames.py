@@ -4,6 +4,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from trimq.protocol.frame import encode
 from trimq.protocol.headers.base import Empty
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.handler_table import HandlerTable
-from trimq.remoting.server.handlers import Served, Span
+from trimq.remoting.server.handlers import DEFERRED, Later, Served, Span
 from trimq.remoting.server.held_frames import FEW, HELD_BYTES, LEAST, LONGEST_REST, MOST
 from trimq.remoting.server.limits import ReactorLimits
 from trimq.remoting.server.reactor import Connection
@@ -49,6 +50,19 @@ class Together:
         """Whether it hands back a half of every second span."""
         self.error: Exception | None = None
         self.later: list[tuple[Connection, list[int]]] | None = None
+        self.alone: list[int] | None = None
+        """Opaques of requests that came alone; None: it passes them over."""
+
+    def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
+        if self.error is not None:
+            raise self.error
+        if self.alone is None:
+            return None
+        self.alone.append(opaque_of(frame))
+        if self.later is not None:
+            self.later.append((connection, self.alone[-1:]))
+            return DEFERRED
+        return answered(self.alone[-1], b"alone")
 
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
         assert [span.begin for span in spans] == [0, *(span.end for span in spans[:-1])]
@@ -173,6 +187,44 @@ async def one_each(fixture: Fixture, peers: list[Peer], begin: int) -> None:
     for at, peer in enumerate(peers):
         assert (await peer.receive()).opaque == begin + at
     assert fixture.together.order[-len(peers) :] == list(opaques(begin, len(peers)))
+
+
+async def test_one_that_comes_alone_is_its_server_s_first() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.alone = []
+        for opaque in (1, 2):
+            await peer.send_bytes(frame(opaque))
+            assert await replies_to(peer, 1) == {opaque: b"alone"}
+        assert (fixture.together.alone, fixture.single, fixture.together.calls) == ([1, 2], [], [])
+        assert fixture.server.reactor.stats.frames == 2
+        fixture.together.alone = None  # what it passes over
+        await peer.send_bytes(frame(3))
+        assert await replies_to(peer, 1) == {3: b"single"}
+
+
+async def test_one_that_comes_alone_may_be_answered_later() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.alone = []
+        later = fixture.together.later = []
+        await peer.send_bytes(frame(1))
+        while not later:
+            await trio.lowlevel.checkpoint()
+        ((connection, _),) = later
+        assert (connection.inflight, fixture.server.reactor.stats.inflight) == (1, 1)
+        connection.complete(answered(1, b"later"))
+        assert await replies_to(peer, 1) == {1: b"later"}
+        assert connection.inflight == 0
+
+
+async def test_what_is_raised_for_one_that_came_alone_is_its_reply() -> None:
+    async with holding() as fixture, fixture.server.peer() as peer:
+        fixture.together.error = ValueError("a fault")
+        await peer.send_bytes(frame(1))
+        reply = await peer.receive()
+        assert (reply.opaque, reply.code) == (1, ResponseCode.SYSTEM_ERROR)
+        assert "a fault" in (reply.remark or "")
+        assert fixture.server.reactor.stats.frames == 1
+        assert fixture.single == []
 
 
 async def test_clients_with_one_at_a_time_where_there_are_many() -> None:

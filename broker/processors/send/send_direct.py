@@ -89,6 +89,8 @@ class DirectSends:
         """Whether the configuration lets any send go this way."""
         self.ordinary: Matcher = ordinary(frozenset())
         """Matches the properties of messages that may go this way."""
+        self.store: Callable[..., bytes | Literal[Later.DEFERRED] | None]
+        """The second half of ``serve``, for who has read the header already: see ``_handler``."""
         self.serve: FastHandler = self._handler()
         """For both forms of a send."""
         self.configure(frozenset())
@@ -129,6 +131,60 @@ class DirectSends:
         broker_put = self.broker_put
         tags = self.tags
 
+        def store(  # noqa: PLR0913, PLR0917 - one call for what both readers have found
+            connection: Connection,
+            topic: SendTopic,
+            queue_id: int,
+            body: memoryview,
+            properties: bytes,
+            born_timestamp: int,
+            flag: int,
+            sys_flag: int,
+            reconsume_times: int,
+            code: int,
+            keys: tuple[str, ...],
+            unique: bytes,
+            opaque: int,
+        ) -> bytes | Literal[Later.DEFERRED] | None:
+            queue = topic.queues.get(queue_id)
+            if queue is None:
+                queue = self._find_queue(topic, queue_id)
+                if queue is None:
+                    return None
+            message = MessageInner(
+                queue.topic,
+                queue_id,
+                body,
+                properties,
+                born_timestamp,
+                connection.data.get("host") or born_host(connection),
+                self.store_host,
+                flag,
+                sys_flag,
+                reconsume_times,
+                0,
+                code,
+                keys,
+                True,
+                queue,
+            )
+            done = partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None
+            result = put(message, done)
+            if result is None:
+                return None
+            if waits:
+                return DEFERRED
+            nums = topic.nums
+            nums.value += 1
+            nums.times += 1
+            sizes = topic.sizes
+            sizes.value += result.size
+            sizes.times += 1
+            broker_put.value += 1
+            broker_put.times += 1
+            reply = self.template % (result.physical_offset, queue_id, result.queue_offset, unique, opaque)
+            return _WORDS[len(reply)] + reply
+
         def serve(connection: Connection, request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
             header = request.header
             name = header.topic
@@ -150,51 +206,27 @@ class DirectSends:
             if match is None:
                 return None
             keys, unique, tag = match.groups()
-            if unique is None or len(unique) > _LONGEST_UNIQUE:
+            body = request.body
+            if unique is None or len(unique) > _LONGEST_UNIQUE or not len(body):
                 return None
-            queue_id, body = header.queue_id, request.body
-            if not 0 <= queue_id < topic.config.write_queue_nums or not len(body):
-                return None
-            opaque = request.opaque
             words = (unique,) if keys is None else (unique, keys) if keys.isalnum() else (unique, *key_words(keys))
-            message = MessageInner(
-                name,
-                queue_id,
+            return store(
+                connection,
+                topic,
+                header.queue_id,
                 body,
                 text.encode() + self.added,
                 header.born_timestamp,
-                connection.data.get("host") or born_host(connection),
-                self.store_host,
                 header.flag,
                 header.sys_flag,
                 header.reconsume_times or 0,
-                0,
                 tags_code(tag) if tag else 0,
                 words if tag is None or not tags else (*words, TAG_KEY + tag),
-            )
-            done = partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None
-            result = put(message, done)
-            if result is None:
-                return None
-            if waits:
-                return DEFERRED
-            nums = topic.nums
-            nums.value += 1
-            nums.times += 1
-            sizes = topic.sizes
-            sizes.value += result.size
-            sizes.times += 1
-            broker_put.value += 1
-            broker_put.times += 1
-            reply = self.template % (
-                result.physical_offset,
-                queue_id,
-                result.queue_offset,
                 unique.encode(),
-                opaque,
+                request.opaque,
             )
-            return _WORDS[len(reply)] + reply
 
+        self.store = store
         return serve
 
     def _durable(
@@ -202,7 +234,7 @@ class DirectSends:
         connection: Connection,
         topic: SendTopic,
         queue_id: int,
-        unique: str,
+        unique: bytes,
         opaque: int,
         result: PutMessageResult,
     ) -> None:
@@ -210,12 +242,12 @@ class DirectSends:
         status = result.status
         if status:
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
-            connection.complete(self.answer(command, topic.config.topic_name, queue_id, unique, result))
+            connection.complete(self.answer(command, topic.config.topic_name, queue_id, unique.decode(), result))
             return
         for item, value in ((topic.nums, 1), (topic.sizes, result.size), (self.broker_put, 1)):
             item.value += value
             item.times += 1
-        reply = self.template % (result.physical_offset, queue_id, result.queue_offset, unique.encode(), opaque)
+        reply = self.template % (result.physical_offset, queue_id, result.queue_offset, unique, opaque)
         connection.complete(_WORDS[len(reply)] + reply)
 
     def topic(self, name: str) -> SendTopic | None:

@@ -143,6 +143,28 @@ class GroupedSends:
             return Served(asked.parts, deferred=True)
         return Served(asked.parts, self._replies(asked))
 
+    def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
+        """See GroupedServer."""
+        native = self._native
+        reader, direct = native.reader, native.direct
+        if reader is None:
+            return None
+        try:
+            found = reader.send(frame, self._code)
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
+            native.failed(error)
+            return None
+        if found is None:
+            return None
+        name, queue_id, body_at, properties, born, flag, sys_flag, times, tags_code, keys, unique, opaque = found
+        topic = direct.topic(name)
+        if topic is None:
+            return None
+        body = frame[body_at:]
+        return direct.store(
+            connection, topic, queue_id, body, properties, born, flag, sys_flag, times, tags_code, keys, unique, opaque
+        )
+
     def _queues(self, messages: Messages) -> _Queues | None:
         """Where they go; what goes nowhere is left out of them. None where nothing is left."""
         direct = self._native.direct

@@ -38,6 +38,7 @@ class CommitRealTimeService(PacedService):
     """
 
     waits = False
+    at_once = None
 
     def __init__(
         self,

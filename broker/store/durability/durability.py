@@ -32,6 +32,11 @@ class Durability(Protocol):
         """Where the log ends for those who ask."""
         ...
 
+    @property
+    def at_once(self) -> Callable[[Put, PutMessageResult], None] | None:
+        """All that ``submit`` does, where that is a dispatch and nothing else; the hot path saves itself the call."""
+        ...
+
     def submit(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
         """Records are in the log: the result if it is ready, else None, and ``on_done`` gets it."""
         ...
@@ -67,6 +72,8 @@ class AsyncFlush:
         self._dispatch = dispatcher.dispatch
         self._real_time = real_time
         self._pokes = not real_time.timed
+        self.at_once = None if self._pokes else self._dispatch
+        """See Durability."""
         self.rolled = dispatcher.rolled
 
     @property

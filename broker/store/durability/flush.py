@@ -42,6 +42,7 @@ class GroupCommitService:
     """
 
     waits = True
+    at_once = None
 
     def __init__(
         self, log: CommitLog, sync: LogSync, dispatcher: Dispatcher, timeout: float, took: Callable[[float, int], None]

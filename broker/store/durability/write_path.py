@@ -66,6 +66,7 @@ class WritePath:
             on_needs_commit=self.durability.commit_soon,
         )
         self._submit = self.durability.submit
+        self._at_once = self.durability.at_once
         self._ended: trio.Event | None = None
         log.start_appending(self.room, self.durability.rolled)
 
@@ -126,7 +127,10 @@ class WritePath:
         stats = self._stats
         stats.put_message_times_total += put.count
         stats.put_message_size_total += result.size
-        self._submit(put, result, on_done)
+        if self._at_once is not None:
+            self._at_once(put, result)
+        else:
+            self._submit(put, result, on_done)
         return result
 
     def _append(self, put: PatientPut) -> PutMessageResult | None:

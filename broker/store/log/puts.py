@@ -125,7 +125,8 @@ class MessageInner(Struct, gc=False):
 
     ``born_host`` and ``store_host`` are packed addresses (8 or 20 bytes); their IPv6 bits of ``sys_flag`` are set here.
     ``properties`` is the encoded text, ``tags_code`` the hash of the tag, ``keys`` the words the index shall
-    find it by (UNIQ_KEY first). ``wait``: see Put. ``measure`` sets ``queue`` and ``size``, the record's.
+    find it by (UNIQ_KEY first). ``wait``: see Put. ``queue``: that of ``topic`` and ``queue_id`` where it is known;
+    ``measure`` sets it otherwise, and ``size``, the record's.
     """
 
     topic: str
@@ -155,8 +156,9 @@ class MessageInner(Struct, gc=False):
 
     def measure(self, log: "CommitLog") -> int:
         """See Put."""
-        queue_id = self.queue_id
-        queue = self.queue = log.queues.get((self.topic, queue_id)) or log.queue_to_put(self.topic, queue_id)
+        queue = self.queue
+        if queue is None or queue.gone:
+            queue = self.queue = log.queue_to_put(self.topic, self.queue_id)
         body, properties = len(self.body), len(self.properties)
         size = self.size = queue.overhead + len(self.born_host) + len(self.store_host) + body + properties
         if size > log.small:

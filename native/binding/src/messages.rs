@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 use trimq_native_core::batch;
-use trimq_native_core::round::{Round, Span};
-use trimq_native_core::rows::{Limits, Mismatch, Position, Room, Stamp};
+use trimq_native_core::hash::Hash;
+use trimq_native_core::round::{Round, Single, Span};
+use trimq_native_core::rows::{Limits, Mismatch, Position, Room, Stamp, TAG_KEY};
 use trimq_native_core::rules::{Names, ReplyTexts, Rules};
 
 use crate::buffers::{Source, Target};
@@ -72,6 +73,50 @@ impl Reader {
             Round::read(source.slice(), code, &spans, most, &self.rules, &hosts, limits)
         })?;
         Ok(Messages { rules: self.rules.clone(), round, spans, hosts, is_batch: false })
+    }
+
+    /// Read a send that came alone, in JSON; None where it is not ordinary.
+    ///
+    /// (topic, queue id, where its body begins, properties with what is added, born timestamp, flag, sysFlag,
+    /// reconsumeTimes, tags code, keys, unique key, opaque).
+    fn send<'py>(
+        &self,
+        py: Python<'py>,
+        frame: &Bound<'py, PyAny>,
+        code: u16,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let source = Source::of(frame)?;
+        let mut arena = Vec::with_capacity(512);
+        let Some(single) = guarded(|| Single::read(source.slice(), code, &mut arena))? else { return Ok(None) };
+        let header = &single.header;
+        let Ok(text) = std::str::from_utf8(&arena) else { return Ok(None) };
+        let Some((unique, found)) = guarded(|| Single::found(text, &self.rules))? else { return Ok(None) };
+        let properties = PyBytes::new_with(py, text.len() + self.rules.added.len(), |bytes| {
+            let (own, added) = bytes.split_at_mut(text.len());
+            own.copy_from_slice(text.as_bytes());
+            added.copy_from_slice(&self.rules.added);
+            Ok(())
+        })?;
+        let mut keys = vec![unique.to_owned()];
+        keys.extend(found.words().map(str::to_owned));
+        let tags_code = found.tag.map_or(0, |tag| Hash::of(tag).value());
+        keys.extend(found.tag.filter(|_| self.rules.tags).map(|tag| [TAG_KEY, tag].concat()));
+        let keys = PyTuple::new(py, keys)?;
+        let row = (
+            header.topic,
+            header.queue_id,
+            single.body_at,
+            properties,
+            header.born_timestamp,
+            header.flag,
+            header.sys_flag,
+            header.reconsume_times,
+            tags_code,
+            keys,
+            unique.as_bytes(),
+            header.opaque,
+        );
+        Ok(Some(row.into_pyobject(py)?))
     }
 
     /// Read a batch to one queue; None where it is not ordinary. ``stamp``: sysFlag, time of birth, reconsumeTimes.

@@ -17,7 +17,14 @@ impl Hash {
     pub fn then(self, text: &str) -> Hash {
         if text.is_ascii() {
             let step = |hash: u32, unit: &u8| hash.wrapping_mul(31).wrapping_add(u32::from(*unit));
-            return Hash(text.as_bytes().iter().fold(self.0, step));
+            // four at once: each step of one waits for the one before
+            let fours = text.as_bytes().chunks_exact(4);
+            let rest = fours.remainder();
+            let hash = fours.fold(self.0, |hash, four| {
+                let own = four.iter().fold(0, step);
+                hash.wrapping_mul(31 * 31 * 31 * 31).wrapping_add(own)
+            });
+            return Hash(rest.iter().fold(hash, step));
         }
         let step = |hash: u32, unit: u16| hash.wrapping_mul(31).wrapping_add(u32::from(unit));
         Hash(text.encode_utf16().fold(self.0, step))

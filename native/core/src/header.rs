@@ -204,15 +204,24 @@ impl<'a> Value<'a> {
 /// A decimal number as all clients write it: no sign but a minus, no zero in front.
 fn whole_number(text: &str) -> Option<i64> {
     let digits = text.strip_prefix('-').unwrap_or(text);
-    let usual = match digits.as_bytes() {
-        [b'0'] => digits.len() == text.len(),
-        [b'1'..=b'9', rest @ ..] => rest.iter().all(u8::is_ascii_digit),
-        _ => false,
-    };
-    if usual {
-        text.parse().ok()
+    match *digits.as_bytes() {
+        [b'0'] if digits.len() == text.len() => return Some(0),
+        [] | [b'0', ..] => return None,
+        _ => {}
+    }
+    // below zero there is one number more than above
+    let mut below: i64 = 0;
+    for byte in digits.bytes() {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        below = below.checked_mul(10)?.checked_sub(i64::from(digit))?;
+    }
+    if digits.len() == text.len() {
+        below.checked_neg()
     } else {
-        None
+        Some(below)
     }
 }
 
@@ -225,10 +234,13 @@ struct Json<'a> {
 impl<'a> Json<'a> {
     fn peek(&mut self) -> Option<u8> {
         let bytes = self.text.as_bytes();
-        while matches!(bytes.get(self.at), Some(b' ' | b'\t' | b'\n' | b'\r')) {
+        loop {
+            let byte = *bytes.get(self.at)?;
+            if !matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
+                return Some(byte);
+            }
             self.at += 1;
         }
-        bytes.get(self.at).copied()
     }
 
     fn expect(&mut self, byte: u8) -> Option<()> {

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-use crate::header::{send_in_binary, send_in_json};
+use crate::header::{send_in_binary, send_in_json, SendHeader};
 use crate::rows::{Limits, Mismatch, Position, Room, Rows, Stamp, HEAD};
-use crate::rules::Rules;
+use crate::rules::{Found, Rules, MAX_PROPERTIES};
 
 const WORDS: usize = 8;
 /// Longer unique keys, which no client makes, are not served here.
@@ -99,19 +99,11 @@ impl Round {
         known: &mut FxHashMap<(&'a str, i32), usize>,
         room: &Room<'_>,
     ) -> Option<usize> {
-        let bytes = frames.get(place.clone())?;
-        let total = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
-        let word = u32::from_be_bytes(bytes.get(4..WORDS)?.try_into().ok()?);
-        let length = total.checked_add(4)?;
-        let body_at = WORDS + (word & 0xFF_FFFF) as usize;
-        if length > bytes.len() || body_at > length {
-            return None;
-        }
-        let head = bytes.get(WORDS..body_at)?;
+        let frame = Frame::of(frames.get(place.clone())?)?;
         let before = self.rows.texts.len();
-        let stop = place.start + length;
-        let body = place.start + body_at..stop;
-        let taken = self.take_send(head, word >> 24, span, body, stop, known, room);
+        let stop = place.start + frame.length;
+        let body = place.start + frame.body_at..stop;
+        let taken = self.take_send(frame.head, frame.encoding, span, body, stop, known, room);
         if taken.is_none() {
             self.rows.texts.truncate(before);
         }
@@ -136,8 +128,7 @@ impl Round {
         };
         // a text of its own, so that the rows can be added to; the properties of most messages are short
         let text = self.rows.text(&header.properties).to_owned();
-        let found = room.rules.names.ordinary(&text)?;
-        let unique = found.unique.filter(|unique| unique.len() <= LONGEST_UNIQUE)?;
+        let (unique, found) = Single::found(&text, room.rules)?;
         let unique_at = header.properties.start + place_of(unique, &text);
         let stamp = Stamp {
             flag: header.flag,
@@ -216,6 +207,59 @@ impl Round {
             crate::reply::send(&mut replies[request.span], rules, &stored, request.binary);
         }
         replies
+    }
+}
+
+/// A frame: its words, and the bytes of its header.
+struct Frame<'a> {
+    length: usize,
+    encoding: u32,
+    head: &'a [u8],
+    body_at: usize,
+}
+
+impl<'a> Frame<'a> {
+    /// The one that begins here. None where it is cut off, or its words contradict each other.
+    fn of(bytes: &'a [u8]) -> Option<Frame<'a>> {
+        let total = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+        let word = u32::from_be_bytes(bytes.get(4..WORDS)?.try_into().ok()?);
+        let length = total.checked_add(4)?;
+        let body_at = WORDS + (word & 0xFF_FFFF) as usize;
+        if length > bytes.len() || body_at > length {
+            return None;
+        }
+        Some(Frame { length, encoding: word >> 24, head: bytes.get(WORDS..body_at)?, body_at })
+    }
+}
+
+/// A send that is read by itself.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Single<'a> {
+    /// Its header, whose properties stand in the arena.
+    pub header: SendHeader<'a>,
+    /// Where its body begins; it ends with the frame.
+    pub body_at: usize,
+}
+
+impl<'a> Single<'a> {
+    /// Read a frame that is one ordinary send of `code` in JSON, whose properties go behind `arena`. None for others.
+    ///
+    /// What its properties say: `found`. Limits of what the log takes are left to whoever has it.
+    pub fn read(frame: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Option<Single<'a>> {
+        let Frame { length, encoding, head, body_at } = Frame::of(frame)?;
+        if encoding != 0 || length != frame.len() || body_at == length {
+            return None;
+        }
+        let header = send_in_json(head, code, arena)?;
+        let stamp = Stamp { sys_flag: header.sys_flag, ..Stamp::default() };
+        (stamp.is_ordinary() && header.properties.len() <= MAX_PROPERTIES).then_some(Single { header, body_at })
+    }
+
+    /// Look through the properties, which have a unique key. None where they are not ordinary.
+    pub fn found<'t>(text: &'t str, rules: &Rules) -> Option<(&'t str, Found<'t>)> {
+        let found = rules.names.ordinary(text)?;
+        let unique = found.unique.filter(|unique| unique.len() <= LONGEST_UNIQUE)?;
+        Some((unique, found))
     }
 }
 

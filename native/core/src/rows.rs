@@ -21,7 +21,8 @@ const BORN_HOST_V6: i32 = 0x10;
 const STORE_HOST_V6: i32 = 0x20;
 /// Bits of sysFlag that are stored as they come; with others a message is not served here.
 const MEANINGLESS: i32 = 0x1 | 0x2 | 0x700;
-const TAG_KEY: &str = "T#";
+/// What stands in front of a tag that is a key of the index.
+pub const TAG_KEY: &str = "T#";
 
 /// What a record may have at most, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -224,8 +225,7 @@ impl Rows {
         if let Some(unique) = found.unique {
             self.hashes.push(front.then(unique).in_index());
         }
-        let words = found.keys.unwrap_or("").split(' ').filter(|word| !word.is_empty());
-        self.hashes.extend(words.map(|word| front.then(word).in_index()));
+        self.hashes.extend(found.words().map(|word| front.then(word).in_index()));
         let mut tags_code = 0;
         if let Some(tag) = found.tag {
             tags_code = Hash::of(tag).value();

@@ -66,6 +66,13 @@ pub struct Found<'a> {
     pub tag: Option<&'a str>,
 }
 
+impl<'a> Found<'a> {
+    /// The words of KEYS.
+    pub fn words(&self) -> impl Iterator<Item = &'a str> {
+        self.keys.unwrap_or("").split(' ').filter(|word| !word.is_empty())
+    }
+}
+
 impl Names {
     /// Look through the properties of a send: `name 0x01 value 0x02`, repeated. None where they are not ordinary.
     ///

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, Index};
 use trimq_native_core::batch;
 use trimq_native_core::header::{send_in_binary, send_in_json, SendHeader};
-use trimq_native_core::round::{Round, Span};
+use trimq_native_core::round::{Round, Single, Span};
 use trimq_native_core::rows::{Limits, Room, Stamp};
 use trimq_native_core::rules::Rules;
 
@@ -122,6 +122,7 @@ fn all_of_it(frames: &[u8], code: u16, spans: &[Span], most: usize, rules: &Rule
     let mut round = Round::read(frames, code, spans, most, rules, &hosts, limits);
     assert!(round.requests.len() <= most);
     assert_consistent(&round, frames, spans);
+    spans.iter().for_each(|span| alone(frames.get(span.place.clone()).unwrap_or(&[]), code, rules));
     let before: usize = round.requests.len();
     round.leave_out(spans, &vec![true; queues(&round).len()]);
     assert_eq!(round.requests.len(), before, "all are good");
@@ -139,6 +140,37 @@ fn all_of_it(frames: &[u8], code: u16, spans: &[Span], most: usize, rules: &Rule
     let few = round.write(&[], &mut out, &AT, &starts, rules, &hosts);
     assert!(few.is_err() || round.rows.is_empty());
     assert!(round.write(frames, &mut out, &AT, &[], rules, &hosts).is_err());
+}
+
+/// Bytes that are read by themselves are what they are in a round, where they are one frame in JSON.
+fn alone(bytes: &[u8], code: u16, rules: &Rules) {
+    let mut arena = Vec::new();
+    let single = Single::read(bytes, code, &mut arena);
+    let text = String::from_utf8(arena.clone()).unwrap_or_default();
+    let found = single.as_ref().and_then(|_| Single::found(&text, rules));
+    let hosts = hosts(1);
+    let span = Span { place: 0..bytes.len(), most: 1 };
+    let round = Round::read(bytes, code, &[span], 1, rules, &as_slices(&hosts), WIDE);
+    let Some(request) = round.requests.first() else {
+        if let (Some(single), Some(_)) = (single, found) {
+            // what only the log's measures or the topics' table rule out
+            let header = single.header;
+            let properties = header.properties.len() + rules.added.len();
+            assert!(header.topic.is_empty() || header.topic.len() > 127 || header.queue_id < 0 || properties > 32_767);
+        }
+        return;
+    };
+    if request.binary || round.parts[0].stop != bytes.len() {
+        assert!(single.is_none());
+        return;
+    }
+    let (single, (unique, _)) = (single.unwrap(), found.unwrap());
+    let rows = &round.rows;
+    let queue = &rows.queues()[0];
+    assert_eq!((single.header.topic, single.header.queue_id), (rows.text(&queue.topic), queue.id));
+    assert_eq!((single.header.opaque, unique), (request.opaque, rows.text(&request.unique)));
+    let around = 75 + 8 + rules.store_host.len() + single.header.topic.len() + rules.added.len();
+    assert_eq!(rows.size_of(0), around + single.header.properties.len() + bytes.len() - single.body_at);
 }
 
 fn assert_consistent(round: &Round, frames: &[u8], spans: &[Span]) {
