@@ -578,6 +578,16 @@ mod tests {
     }
 
     #[test]
+    fn numbers_at_the_edges() {
+        for number in ["0", "-1", "9223372036854775807", "-9223372036854775808", "1000000000000000000"] {
+            assert_eq!(whole_number(number), number.parse().ok(), "{number}");
+        }
+        for text in ["", "-", "-0", "00", "9223372036854775808", "-9223372036854775809", "99999999999999999999", "1a"] {
+            assert_eq!(whole_number(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_not_in_the_usual_form_is_left() {
         for (old, new) in [
             (r#""e":"1""#, r#""e":"+1""#),
