@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.interop.harness.servers import Cluster
+from trimq.client.sync import Admin
 from trimq.pipeline.options import Options
 from trimq.pipeline.schema import COLUMNS
 from trimq.pipeline.topics.delivery import Identity, WriteSettings, deliver
@@ -56,6 +58,15 @@ def write(
     """Sends rows as a task of a sink does: how many were sent, and how many were there."""
     settings = WriteSettings.of(Options(options_of(cluster, **options)))
     return deliver([pa.RecordBatch.from_pylist(rows)] if rows else [], settings, Identity(task, again))
+
+
+def shown(admin: Admin, topic: str, count: int) -> None:
+    """Waits until a topic's queues have ``count`` messages: Apache's broker answers a send before it dispatches it."""
+    deadline = time.monotonic() + 60
+    while (found := sum(offset.max_offset for offset in admin.topic_stats(topic).values())) != count:
+        assert found < count, f"{topic} has more messages than were sent: {found}"
+        assert time.monotonic() < deadline, f"{topic} has {found} messages, not {count}"
+        time.sleep(0.02)
 
 
 def open_sockets() -> int:
