@@ -122,6 +122,8 @@ func (run *e2eRun) produce(s int, start time.Duration) {
 		replies <- good
 	}()
 	body := make([]byte, *size)
+	made := &maker{}
+	var out []byte
 	var late []int64
 	for at := s; at < len(run.planned); at += senders {
 		due := start + run.planned[at]
@@ -136,7 +138,9 @@ func (run *e2eRun) produce(s int, start time.Duration) {
 			late = append(late, int64(now-due))
 		}
 		topic, queue := place(at % *conns)
-		if err := l.write(310, sendExt(topic, queue, false), body); err != nil {
+		l.opaque++
+		out = made.send(out[:0], 310, l.opaque, topic, queue, body)
+		if _, err := l.Write(out); err != nil {
 			fmt.Fprintln(os.Stderr, "send:", err)
 			break
 		}

@@ -87,24 +87,23 @@ func (m *message) cut() {
 	}
 }
 
-func (m *message) properties(number string, quoted bool) string {
-	var b strings.Builder
-	one := unique()
+// properties appends those of the message with this number; quoted as they stand inside a JSON string.
+func (m *message) properties(b []byte, number int, quoted bool) []byte {
 	for i := range m.parts {
 		p := &m.parts[i]
 		if quoted {
-			b.WriteString(p.json)
+			b = append(b, p.json...)
 		} else {
-			b.WriteString(p.text)
+			b = append(b, p.text...)
 		}
 		switch p.then {
 		case numberMark:
-			b.WriteString(number)
+			b = strconv.AppendInt(b, int64(number), 10)
 		case uniqueMark:
-			b.WriteString(one)
+			b = appendUnique(b)
 		}
 	}
-	return b.String()
+	return b
 }
 
 func (t *mixedTraffic) topics() []string {
@@ -130,22 +129,23 @@ func (t *mixedTraffic) queues() int {
 // mixedConn is what one connection sends: the same sequence in each run, but for times and unique keys.
 type mixedConn struct {
 	t       *mixedTraffic
+	made    *maker
 	c, sent int
 }
 
 // of is nil where messages are not mixed.
-func (t *mixedTraffic) of(c int) *mixedConn {
+func (t *mixedTraffic) of(c int, made *maker) *mixedConn {
 	if t == nil {
 		return nil
 	}
-	return &mixedConn{t: t, c: c}
+	return &mixedConn{t: t, made: made, c: c}
 }
 
 // next is the next message, its number among those of all connections, and its body.
-func (s *mixedConn) next() (*message, string, []byte) {
+func (s *mixedConn) next() (*message, int, []byte) {
 	at := s.c*len(s.t.messages) / *conns + s.sent
 	m := &s.t.messages[at%len(s.t.messages)]
-	number := strconv.Itoa(s.sent**conns + s.c)
+	number := s.sent**conns + s.c
 	s.sent++
 	begin := m.Body * 31 % longest
 	return m, number, s.t.noise[begin : begin+m.Body]
@@ -153,19 +153,28 @@ func (s *mixedConn) next() (*message, string, []byte) {
 
 func (s *mixedConn) send(out []byte, opaque int) []byte {
 	m, number, body := s.next()
-	return frame(out, 310, opaque, sendFields(m.Topic, m.Queue, m.properties(number, true), false), body)
+	ext := sendHead(s.made.ext[:0], m.Topic, m.Queue)
+	ext = m.properties(ext, number, true)
+	s.made.ext = sendTail(ext, false)
+	return frame(out, 310, opaque, s.made.ext, body)
 }
 
 // batch is as many messages as -batch says, all of them to the topic and queue of the first.
 func (s *mixedConn) batch(out []byte, opaque int) []byte {
 	var first *message
-	var all []byte
+	all := s.made.items[:0]
 	for i := 0; i < *batch; i++ {
 		m, number, body := s.next()
 		if first == nil {
 			first = m
 		}
-		all = appendItem(all, body, []byte(m.properties(number, false)))
+		at := len(all)
+		all = beginItem(all, body)
+		all = m.properties(all, number, false)
+		endItem(all, at, len(body))
 	}
-	return frame(out, 320, opaque, sendFields(first.Topic, first.Queue, `WAIT\u0001true\u0002`, true), all)
+	ext := sendHead(s.made.ext[:0], first.Topic, first.Queue)
+	ext = append(ext, `WAIT\u0001true\u0002`...)
+	s.made.ext, s.made.items = sendTail(ext, true), all
+	return frame(out, 320, opaque, s.made.ext, all)
 }
