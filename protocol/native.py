@@ -199,6 +199,16 @@ class Leaf(Protocol):
         """See index_batch.Batch.put."""
         ...
 
+    def are_messages(
+        self, records: memoryview, start: int, units: bytes | bytearray, offset: int, place: tuple[int, int, bytes], /
+    ) -> bool:
+        """Whether each unit leads to the usual record of its queue offset; the first unit's is ``offset``.
+
+        ``records``: a part of the log that begins at log offset ``start``; all records are in it, one behind the other.
+        ``place``: queue id, and magic and topic as they stand in a record.
+        """
+        ...
+
     def panic(self) -> None:
         """Panic, for tests: raises NativeFault."""
         ...

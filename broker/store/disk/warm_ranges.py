@@ -14,7 +14,7 @@ from trimq.broker.store.disk.mapped_file import MappedFile
 
 CHUNK: Final = 32 * 1024
 """Bytes that are warm together, or not."""
-_AHEAD: Final = 8
+AHEAD: Final = 8
 """Chunks that are looked at together for a consumer, which goes on: the call costs more than what it looks at."""
 WARM_SECONDS: Final = 2
 _TICKS: Final = 8
@@ -128,7 +128,7 @@ class WarmRanges:
         start = file.start
         begin, end = places[0] - start, places[-1] + sizes[-1] - start
         if begin >= file.hot_from or is_dense(end - begin, sum(sizes)):
-            return self.covers(file, begin, end, _AHEAD)
+            return self.covers(file, begin, end, AHEAD)
         return all(
             self.covers(file, place - start, place - start + size) for place, size in zip(places, sizes, strict=True)
         )

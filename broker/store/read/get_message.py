@@ -17,7 +17,7 @@ from trimq.broker.store.disk.warm_ranges import is_dense
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.read.hot_records import Found, hot_records, place_unpacker, tagged, views_of
+from trimq.broker.store.read.hot_records import Found, checked_views, hot_records, place_unpacker, tagged, views_of
 from trimq.broker.store.read.read_ahead import ReadAhead
 from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of
 from trimq.broker.store.stats import StoreStats
@@ -154,11 +154,14 @@ class MessageGetter:
         file = self._hot_file(fields[0])
         if file is None:
             return None
+        places, sizes = fields[::2], fields[1::2]
         if offset >= queue.known_from:
-            found = views_of(file, self._warm, fields[::2], fields[1::2], limit_bytes)
+            found = views_of(file, self._warm, places, sizes, limit_bytes)
         else:
             place = place_of(queue.topic, queue.queue_id)
-            found = hot_records(file, self._warm, units, limit_bytes, limit_count, offset, place)
+            found = checked_views(file, self._warm, units, places, sizes, limit_bytes, offset, place)
+            if found is None:
+                found = hot_records(file, self._warm, units, limit_bytes, limit_count, offset, place)
         return None if found is None else (file, found, offset + found[1])
 
     def _hot_limits(self, max_bytes: int, max_count: int) -> tuple[int, int]:

@@ -4,7 +4,8 @@ A queue whose messages stand between those of others has one run of bytes for ea
 what a pull costs. Anything unusual (a filler, another file, bytes that are no record) is left to get_message.py.
 
 Units that this process has put itself (``views_of``) tell the truth about records that it has written itself, so
-that nothing is looked up for each of them. Others came out of files: each record is compared (``hot_records``).
+that nothing is looked up for each of them. Others came out of files: each record is compared (``checked_views`` by the
+native leaf, ``hot_records``).
 """
 
 import struct
@@ -15,8 +16,9 @@ from itertools import accumulate
 from typing import Any, Final
 
 from trimq.broker.store.disk.mapped_file import MappedFile
-from trimq.broker.store.disk.warm_ranges import CHUNK, WarmRanges
+from trimq.broker.store.disk.warm_ranges import AHEAD, CHUNK, WarmRanges, is_dense
 from trimq.broker.store.read.record_look import HEAD, HEAD_SIZE, V6, Place, end_of, is_message
+from trimq.protocol.native import NATIVE
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from trimq.protocol.record import OVERHEAD_V1
 
@@ -61,7 +63,57 @@ def views_of(
     end = places[-1] + sizes[-1] - start
     if begin < 0 or end > file.wrote or (begin < file.hot_from and not warm.covers_all(file, places, sizes)):
         return None
-    view = file.view
+    return _views(file, places, sizes, total)
+
+
+def checked_views(
+    file: MappedFile,
+    warm: WarmRanges,
+    units: bytes | bytearray,
+    places: tuple[int, ...],
+    sizes: tuple[int, ...],
+    limit_bytes: int,
+    offset: int,
+    place: Place,
+) -> Found | None:
+    """The same for units that came out of a file, the first of them at ``offset``: each record is checked.
+
+    None for anything unusual, for records that are spread over much of the log, and without the native leaf.
+    """
+    leaf = NATIVE.leaf
+    if leaf is None:
+        return None
+    total = sum(sizes)
+    if total > limit_bytes:
+        count = _fitting(sizes, limit_bytes)
+        if not count:
+            return None
+        places = places[:count]
+        sizes = sizes[:count]
+        units = units[: count * UNIT_SIZE]
+        total = sum(sizes)
+    start = file.start
+    begin = places[0] - start
+    end = places[-1] + sizes[-1] - start
+    # what the device has spoilt may say anything: the leaf looks at nothing outside of this span
+    if not 0 <= begin < end <= file.wrote or not is_dense(end - begin, total):
+        return None
+    if not warm.covers(file, begin, end, AHEAD):
+        return None
+    its = place.queue_id, place.magic, place.topic_parts[place.magic]
+    try:
+        if not leaf.are_messages(file.view[begin:end], places[0], units, offset, its):
+            return None
+    except leaf.NativeFault as fault:
+        NATIVE.turn_off(str(fault))
+        return None
+    return _views(file, places, sizes, total)
+
+
+def _views(file: MappedFile, places: tuple[int, ...], sizes: tuple[int, ...], total: int) -> Found:
+    """Views of records that are there; ``total``: bytes of all of them."""
+    start, view = file.start, file.view
+    begin, end = places[0] - start, places[-1] + sizes[-1] - start
     if end - begin == total:
         return [view[begin:end]], len(sizes), total
     if _are_joined(places, sizes):

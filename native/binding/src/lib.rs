@@ -4,6 +4,7 @@
 
 mod buffers;
 mod entries;
+mod heads;
 mod messages;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -36,6 +37,8 @@ mod trimq_native {
 
     #[pymodule_export]
     use super::entries::{flat, put_entries, seconds, Keys};
+    #[pymodule_export]
+    use super::heads::are_messages;
     #[pymodule_export]
     use super::messages::{Messages, Reader};
     #[pymodule_export]

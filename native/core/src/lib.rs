@@ -7,6 +7,7 @@
 pub mod batch;
 pub mod hash;
 pub mod header;
+pub mod heads;
 pub mod index;
 pub mod reply;
 pub mod round;

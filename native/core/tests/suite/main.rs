@@ -5,6 +5,7 @@
 
 mod batches;
 mod frames;
+mod heads;
 mod hostile;
 mod index;
 mod leaving_out;
