@@ -54,10 +54,10 @@ ROWS = {
     "send64": Row("ASYNC_FLUSH", "-mode send -conns 64"),
     "pipelined": Row("ASYNC_FLUSH", "-mode send -conns 8 -window 32"),
     "small64": Row("ASYNC_FLUSH", "-mode send -conns 64 -size 128 -topic SmallBodies"),
-    "batch": Row("ASYNC_FLUSH", "-mode batch -conns 4"),
     "pull1": Row("ASYNC_FLUSH", "-mode pull -conns 1"),
     "pull8": Row("ASYNC_FLUSH", "-mode pull -conns 8"),
     "query8": Row("ASYNC_FLUSH", "-mode query -conns 8"),
+    "batch": Row("ASYNC_FLUSH", "-mode batch -conns 4"),
     "large8": Row("ASYNC_FLUSH", "-mode send -conns 8 -size 65536 -topic LargeBodies"),
     "mixed64": Row("ASYNC_FLUSH", "-mode send -conns 64 -mixed {mixed}", "mixed"),
     "mixedpipelined": Row("ASYNC_FLUSH", "-mode send -conns 8 -window 32 -mixed {mixed}", "mixed"),
@@ -72,9 +72,10 @@ ROWS = {
 }
 """The names are used wherever these figures are quoted.
 
-large8 comes behind those that read: Apache's broker takes what lies more than accessMessageInMemoryMaxRatio (40 %) of
-the memory behind the end of the log for being on disk, and gives out 8 of such messages in a pull instead of 32; ours
-looks whether it is in memory, which that row may take from it. catchup1 and catchup8 are about just that: who writes
+batch and large8 come behind those that read. Where new memory is dear, our broker gives back old parts of a log that is
+written in bulk. Apache's takes what lies more than accessMessageInMemoryMaxRatio (40 %) of the memory behind the end of
+the log for being on disk, and gives out 8 of such messages in a pull instead of 32; ours looks whether it is in memory.
+catchup1 and catchup8 are about just that: who writes
 more in the same time has more to read that is no longer in memory. What was written is in the figures.
 """
 
