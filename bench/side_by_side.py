@@ -75,8 +75,8 @@ ROWS = {
 batch and large8 come behind those that read. Where new memory is dear, our broker gives back old parts of a log that is
 written in bulk. Apache's takes what lies more than accessMessageInMemoryMaxRatio (40 %) of the memory behind the end of
 the log for being on disk, and gives out 8 of such messages in a pull instead of 32; ours looks whether it is in memory.
-catchup1 and catchup8 are about just that: who writes
-more in the same time has more to read that is no longer in memory. What was written is in the figures.
+catchup1 and catchup8 are about just that: who writes more in the same time has more to read that is no longer in
+memory. What was written is in the figures.
 """
 
 APACHE_MEMORY = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=4g")

@@ -52,12 +52,10 @@ def views_of(
     """
     total = sum(sizes)
     if total > limit_bytes:
-        count = _fitting(sizes, limit_bytes)
-        if not count:
+        fitting = _fitting(places, sizes, limit_bytes)
+        if fitting is None:
             return None
-        places = places[:count]
-        sizes = sizes[:count]
-        total = sum(sizes)
+        places, sizes, total = fitting
     start = file.start
     begin = places[0] - start
     end = places[-1] + sizes[-1] - start
@@ -85,13 +83,11 @@ def checked_views(
         return None
     total = sum(sizes)
     if total > limit_bytes:
-        count = _fitting(sizes, limit_bytes)
-        if not count:
+        fitting = _fitting(places, sizes, limit_bytes)
+        if fitting is None:
             return None
-        places = places[:count]
-        sizes = sizes[:count]
-        units = units[: count * UNIT_SIZE]
-        total = sum(sizes)
+        places, sizes, total = fitting
+        units = units[: len(sizes) * UNIT_SIZE]
     start = file.start
     begin = places[0] - start
     end = places[-1] + sizes[-1] - start
@@ -174,12 +170,15 @@ def tagged(
     return None if sum(sizes) + largest > limit_bytes else (places, sizes, scanned)
 
 
-def _fitting(sizes: tuple[int, ...], limit_bytes: int) -> int:
-    """How many fit, at least one; 0 where a filler ends the row."""
+def _fitting(
+    places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int
+) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Places and sizes of those that fit, at least one, and their bytes; None where a filler ends the row."""
     count = bisect_right(list(accumulate(sizes)), limit_bytes)
     if sizes[count] == FILLER_SIZE:
-        return 0
-    return count or 1
+        return None
+    count = count or 1
+    return places[:count], sizes[:count], sum(sizes[:count])
 
 
 def _merged(view: memoryview, start: int, places: tuple[int, ...], sizes: tuple[int, ...]) -> list[memoryview]:
