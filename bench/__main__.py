@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import spark_report
@@ -169,18 +170,22 @@ def _written(rows: dict[str, Any]) -> list[str]:
 
 
 def _runs(numbers: dict[str, Any]) -> list[str]:
-    """Ratios of all runs in their order, throughput and p99, for each interpreter of ours; bold where a floor holds."""
+    """Ratios of all runs, throughput and p99, for each interpreter of ours; bold where a floor holds.
+
+    In their order, and the medians behind them.
+    """
     text = []
     for name, python in numbers["pythons"].items():
         count = len(numbers["runs"])
         text += [f"Run after run with {_build(python)}, throughput / p99; what reaches its floor is bold:", ""]
-        text += ["| row | floor |" + "".join(f" run {number + 1} |" for number in range(count))]
-        text += ["|---|--:|" + "--:|" * count]
+        text += ["| row | floor |" + "".join(f" run {number + 1} |" for number in range(count)) + " median |"]
+        text += ["|---|--:|" + "--:|" * (count + 1)]
         for row in numbers["rows"]:
             least, most = FLOORS[row]
+            found = [(run[row][name]["throughput"], run[row][name]["p99"]) for run in numbers["runs"]]
+            throughputs, latencies = zip(*found, strict=True)
             cells = []
-            for run in numbers["runs"]:
-                throughput, latency = run[row][name]["throughput"], run[row][name]["p99"]
+            for throughput, latency in [*found, (median(throughputs), median(latencies))]:
                 faster = f"**{throughput:.2f}**" if throughput >= least else f"{throughput:.2f}"
                 earlier = f"**{latency:.2f}**" if latency <= most else f"{latency:.2f}"
                 cells.append(f" {faster} / {earlier} |")

@@ -133,6 +133,7 @@ class BrokerController:
                 sockets = self._bind(stack)
                 parts = self.parts = await self._build(store, sockets, stack)
                 self._serve_with(parts, sockets)
+                stack.enter_context(NATIVE.heard_by(self._native_failed))
                 async with trio.open_nursery() as nursery:
                     await self._start(parts, nursery)
                     if web is not None and self._section(WebConfig).serves_metrics:
@@ -168,6 +169,11 @@ class BrokerController:
         app = web.WebApp(self.health)
         await stack.enter_async_context(web.served(app, sockets))
         return app
+
+    def _native_failed(self) -> None:
+        """Somebody has found a mistake in the native leaf: Python serves from here on."""
+        _log.error("native_leaf_off", reason=NATIVE.reason)
+        self.gate.reconfigure()
 
     async def _serve_metrics(self, app: "WebApp", parts: BrokerParts, nursery: trio.Nursery) -> None:
         from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only where they are on

@@ -86,7 +86,7 @@ class NumpyBatch:
         """See Batch."""
         if begin <= 0:
             return np.zeros(len(timestamps), dtype=np.int64)
-        return np.clip((timestamps - begin) // 1000, 0, INT_MAX)
+        return np.clip((np.asarray(timestamps) - begin) // 1000, 0, INT_MAX)  # a row of the leaf's, if it has failed
 
     def put(self, view: memoryview, slots: int, count: int, hashes: Row, phys: Row, seconds: Row) -> int:
         """See Batch."""

@@ -6,10 +6,11 @@ native way looks whether ``NATIVE.is_on`` each time, and has Python's to take wh
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Protocol, cast
 
-VERSION: Final = "0.1.0"
+VERSION: Final = "0.2.0"
 """Of the leaf that this code was written for, as in native/Cargo.toml. Those of another may want other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
@@ -81,10 +82,6 @@ class Messages(Protocol):
 
     def physical_offsets(self) -> list[int]:
         """Where each message lies."""
-        ...
-
-    def tags_codes(self) -> list[list[int]]:
-        """The tags code of each message, queue by queue."""
         ...
 
     def replies(self) -> list[bytes]:
@@ -218,16 +215,28 @@ class NativeLeaf:
     """Whether the native leaf serves this process, and if not, why.
 
     ``leaf`` is the module where it ``is_on``, and None where it is off; ``reason`` says why. ``turn_off`` sets
-    ``has_failed``.
+    ``has_failed``. ``fault`` is what the leaf raises where there is a mistake in it: it stays when the leaf is off,
+    for calls that were under way.
     """
 
-    __slots__ = ("has_failed", "is_on", "leaf", "reason")
+    __slots__ = ("_listeners", "fault", "has_failed", "is_on", "leaf", "reason")
 
     def __init__(self, leaf: Leaf | None, reason: str = "") -> None:
         self.leaf = leaf
         self.is_on = leaf is not None
         self.reason = reason
         self.has_failed = False
+        self.fault: type[Exception] | tuple[()] = () if leaf is None else leaf.NativeFault
+        self._listeners: list[Callable[[], None]] = []
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call ``listener`` when the leaf is switched off."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     def turn_off(self, fault: str) -> None:
         """Python serves until the end of the process, because of a fault of the leaf. The first one is kept."""
@@ -236,10 +245,12 @@ class NativeLeaf:
             self.is_on = False
             self.reason = f"a fault: {fault}"
             self.has_failed = True
+            for listener in list(self._listeners):
+                listener()
 
     @property
     def status(self) -> str:
-        """Which one runs, in a few words: ``native 0.1.0``, ``python (not installed)``."""
+        """Which one runs, in a few words: ``native 0.2.0``, ``python (not installed)``."""
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 

@@ -1,7 +1,7 @@
 """Records of a batch: all of its messages become one piece of the commit log.
 
-Two forms with the same result: ListedMessages takes any messages, AlikeMessages (record_batch_numpy.py) those that are
-laid out alike. Source: RocketMQ's MessageExtEncoder.encode(MessageExtBatch, PutMessageContext).
+The native leaf does the same for ordinary messages. Source: RocketMQ's MessageExtEncoder.encode(MessageExtBatch,
+PutMessageContext).
 """
 
 from collections.abc import Iterable, Sequence

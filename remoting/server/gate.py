@@ -100,6 +100,10 @@ class Gate:
     def changed(self) -> None:
         """What the features say of connections is not what it was: each has to be admitted again."""
         self._admission = object()
+        self.reconfigure()
+
+    def reconfigure(self) -> None:
+        """Have all routes made again, as other things than features have changed: connections stay admitted."""
         for listener in list(self.listeners):
             listener()
 

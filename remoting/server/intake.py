@@ -68,6 +68,7 @@ class Intake:
         self._send_now = send_now
         self._continue_later = continue_later
         self._max_total = limits.max_frame - 4
+        self._groups = limits.max_frame >= RECEIVE_BUFFER  # no frame in the receive buffer can be too long
         self._max_frame = limits.max_frame
         self._high_water = limits.high_water
         self._max_inflight = limits.max_inflight
@@ -119,7 +120,7 @@ class Intake:
         server = conn.table.grouped.get(front)
         if server is None and word >> _KIND == Encoding.ROCKETMQ:
             server = conn.table.grouped.get(front[:2])
-        if server is not None and (held.many or length * FEW <= end - begin):
+        if server is not None and self._groups and (held.many or length * FEW <= end - begin):
             held.take(conn, server, begin, end, continues=continues)
             return
         if begin:

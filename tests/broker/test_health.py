@@ -12,6 +12,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tests.broker.test_cli import banner, start, stop, write_config
 from tests.broker.wire_client import WireClient
@@ -191,7 +192,11 @@ async def test_a_native_leaf_that_fails_is_noted_and_the_broker_stays_ready(
             return {note["code"]: note["text"] for note in json.loads(answer.body)["notes"]}
 
         assert await notes() == {"runs": RUNS}
-        fail_native("frames: index 7 of 3")
+        (connection,) = broker.reactor.connections.values()
+        with capture_logs() as logs:
+            fail_native("frames: index 7 of 3")
+        assert logs == [{"event": "native_leaf_off", "log_level": "error", "reason": NATIVE.reason}]
+        assert not connection.table.grouped  # its routes have been made again
         found = await notes()
         assert list(found) == ["runs", "native_failed"]
         assert found["runs"] == "python (a fault: frames: index 7 of 3)"

@@ -24,6 +24,7 @@ def module(version: str | None) -> ModuleType:
     made = ModuleType("trimq_native")
     if version is not None:
         made.__dict__["VERSION"] = version
+        made.__dict__["NativeFault"] = RuntimeError
     return made
 
 

@@ -28,6 +28,7 @@ from trimq.protocol.message_keys import TAG_KEY, key_words
 from trimq.protocol.native import NATIVE, Messages
 from trimq.protocol.property_names import FAST_NAMES, NOT_IN_A_BATCH, SLOW_NAMES, SLOW_PREFIXES
 from trimq.protocol.property_text import ordinary
+from trimq.protocol.queue_unit import UNIT
 from trimq.protocol.record import MAX_PROPERTIES, host_flags
 from trimq.protocol.record_batch import BatchHead
 from trimq.protocol.typed_request import NOT_DECODED, decoder
@@ -185,7 +186,6 @@ def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], span
     assert messages.total == len(records)
     assert messages.queues() == [(*queue, len(own), sum(size for _, size, _ in own)) for queue, own in units.items()]
     assert messages.units() == b"".join(struct.pack(">qiq", *unit) for own in units.values() for unit in own)
-    assert messages.tags_codes() == [[unit[2] for unit in own] for own in units.values()]
     assert messages.keys(STORED_AT).rows() == rows
     assert messages.physical_offsets() == [row[5] for row in requests]
     assert messages.requests() == requests
@@ -674,7 +674,7 @@ BATCHED: Final = st.tuples(
 
 
 def batch_by_python(body: bytes, host: bytes, store_host: bytes, *, tags: bool) -> tuple[Any, ...] | None:
-    """Records, units, index rows and tags codes of a batch; None where it is none, or has what a batch may not have."""
+    """Records, units and index rows of a batch; None where it is none, or has what a batch may not have."""
 
     def refuse(properties: dict[str, str]) -> None:
         raise RemotingError(1, repr(properties))
@@ -696,7 +696,7 @@ def batch_by_python(body: bytes, host: bytes, store_host: bytes, *, tags: bool) 
         for offset, keys in zip(offsets, parts.keys, strict=True)
         for key in keys
     ]
-    return bytes(records), units, rows, list(parts.tags_codes)
+    return bytes(records), units, rows
 
 
 def is_plain(message: tuple[int, bytes, bytes]) -> bool:
@@ -746,7 +746,7 @@ def test_batches_are_pythons(
     assert expected is not None
     buffer = bytearray(found.total)
     front = found.write(sent, memoryview(buffer), 0, PHYSICAL, STORED_AT, [NEXT])
-    assert (front + bytes(buffer[8:]), found.units(), found.keys(STORED_AT).rows(), found.tags_codes()[0]) == expected
+    assert (front + bytes(buffer[8:]), found.units(), found.keys(STORED_AT).rows()) == expected
 
 
 @pytest.mark.parametrize("name", sorted(NOT_IN_A_BATCH | {"__other", "POP_CK", "TRACE_ON"}))
@@ -800,10 +800,10 @@ def with_hash(wanted: int) -> str:
 @pytest.mark.parametrize("value", [-(1 << 31), (1 << 31) - 1, -1, 0, 1])
 def test_tags_codes_at_the_edges(value: int) -> None:
     tag = with_hash(value)
-    found = make_reader(tags=True).batch(
-        encode_batch([(0, b"b", f"TAGS\x01{tag}\x02".encode())]), "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS
-    )
-    assert found.tags_codes()[0] == [value] == [tags_code(tag)]
+    body = encode_batch([(0, b"b", f"TAGS\x01{tag}\x02".encode())])
+    found = make_reader(tags=True).batch(body, "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS)
+    found.write(body, memoryview(bytearray(found.total)), 0, PHYSICAL, STORED_AT, [NEXT])
+    assert UNIT.unpack(found.units())[2] == value == tags_code(tag)
 
 
 # -- entries of an index file

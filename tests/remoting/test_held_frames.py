@@ -180,6 +180,16 @@ async def test_few_are_served_one_by_one(count: int) -> None:
         assert not fixture.together.calls
 
 
+async def test_a_frame_that_is_too_long_ends_its_connection_among_many_too() -> None:
+    """The length of held frames is not looked at: where the receive buffer has room for longer ones, none is held."""
+    async with holding(ReactorLimits(max_frame=4096)) as fixture, fixture.server.peer() as peer:
+        numbers = opaques(1000, LEAST)
+        raw_socket(peer).sendall(b"".join(map(frame, numbers)) + frame(2000, bytes(4096)) + frame(3000))
+        assert await replies_to(peer, LEAST) == dict.fromkeys(numbers, b"single")
+        assert await peer.stream.receive_some() == b""
+        assert not fixture.together.calls
+
+
 async def one_each(fixture: Fixture, peers: list[Peer], begin: int) -> None:
     """A request of each, all of which are there when the round begins."""
     for at, peer in enumerate(peers):

@@ -2,6 +2,7 @@ import builtins
 import errno
 import itertools
 import struct
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -107,12 +108,16 @@ class FailingLeaf:
     class NativeFault(Exception):  # noqa: N818 - the leaf's name
         """As the leaf's own."""
 
-    def __init__(self, call: str) -> None:
+    def __init__(self, call: str, *, after: int = 0) -> None:
+        """``after``: so many of its calls go well."""
         self._call = call
+        self._after = after
 
     def __getattr__(self, name: str) -> Any:
         if name == self._call:
-            return self._fail
+            self._after -= 1
+            if self._after < 0:
+                return self._fail
         return getattr(NATIVE.leaf, name)
 
     def _fail(self, *_: Any) -> None:
@@ -132,6 +137,23 @@ async def test_a_fault_of_the_leaf_costs_the_index_nothing(call: str) -> None:
     assert rig.image() == other.image()
     assert rig.find("one") == [100]
     assert rig.find("hashed") == [300]
+
+
+@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+@pytest.mark.parametrize("other", [NumpyBatch, PlainBatch])
+async def test_a_fault_in_one_file_leaves_the_next_one_to_the_other_form(other: Callable[[], Batch]) -> None:
+    """Its rows are the leaf's still."""
+    native = NativeLeaf(cast("Leaf", FailingLeaf("put_entries", after=1)))
+    rigs = [Rig(slots=8, entries=20, batch=batch) for batch in (NativeBatch(native, other), other())]
+    for rig in rigs:
+        for keys in (range(1, 19), range(19, 25)):  # so many that a second file is made ahead, and some for both
+            for at in keys:
+                rig.service.put(TOPIC, (f"k{at}",), 100 * at, NOW + 1000 * at)
+            assert await rig.service.flush_pending()
+            assert native.is_on == (rig is rigs[0] and keys.start == 1)
+    assert [file.count for file in rigs[0].service.files] == [20, 6]
+    for number in range(2):
+        assert rigs[0].image(number) == rigs[1].image(number)
 
 
 @pytest.mark.parametrize("batch", BATCHES)

@@ -102,7 +102,6 @@ class SendMessageProcessor:
             direct=self._direct,
             store=store,
             answer_batch=self._answer_batch,
-            on_fault=self._register,
         )
         self._handlers: HandlerTable | None = None
         self._configure()

@@ -7,16 +7,14 @@ and replies.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
-
-import structlog
+from typing import Any, Literal, NamedTuple
 
 from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send.send_batch import SentBatch
 from trimq.broker.processors.send.send_direct import MEANINGLESS, DirectSends, SendTopic
 from trimq.broker.store.log.message_rows import MessageRows
 from trimq.broker.store.message_store import MessageStore, TopicQueue
-from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.codes import VERSION, LanguageCode, RequestCode
 from trimq.protocol.command import LANGUAGE, Encoding, RemotingCommand
 from trimq.protocol.frame import encode
@@ -31,8 +29,6 @@ from trimq.remoting.server.handlers import DEFERRED, Later, Served, Span
 BatchAnswer = Callable[[SentBatch, PutMessageResult], bytes | RemotingCommand]
 """Counts the messages of a batch that was stored, and makes the reply."""
 
-_log: Final = structlog.get_logger(__name__)
-
 
 class NativeSends:
     """What the leaf does for sends, as the configuration and the features let it. ``configure`` comes first."""
@@ -44,28 +40,27 @@ class NativeSends:
         direct: DirectSends,
         store: MessageStore,
         answer_batch: BatchAnswer,
-        on_fault: Callable[[], None],
     ) -> None:
-        """``direct`` does the same for one send, and knows topics and queues that can be sent to.
-
-        ``on_fault`` is called when the leaf has been switched off because of a mistake in it.
-        """
+        """``direct`` does the same for one send, and knows topics and queues that can be sent to."""
         self.direct = direct
         self.answer_batch = answer_batch
         self.store = store
-        self.reader: Reader | None = None
-        """None while the leaf is off."""
+        self._reader: Reader | None = None
         self._native = native
-        self._on_fault = on_fault
+
+    @property
+    def reader(self) -> Reader | None:
+        """None while the leaf is off, whoever has found the mistake in it."""
+        return self._reader if self._native.is_on else None
 
     def configure(self) -> None:
         """As ``direct`` is configured now."""
         leaf, direct = self._native.leaf, self.direct
         if leaf is None or not direct.usable:
-            self.reader = None
+            self._reader = None
             return
         fast = FAST_NAMES - direct.reserved
-        self.reader = leaf.Reader(
+        self._reader = leaf.Reader(
             slow=_raw(SLOW_NAMES | direct.reserved),
             fast=_raw(name for name in fast if name.startswith(SLOW_PREFIXES)),
             slow_prefixes=_raw(SLOW_PREFIXES),
@@ -81,12 +76,9 @@ class NativeSends:
 
     def failed(self, error: Exception) -> None:
         """The leaf has raised ``error``, and nothing has been written: it is off from here on where it is its fault."""
-        leaf = self._native.leaf
-        if leaf is None or not isinstance(error, leaf.NativeFault):
+        if not isinstance(error, self._native.fault):
             raise error
         self._native.turn_off(str(error))
-        _log.error("native_leaf_off", reason=self._native.reason)
-        self._on_fault()
 
 
 def _raw(names: Any) -> list[bytes]:
@@ -107,7 +99,7 @@ class _Asked(NamedTuple):
 
     spans: Sequence[Span]
     parts: list[tuple[int, int]]
-    messages: Messages
+    put: MessageRows
     queues: _Queues
 
 
@@ -131,9 +123,9 @@ class GroupedSends:
             queues = self._queues(messages)
             if queues is None:
                 return None
-            asked = _Asked(spans, messages.parts(), messages, queues)
-            done = partial(self._durable, asked) if direct.waits else None
-            result = direct.put(MessageRows(messages, frames, queues.queues, queues.counts), done)
+            put = MessageRows(messages, frames, queues.queues, queues.counts)
+            asked = _Asked(spans, messages.parts(), put, queues)
+            result = direct.put(put, partial(self._durable, asked) if direct.waits else None)
         except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
             native.failed(error)
             return None
@@ -141,7 +133,8 @@ class GroupedSends:
             return None
         if direct.waits:
             return Served(asked.parts, deferred=True)
-        return Served(asked.parts, self._replies(asked))
+        self._count(asked)
+        return Served(asked.parts, put.replies)
 
     def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
         """See GroupedServer."""
@@ -191,47 +184,38 @@ class GroupedSends:
                 item.value += value
                 item.times += count
         put = self._native.direct.broker_put
-        count = len(asked.messages)
+        count = asked.put.count
         put.value += count
         put.times += count
 
-    def _replies(self, asked: _Asked) -> list[bytes]:
-        """Count the messages; the replies to each span. They are stored: where the leaf fails, it is not needed."""
-        try:
-            joined = asked.messages.replies()
-            self._count(asked)
-            return joined
-        except Exception as error:  # noqa: BLE001 - as in ``serve``
-            self._native.failed(error)
-        replies: list[list[bytes]] = [[] for _ in asked.spans]
-        for span, reply in self._answers(asked, None):
-            replies[span].append(reply if isinstance(reply, bytes) else encode(reply))
-        return [b"".join(own) for own in replies]
-
     def _durable(self, asked: _Asked, result: PutMessageResult) -> None:
         """The end of sends that have waited for the disk."""
-        spans = asked.spans
         if result.status:
-            for span, reply in self._answers(asked, result):
-                spans[span].connection.complete(reply)
+            self._refuse(asked, result)
             return
-        for of, (count, _), replies in zip(spans, asked.parts, self._replies(asked), strict=True):
+        self._count(asked)
+        for of, (count, _), replies in zip(asked.spans, asked.parts, asked.put.replies, strict=True):
             if count:
                 of.connection.complete(replies, count)
 
-    def _answers(self, asked: _Asked, failure: PutMessageResult | None) -> list[tuple[int, bytes | RemotingCommand]]:
-        """The span and the reply of each request, which the full way counts. ``failure``: what has become of all."""
-        answers = []
-        for span, opaque, binary, number, unique, physical, in_queue, size in asked.messages.requests():
+    def _refuse(self, asked: _Asked, failure: PutMessageResult) -> None:
+        """What has become of all of them: the full way's reply to each request, which it counts."""
+        direct, spans = self._native.direct, asked.spans
+        try:
+            requests = asked.put.messages.requests()
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
+            self._native.failed(error)
+            for of in spans:  # which requests there were is not known any more
+                of.connection.close("a fault of the server: the native leaf has failed")
+            return
+        for span, opaque, binary, number, unique, physical, in_queue, size in requests:
             queue = asked.queues.queues[number]
             command = RemotingCommand(self._code, opaque, encoding=Encoding.ROCKETMQ if binary else Encoding.JSON)
-            own = PutMessageResult(failure.status if failure else PutMessageStatus.PUT_OK)
-            if failure is not None:
-                own.remark = failure.remark
-            if failure is None or failure.physical_offset >= 0:
+            own = PutMessageResult(failure.status, remark=failure.remark)
+            if failure.physical_offset >= 0:
                 own.physical_offset, own.queue_offset, own.size = physical, in_queue, size
-            answers.append((span, self._native.direct.answer(command, queue.topic, queue.queue_id, unique, own)))
-        return answers
+            reply = direct.answer(command, queue.topic, queue.queue_id, unique, own)
+            spans[span].connection.complete(reply)
 
 
 class NativeBatches:

@@ -4,6 +4,7 @@ Source: as puts.py; the leaf's part is native/core/src/rows.rs.
 """
 
 from collections.abc import Collection, Container, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
@@ -12,7 +13,7 @@ from trimq.broker.store.log.puts import Arrivals, RefusedError
 from trimq.broker.store.log.topic_queue import TopicQueue
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.native import Messages
-from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 
 if TYPE_CHECKING:
     from trimq.broker.store.index.index_service import IndexService
@@ -25,7 +26,7 @@ class MessageRows(Struct, gc=False):
 
     ``queues``: those that they go to, in the order of the messages' own numbers, ``counts``: how many go to each.
     ``source``: what bodies are copied from. ``is_batch``: they came as one, which has a limit of its own. ``starts``,
-    set by ``fill``: the offset of each queue's first message.
+    set by ``fill``: the offset of each queue's first message. ``replies``, set by it too: those to each span.
     """
 
     messages: Messages
@@ -37,6 +38,7 @@ class MessageRows(Struct, gc=False):
     offsets: Sequence[int] = ()
     units: bytes = b""
     keys: Any = ()
+    replies: Sequence[bytes] = ()
     deleted: Collection[str] = ()
 
     sys_flag: ClassVar[int] = 0
@@ -67,13 +69,16 @@ class MessageRows(Struct, gc=False):
         """See Put. Also raises what ``messages`` raise: nothing has been written then."""
         starts = [queue.next_offset for queue in self.queues]
         messages = self.messages
+        total = messages.total
         try:
             head = messages.write(self.source, buffer, at, physical_offset, store_timestamp, starts)
-            # all that could fail is asked for before there is anything to lose
+            # the leaf is asked for all that could fail before the messages are stored, and for nothing afterwards
             self.units, self.keys = messages.units(), messages.keys(store_timestamp)
             self.offsets = messages.physical_offsets()
+            if not self.is_batch:
+                self.replies = messages.replies()
         except BaseException:
-            buffer[at : at + messages.total] = bytes(messages.total)
+            buffer[at : at + total] = bytes(total)
             raise
         self.starts = starts
         for queue, added in zip(self.queues, self.counts, strict=True):
@@ -109,8 +114,10 @@ class MessageRows(Struct, gc=False):
 
     def arrivals(self, _result: PutMessageResult) -> Arrivals:
         """See Put."""
-        return [
-            (queue.topic, queue.queue_id, start + 1, tags_codes)
-            for queue, start, tags_codes in zip(self.queues, self.starts, self.messages.tags_codes(), strict=True)
-            if queue.topic not in self.deleted
-        ]
+        codes = (tags_code for _, _, tags_code in UNIT.iter_unpack(self.units))
+        found = []
+        for queue, count, start in zip(self.queues, self.counts, self.starts, strict=True):
+            tags_codes = list(islice(codes, count))
+            if queue.topic not in self.deleted:
+                found.append((queue.topic, queue.queue_id, start + 1, tags_codes))
+        return found

@@ -1,5 +1,7 @@
 //! Bytes of Python's buffers as slices, for as long as a call takes.
 
+use std::ops::Range;
+
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -23,9 +25,14 @@ impl<T: Element> Source<T> {
             return &[];
         }
         // SAFETY: the buffer is contiguous, of this type (PyBuffer::get has looked), and cannot be resized or freed
-        // while it is held. Nobody writes into it: this thread has the interpreter until the call ends, and no call
-        // here writes into a buffer that overlaps with one that is read (Target::apart_from).
+        // while it is held. Nothing writes into it: this thread has the interpreter until the call ends, and a call
+        // that has a Target says of all of its Sources that they are apart from it (Target::of).
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<T>(), self.0.item_count()) }
+    }
+
+    /// The addresses of its bytes.
+    pub fn place(&self) -> Range<usize> {
+        place(&self.0)
     }
 }
 
@@ -34,21 +41,18 @@ pub struct Target(PyBuffer<u8>);
 
 impl Target {
     /// Of a contiguous buffer that may be written into and shares no byte with the others of the call.
-    pub fn of(object: &Bound<'_, PyAny>, others: &[&Source<u8>]) -> PyResult<Self> {
+    ///
+    /// `others`: the places of all buffers that the call reads.
+    pub fn of(object: &Bound<'_, PyAny>, others: &[Range<usize>]) -> PyResult<Self> {
         let buffer = PyBuffer::<u8>::get(object)?;
         if !buffer.is_c_contiguous() || buffer.readonly() {
             return Err(PyValueError::new_err("the buffer is not contiguous or read-only"));
         }
-        let target = Target(buffer);
-        if others.iter().any(|other| target.overlaps(other.slice())) {
-            return Err(PyValueError::new_err("records cannot be written over what they are made of"));
+        let own = place(&buffer);
+        if others.iter().any(|other| own.start < other.end && other.start < own.end) {
+            return Err(PyValueError::new_err("what is written would be over what it is made of"));
         }
-        Ok(target)
-    }
-
-    fn overlaps(&self, other: &[u8]) -> bool {
-        let (begin, other_begin) = (self.0.buf_ptr() as usize, other.as_ptr() as usize);
-        begin < other_begin + other.len() && other_begin < begin + self.0.len_bytes()
+        Ok(Target(buffer))
     }
 
     /// Its bytes.
@@ -59,4 +63,9 @@ impl Target {
         // SAFETY: as for Source; it is writable, and shares no byte with a slice that is read in this call.
         unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
     }
+}
+
+fn place<T: Element>(buffer: &PyBuffer<T>) -> Range<usize> {
+    let begin = buffer.buf_ptr() as usize;
+    begin..begin + buffer.len_bytes()
 }

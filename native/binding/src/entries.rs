@@ -7,7 +7,7 @@ use trimq_native_core::hash::Hash;
 use trimq_native_core::index::{put, seconds_since, Entry};
 
 use crate::buffers::{Source, Target};
-use crate::guarded;
+use crate::{fault, guarded};
 
 /// Hashed keys of messages that were stored at the same time.
 #[pyclass(frozen)]
@@ -21,31 +21,37 @@ pub struct Keys {
 impl Keys {
     #[new]
     fn new(hashes: Vec<i32>, physical: Vec<i64>, store_timestamp: i64) -> PyResult<Self> {
-        if hashes.len() != physical.len() {
-            return Err(PyValueError::new_err("columns of one length"));
-        }
-        Ok(Keys { hashes, physical, store_timestamp })
+        guarded(|| {
+            if hashes.len() != physical.len() {
+                return Err(PyValueError::new_err("columns of one length"));
+            }
+            Ok(Keys { hashes, physical, store_timestamp })
+        })
     }
 
-    fn __len__(&self) -> usize {
-        self.hashes.len()
+    fn __len__(&self) -> PyResult<usize> {
+        guarded(|| Ok(self.hashes.len()))
     }
 
     /// The first ``count`` keys, and the others.
-    fn split(&self, count: usize) -> (Keys, Keys) {
-        let at = count.min(self.hashes.len());
-        let part = |from: usize, to: usize| Keys {
-            hashes: self.hashes[from..to].to_vec(),
-            physical: self.physical[from..to].to_vec(),
-            store_timestamp: self.store_timestamp,
-        };
-        (part(0, at), part(at, self.hashes.len()))
+    fn split(&self, count: usize) -> PyResult<(Keys, Keys)> {
+        guarded(|| {
+            let at = count.min(self.hashes.len());
+            let part = |from: usize, to: usize| Keys {
+                hashes: self.hashes[from..to].to_vec(),
+                physical: self.physical[from..to].to_vec(),
+                store_timestamp: self.store_timestamp,
+            };
+            Ok((part(0, at), part(at, self.hashes.len())))
+        })
     }
 
     /// (hash, log offset, store time) of each.
-    fn rows(&self) -> Vec<(i32, i64, i64)> {
-        let time = self.store_timestamp;
-        self.hashes.iter().zip(&self.physical).map(|(hash, physical)| (*hash, *physical, time)).collect()
+    fn rows(&self) -> PyResult<Vec<(i32, i64, i64)>> {
+        guarded(|| {
+            let time = self.store_timestamp;
+            Ok(self.hashes.iter().zip(&self.physical).map(|(hash, physical)| (*hash, *physical, time)).collect())
+        })
     }
 }
 
@@ -54,6 +60,13 @@ impl Keys {
 /// An entry is a Keys or (topic, keys, log offset, store time).
 #[pyfunction]
 pub fn flat<'py>(
+    py: Python<'py>,
+    entries: Vec<Bound<'py, PyAny>>,
+) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+    guarded(|| flattened(py, entries))
+}
+
+fn flattened<'py>(
     py: Python<'py>,
     entries: Vec<Bound<'py, PyAny>>,
 ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
@@ -90,9 +103,12 @@ pub fn flat<'py>(
 /// Whole seconds since ``begin`` of each time (ms), as i32 in the machine's order.
 #[pyfunction]
 pub fn seconds<'py>(py: Python<'py>, times: &Bound<'py, PyAny>, begin: i64) -> PyResult<Bound<'py, PyByteArray>> {
-    let times = Source::<i64>::of(times)?;
-    let seconds: Vec<u8> = times.slice().iter().flat_map(|time| seconds_since(begin, *time).to_ne_bytes()).collect();
-    Ok(PyByteArray::new(py, &seconds))
+    guarded(|| {
+        let times = Source::<i64>::of(times)?;
+        let seconds: Vec<u8> =
+            times.slice().iter().flat_map(|time| seconds_since(begin, *time).to_ne_bytes()).collect();
+        Ok(PyByteArray::new(py, &seconds))
+    })
 }
 
 /// Write entries number ``count`` and up into the bytes of an index file; how many slots were empty before.
@@ -105,16 +121,18 @@ pub fn put_entries(
     physical: &Bound<'_, PyAny>,
     seconds: &Bound<'_, PyAny>,
 ) -> PyResult<usize> {
-    let (hashes, physical) = (Source::<i32>::of(hashes)?, Source::<i64>::of(physical)?);
-    let seconds = Source::<i32>::of(seconds)?;
-    let mut file = Target::of(file, &[])?;
-    let (hashes, physical, seconds) = (hashes.slice(), physical.slice(), seconds.slice());
-    if physical.len() != hashes.len() || seconds.len() != hashes.len() {
-        return Err(PyValueError::new_err("columns of one length"));
-    }
-    let entries = (0..hashes.len()).map(|at| Entry { hash: hashes[at], physical: physical[at], seconds: seconds[at] });
-    guarded(|| put(file.slice(), slots, count, entries))?
-        .ok_or_else(|| PyValueError::new_err("the entries do not fit into the file"))
+    guarded(|| {
+        let (hashes, physical) = (Source::<i32>::of(hashes)?, Source::<i64>::of(physical)?);
+        let seconds = Source::<i32>::of(seconds)?;
+        let mut file = Target::of(file, &[hashes.place(), physical.place(), seconds.place()])?;
+        let (hashes, physical, seconds) = (hashes.slice(), physical.slice(), seconds.slice());
+        if physical.len() != hashes.len() || seconds.len() != hashes.len() {
+            return Err(fault("columns are not of one length"));
+        }
+        let rows = hashes.iter().zip(physical).zip(seconds);
+        let entries = rows.map(|((&hash, &physical), &seconds)| Entry { hash, physical, seconds });
+        put(file.slice(), slots, count, entries).ok_or_else(|| fault("the entries do not fit into the file"))
+    })
 }
 
 fn bytes_of<'py, T: Copy + ToBytes>(py: Python<'py>, numbers: &[T]) -> Bound<'py, PyBytes> {

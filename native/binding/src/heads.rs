@@ -17,7 +17,9 @@ pub fn are_messages(
     offset: i64,
     place: (i32, u32, &[u8]),
 ) -> PyResult<bool> {
-    let (records, units) = (Source::<u8>::of(records)?, Source::<u8>::of(units)?);
-    let (queue_id, magic, topic) = place;
-    guarded(|| are(records.slice(), start, units.slice(), offset, &Place { queue_id, magic, topic }))
+    guarded(|| {
+        let (records, units) = (Source::<u8>::of(records)?, Source::<u8>::of(units)?);
+        let (queue_id, magic, topic) = place;
+        Ok(are(records.slice(), start, units.slice(), offset, &Place { queue_id, magic, topic }))
+    })
 }

@@ -1,7 +1,11 @@
 //! The Python module `trimq_native`: thin functions around trimq-native-core. Its types for Python: protocol/native.py.
 //!
-//! No call releases the interpreter: each takes well under a millisecond.
+//! No call releases the interpreter: each takes well under a millisecond. Each does its work in `guarded`.
 
+#![deny(unsafe_code)]
+#![deny(clippy::undocumented_unsafe_blocks)]
+
+#[allow(unsafe_code)] // slices of the interpreter's buffers
 mod buffers;
 mod entries;
 mod heads;
@@ -15,13 +19,18 @@ use pyo3::prelude::*;
 
 create_exception!(trimq_native, NativeFault, PyRuntimeError, "A mistake in the leaf: what it was doing is not done.");
 
-/// Run the work of a call. A panic becomes a NativeFault, which `except Exception` sees.
-fn guarded<T>(work: impl FnOnce() -> T) -> PyResult<T> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+/// Run the work of a call, all of it. A panic becomes a NativeFault, which `except Exception` sees.
+fn guarded<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        NativeFault::new_err(text.unwrap_or_else(|| "a panic".to_owned()))
+        Err(fault(&text.unwrap_or_else(|| "a panic".to_owned())))
     })
+}
+
+/// What a call raises that finds a mistake of ours.
+fn fault(what: &str) -> PyErr {
+    NativeFault::new_err(what.to_owned())
 }
 
 /// Panic, and report it as every other call would: for tests.

@@ -13,7 +13,7 @@ use trimq_native_core::rules::{Names, ReplyTexts, Rules};
 
 use crate::buffers::{Source, Target};
 use crate::entries::Keys;
-use crate::guarded;
+use crate::{fault, guarded};
 
 /// Reads sends and batches by rules that do not change.
 #[pyclass(frozen)]
@@ -39,17 +39,19 @@ impl Reader {
         language: (String, u8),
         version: i32,
     ) -> PyResult<Self> {
-        if !is_host(&store_host) {
-            return Err(PyValueError::new_err("a host has 8 or 20 bytes"));
-        }
-        let names = Names {
-            slow: slow.into_iter().collect(),
-            fast: fast.into_iter().collect(),
-            slow_prefixes,
-            not_in_a_batch: not_in_a_batch.into_iter().collect(),
-        };
-        let reply = ReplyTexts { region, trace, language, version };
-        Ok(Reader { rules: Arc::new(Rules { names, added, tags, store_host, reply }) })
+        guarded(|| {
+            if !is_host(&store_host) {
+                return Err(PyValueError::new_err("a host has 8 or 20 bytes"));
+            }
+            let names = Names {
+                slow: slow.into_iter().collect(),
+                fast: fast.into_iter().collect(),
+                slow_prefixes,
+                not_in_a_batch: not_in_a_batch.into_iter().collect(),
+            };
+            let reply = ReplyTexts { region, trace, language, version };
+            Ok(Reader { rules: Arc::new(Rules { names, added, tags, store_host, reply }) })
+        })
     }
 
     /// Read the sends of a round; spans are (begin, end, most requests), hosts those of their connections.
@@ -62,17 +64,18 @@ impl Reader {
         most: usize,
         limits: (usize, usize),
     ) -> PyResult<Messages> {
-        if hosts.len() != spans.len() || !hosts.iter().all(|host| is_host(host)) {
-            return Err(PyValueError::new_err("there is a host of 8 or 20 bytes for each span"));
-        }
-        let source = Source::of(frames)?;
-        let spans: Vec<Span> = spans.into_iter().map(|(begin, end, most)| Span { place: begin..end, most }).collect();
-        let limits = Limits { body: limits.0, record: limits.1 };
-        let round = guarded(|| {
-            let hosts: Vec<&[u8]> = hosts.iter().map(Vec::as_slice).collect();
-            Round::read(source.slice(), code, &spans, most, &self.rules, &hosts, limits)
-        })?;
-        Ok(Messages { rules: self.rules.clone(), round, spans, hosts, is_batch: false })
+        guarded(|| {
+            if hosts.len() != spans.len() || !hosts.iter().all(|host| is_host(host)) {
+                return Err(PyValueError::new_err("there is a host of 8 or 20 bytes for each span"));
+            }
+            let source = Source::of(frames)?;
+            let spans: Vec<Span> =
+                spans.into_iter().map(|(begin, end, most)| Span { place: begin..end, most }).collect();
+            let limits = Limits { body: limits.0, record: limits.1 };
+            let slices: Vec<&[u8]> = hosts.iter().map(Vec::as_slice).collect();
+            let round = Round::read(source.slice(), code, &spans, most, &self.rules, &slices, limits);
+            Ok(Messages { rules: self.rules.clone(), round, spans, hosts, is_batch: false })
+        })
     }
 
     /// Read a send that came alone, in JSON; None where it is not ordinary.
@@ -85,12 +88,53 @@ impl Reader {
         frame: &Bound<'py, PyAny>,
         code: u16,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        guarded(|| self.single(py, frame, code))
+    }
+
+    /// Read a batch to one queue; None where it is not ordinary. ``stamp``: sysFlag, time of birth, reconsumeTimes.
+    fn batch(
+        &self,
+        body: &Bound<'_, PyAny>,
+        topic: &str,
+        queue_id: i32,
+        stamp: (i32, i64, i32),
+        host: Vec<u8>,
+        limits: (usize, usize),
+    ) -> PyResult<Option<Messages>> {
+        guarded(|| {
+            if !is_host(&host) {
+                return Err(PyValueError::new_err("a host has 8 or 20 bytes"));
+            }
+            let source = Source::of(body)?;
+            let limits = Limits { body: limits.0, record: limits.1 };
+            let (sys_flag, born_timestamp, reconsume_times) = stamp;
+            let stamp = Stamp { flag: 0, sys_flag, born_timestamp, reconsume_times, host: 0 };
+            let rules = &self.rules;
+            let rows = batch::read(source.slice(), topic, queue_id, stamp, rules, &[&host], limits);
+            Ok(rows.map(Round::of_batch).map(|round| Messages {
+                rules: rules.clone(),
+                round,
+                spans: vec![],
+                hosts: vec![host],
+                is_batch: true,
+            }))
+        })
+    }
+}
+
+impl Reader {
+    fn single<'py>(
+        &self,
+        py: Python<'py>,
+        frame: &Bound<'py, PyAny>,
+        code: u16,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let source = Source::of(frame)?;
         let mut arena = Vec::with_capacity(512);
-        let Some(single) = guarded(|| Single::read(source.slice(), code, &mut arena))? else { return Ok(None) };
+        let Some(single) = Single::read(source.slice(), code, &mut arena) else { return Ok(None) };
         let header = &single.header;
         let Ok(text) = std::str::from_utf8(&arena) else { return Ok(None) };
-        let Some((unique, found)) = guarded(|| Single::found(text, &self.rules))? else { return Ok(None) };
+        let Some((unique, found)) = Single::found(text, &self.rules) else { return Ok(None) };
         let properties = PyBytes::new_with(py, text.len() + self.rules.added.len(), |bytes| {
             let (own, added) = bytes.split_at_mut(text.len());
             own.copy_from_slice(text.as_bytes());
@@ -118,35 +162,6 @@ impl Reader {
         );
         Ok(Some(row.into_pyobject(py)?))
     }
-
-    /// Read a batch to one queue; None where it is not ordinary. ``stamp``: sysFlag, time of birth, reconsumeTimes.
-    fn batch(
-        &self,
-        body: &Bound<'_, PyAny>,
-        topic: &str,
-        queue_id: i32,
-        stamp: (i32, i64, i32),
-        host: Vec<u8>,
-        limits: (usize, usize),
-    ) -> PyResult<Option<Messages>> {
-        if !is_host(&host) {
-            return Err(PyValueError::new_err("a host has 8 or 20 bytes"));
-        }
-        let source = Source::of(body)?;
-        let limits = Limits { body: limits.0, record: limits.1 };
-        let (sys_flag, born_timestamp, reconsume_times) = stamp;
-        let stamp = Stamp { flag: 0, sys_flag, born_timestamp, reconsume_times, host: 0 };
-        let rows = guarded(|| batch::read(source.slice(), topic, queue_id, stamp, &self.rules, &[&host], limits))?;
-        let round = rows.map(Round::of_batch);
-        let rules = &self.rules;
-        Ok(round.map(|round| Messages {
-            rules: rules.clone(),
-            round,
-            spans: vec![],
-            hosts: vec![host],
-            is_batch: true,
-        }))
-    }
 }
 
 /// Messages that were read, on their way into the log.
@@ -159,40 +174,37 @@ pub struct Messages {
     is_batch: bool,
 }
 
-impl Messages {
-    fn room<'a>(&'a self, hosts: &'a [&'a [u8]]) -> Room<'a> {
-        let limits = Limits { body: usize::MAX, record: usize::MAX };
-        let added = if self.is_batch { 0 } else { self.rules.added.len() };
-        Room { rules: &self.rules, added, hosts, limits }
-    }
-}
-
 #[pymethods]
 impl Messages {
-    fn __len__(&self) -> usize {
-        self.round.rows.len()
+    fn __len__(&self) -> PyResult<usize> {
+        guarded(|| Ok(self.round.rows.len()))
     }
 
     /// Bytes of all records.
     #[getter]
-    fn total(&self) -> usize {
-        self.round.rows.total()
+    fn total(&self) -> PyResult<usize> {
+        guarded(|| Ok(self.round.rows.total()))
     }
 
     /// (topic, queue id, messages, bytes) of each queue.
-    fn queues(&self) -> Vec<(&str, i32, usize, usize)> {
-        let rows = &self.round.rows;
-        rows.queues().iter().map(|queue| (rows.text(&queue.topic), queue.id, queue.count, queue.size)).collect()
+    fn queues(&self) -> PyResult<Vec<(&str, i32, usize, usize)>> {
+        guarded(|| {
+            let rows = &self.round.rows;
+            Ok(rows.queues().iter().map(|queue| (rows.text(&queue.topic), queue.id, queue.count, queue.size)).collect())
+        })
     }
 
     /// (requests, where the next one begins) of each span.
-    fn parts(&self) -> Vec<(usize, usize)> {
-        self.round.parts.iter().map(|part| (part.count, part.stop)).collect()
+    fn parts(&self) -> PyResult<Vec<(usize, usize)>> {
+        guarded(|| Ok(self.round.parts.iter().map(|part| (part.count, part.stop)).collect()))
     }
 
     /// Leave out the queues that are not good, and what connections have sent behind a message to one of them.
     fn leave_out(&mut self, good: Vec<bool>) -> PyResult<()> {
-        guarded(|| self.round.leave_out(&self.spans, &good))
+        guarded(|| {
+            self.round.leave_out(&self.spans, &good);
+            Ok(())
+        })
     }
 
     /// Write the records into ``buffer`` from ``at`` on, all but the first 8 bytes, which are returned.
@@ -209,65 +221,64 @@ impl Messages {
         store_timestamp: i64,
         starts: Vec<i64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let source = Source::of(frames)?;
-        let mut target = Target::of(buffer, &[&source])?;
-        let position = Position { physical_offset, store_timestamp };
-        let mut rows = std::mem::take(&mut self.round.rows);
-        let total = rows.total();
-        let head = guarded(|| {
-            let hosts: Vec<&[u8]> = self.hosts.iter().map(Vec::as_slice).collect();
-            let end = at.checked_add(total).ok_or(Mismatch("where to"))?;
-            let out = target.slice().get_mut(at..end).ok_or(Mismatch("where to"))?;
-            rows.write(source.slice(), out, &position, &starts, &self.room(&hosts))
-        });
-        self.round.rows = rows;
-        let head = head?.map_err(|Mismatch(what)| PyValueError::new_err(format!("{what} do not fit")))?;
-        Ok(PyBytes::new(py, &head))
+        guarded(|| {
+            let source = Source::of(frames)?;
+            let mut target = Target::of(buffer, &[source.place()])?;
+            let position = Position { physical_offset, store_timestamp };
+            let Messages { rules, round, hosts, is_batch, .. } = self;
+            let hosts: Vec<&[u8]> = hosts.iter().map(Vec::as_slice).collect();
+            let limits = Limits { body: usize::MAX, record: usize::MAX }; // of what was read, none is too large
+            let added = if *is_batch { 0 } else { rules.added.len() };
+            let room = Room { rules, added, hosts: &hosts, limits };
+            let end = at.checked_add(round.rows.total());
+            let out = end.and_then(|end| target.slice().get_mut(at..end)).ok_or_else(|| fault("no such place"))?;
+            let head = round.rows.write(source.slice(), out, &position, &starts, &room);
+            let head = head.map_err(|Mismatch(what)| fault(&format!("{what} do not fit")))?;
+            Ok(PyBytes::new(py, &head))
+        })
     }
 
     /// The units of all messages, once they are written: those of each queue side by side.
-    fn units<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.round.rows.units())
+    fn units<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        guarded(|| Ok(PyBytes::new(py, self.round.rows.units())))
     }
 
     /// The keys of all messages, once they are written.
-    fn keys(&self, store_timestamp: i64) -> Keys {
-        let rows = &self.round.rows;
-        let mut physical = Vec::with_capacity(rows.hashes().len());
-        for (keys, place) in rows.keys().zip(rows.places()) {
-            physical.resize(physical.len() + keys, place.physical);
-        }
-        Keys { hashes: rows.hashes().to_vec(), physical, store_timestamp }
+    fn keys(&self, store_timestamp: i64) -> PyResult<Keys> {
+        guarded(|| {
+            let rows = &self.round.rows;
+            let mut physical = Vec::with_capacity(rows.hashes().len());
+            for (keys, place) in rows.keys().zip(rows.places()) {
+                physical.resize(physical.len() + keys, place.physical);
+            }
+            Ok(Keys { hashes: rows.hashes().to_vec(), physical, store_timestamp })
+        })
     }
 
     /// Log offset of each message, once they are written.
-    fn physical_offsets(&self) -> Vec<i64> {
-        self.round.rows.places().iter().map(|place| place.physical).collect()
-    }
-
-    /// The codes of the tags of each queue's messages.
-    fn tags_codes(&self) -> Vec<Vec<i32>> {
-        self.round.rows.tags_codes()
+    fn physical_offsets(&self) -> PyResult<Vec<i64>> {
+        guarded(|| Ok(self.round.rows.places().iter().map(|place| place.physical).collect()))
     }
 
     /// The replies to each span, joined, once the messages are written.
     fn replies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let replies = guarded(|| self.round.replies(&self.rules))?;
-        PyList::new(py, replies.iter().map(|reply| PyBytes::new(py, reply)))
+        guarded(|| PyList::new(py, self.round.replies(&self.rules).iter().map(|reply| PyBytes::new(py, reply))))
     }
 
     /// (span, opaque, in binary, queue, unique key, log offset, queue offset, size) of each request; offsets are -1
     /// where nothing was written.
     #[allow(clippy::type_complexity)] // a row of a table
-    fn requests(&self) -> Vec<(usize, i32, bool, usize, &str, i64, i64, usize)> {
-        let rows = &self.round.rows;
-        let row = |(number, request): (usize, &trimq_native_core::round::Request)| {
-            let place = rows.places().get(number).map_or((-1, -1), |place| (place.physical, place.in_queue));
-            let queue = rows.queue_of(number).unwrap_or(0);
-            let unique = rows.text(&request.unique);
-            (request.span, request.opaque, request.binary, queue, unique, place.0, place.1, rows.size_of(number))
-        };
-        self.round.requests.iter().enumerate().map(row).collect()
+    fn requests(&self) -> PyResult<Vec<(usize, i32, bool, usize, &str, i64, i64, usize)>> {
+        guarded(|| {
+            let rows = &self.round.rows;
+            let row = |(number, request): (usize, &trimq_native_core::round::Request)| {
+                let place = rows.places().get(number).map_or((-1, -1), |place| (place.physical, place.in_queue));
+                let queue = rows.queue_of(number).unwrap_or(0);
+                let unique = rows.text(&request.unique);
+                (request.span, request.opaque, request.binary, queue, unique, place.0, place.1, rows.size_of(number))
+            };
+            Ok(self.round.requests.iter().enumerate().map(row).collect())
+        })
     }
 }
 

@@ -170,15 +170,6 @@ impl Rows {
         self.messages.get(message).map_or(0, |message| message.size)
     }
 
-    /// The codes of the tags of each queue's messages.
-    pub fn tags_codes(&self) -> Vec<Vec<i32>> {
-        let mut codes: Vec<Vec<i32>> = self.queues.iter().map(|queue| Vec::with_capacity(queue.count)).collect();
-        for message in &self.messages {
-            codes[message.queue].push(message.tags_code);
-        }
-        codes
-    }
-
     /// A queue that has not been met yet; its number. None for a topic that records of this kind do not take.
     pub fn add_queue(&mut self, topic: &str, id: i32) -> Option<usize> {
         if topic.is_empty() || topic.len() > LONGEST_TOPIC || id < 0 {

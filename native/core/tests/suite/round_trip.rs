@@ -193,8 +193,6 @@ pub fn assert_is(round: &Round, bytes: &[u8], rules: &Rules, expected: &Expected
         left = rest;
         met += 1;
         assert_eq!(&units(own), of_queue, "units of {queue:?}");
-        let codes: Vec<i64> = round.rows.tags_codes()[number].iter().copied().map(i64::from).collect();
-        assert_eq!(codes, of_queue.iter().map(|unit| unit.2).collect::<Vec<_>>());
         let facts = &round.rows.queues()[number];
         assert_eq!(facts.count, of_queue.len());
         assert_eq!(facts.size, of_queue.iter().map(|unit| unit.1).sum::<usize>());

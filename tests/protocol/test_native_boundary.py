@@ -1,0 +1,173 @@
+"""The native leaf's boundary: what is wrong in it is a NativeFault, and buffers are let go at the end of each call."""
+
+import mmap
+import re
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pytest
+
+from tests.protocol.test_native_twins import HOSTS, NEXT, NO_LIMITS, PHYSICAL, STORED_AT, make_reader
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import encode
+from trimq.protocol.index_layout import file_size
+from trimq.protocol.native import NATIVE, Messages
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+BODY: Final = encode_batch([(0, b"b" * size, b"UNIQ_KEY\x01A\x02TAGS\x01a\x02") for size in (10, 400)])
+FIELDS: Final = {"a": "P", "b": "Orders", "c": "T", "d": "4", "e": "1", "f": "0", "g": "1", "h": "0", "j": "0"}
+FRAME: Final = encode(RemotingCommand(310, 7, ext=FIELDS | {"i": "UNIQ_KEY\x01A\x02"}, body=b"body"))
+
+FUNCTION: Final = re.compile(r"^ *(?:pub )?fn (\w+)[^{]*\{\n(.*?)(?=^ *(?:pub )?fn |\Z)", re.DOTALL | re.MULTILINE)
+native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+
+
+def calls(text: str) -> Iterator[tuple[str, str]]:
+    """Name and body of each function that Python calls in a source of the binding."""
+    blocks = re.findall(r"^#\[pymethods\]\nimpl \w+ \{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE)
+    blocks += re.findall(r"^#\[pyfunction\]\n(.*?)^\}", text, re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        yield from FUNCTION.findall(block)
+
+
+def test_each_call_does_its_work_in_guarded() -> None:
+    """A panic outside of it would be a PanicException, which ``except Exception`` does not see."""
+    found = {
+        name: body
+        for source in (ROOT / "native/binding/src").glob("*.rs")
+        for name, body in calls(source.read_text(encoding="utf-8"))
+    }
+    assert {
+        "new",
+        "read",
+        "send",
+        "batch",
+        "write",
+        "replies",
+        "split",
+        "flat",
+        "put_entries",
+        "are_messages",
+        "panic",
+    } <= set(found)
+    assert len(found) >= 22
+    for name, body in found.items():
+        assert body.lstrip().startswith("guarded(|| "), name
+
+
+@native
+def test_a_panic_is_an_exception_like_others() -> None:
+    assert NATIVE.leaf is not None
+    with pytest.raises(NATIVE.leaf.NativeFault, match="asked for"):
+        NATIVE.leaf.panic()
+    assert issubclass(NATIVE.leaf.NativeFault, Exception)
+    assert NATIVE.fault is NATIVE.leaf.NativeFault
+
+
+def a_batch() -> Messages:
+    found: Messages | None = make_reader().batch(BODY, "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS)
+    assert found is not None
+    return found
+
+
+@native
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"starts": []},
+        {"starts": [NEXT, NEXT]},
+        {"source": BODY[:40]},
+        {"at": 1},
+        {"at": (1 << 63) - 1},
+        {"room": -1},
+    ],
+)
+def test_what_cannot_be_written_is_a_fault_of_the_leaf_s(change: dict[str, Any]) -> None:
+    """What is written is what was read: that it does not fit together is a mistake here, and Python's way is taken."""
+    messages = a_batch()
+    room = bytearray(messages.total + change.get("room", 0))
+    with pytest.raises(NATIVE.fault):
+        messages.write(
+            change.get("source", BODY),
+            memoryview(room),
+            change.get("at", 0),
+            PHYSICAL,
+            STORED_AT,
+            change.get("starts", [NEXT]),
+        )
+
+
+Kind = Literal["i", "q"]
+
+
+def row(kind: Kind, *numbers: int) -> memoryview:
+    return memoryview(bytearray(struct.pack(f"={len(numbers)}{kind}", *numbers))).cast("B").cast(kind)
+
+
+@native
+def test_entries_that_do_not_fit_are_a_fault_of_the_leaf_s() -> None:
+    assert NATIVE.leaf is not None
+    file = memoryview(bytearray(file_size(2, 3)))
+    with pytest.raises(NATIVE.fault, match="do not fit"):
+        NATIVE.leaf.put_entries(file, 2, 3, row("i", 1), row("q", 2), row("i", 3))
+    with pytest.raises(NATIVE.fault, match="one length"):
+        NATIVE.leaf.put_entries(file, 2, 1, row("i", 1, 2), row("q", 2), row("i", 3))
+
+
+@native
+@pytest.mark.parametrize("shared", ["hashes", "physical", "seconds"])
+def test_nothing_is_written_over_what_it_is_made_of(shared: str) -> None:
+    assert NATIVE.leaf is not None
+    messages = a_batch()
+    memory = bytearray(len(BODY) + messages.total)
+    memory[: len(BODY)] = BODY
+    view = memoryview(memory)
+    with pytest.raises(ValueError, match="over what it is made of"):
+        messages.write(view[: len(BODY)], view[len(BODY) - 1 :], 0, PHYSICAL, STORED_AT, [NEXT])
+    assert memory == BODY + bytes(messages.total)
+    messages.write(view[: len(BODY)], view[len(BODY) :], 0, PHYSICAL, STORED_AT, [NEXT])
+
+    file = memoryview(bytearray(-(-file_size(2, 3) // 8) * 8 + 8))  # its last eight bytes are aligned
+    kinds: dict[str, Kind] = {"hashes": "i", "physical": "q", "seconds": "i"}
+    columns = {name: row(kind, 1) for name, kind in kinds.items()}
+    columns[shared] = file[-8:].cast(kinds[shared])[:1]
+    with pytest.raises(ValueError, match="over what it is made of"):
+        NATIVE.leaf.put_entries(file, 2, 1, *columns.values())
+    assert not any(file)
+    NATIVE.leaf.put_entries(file[:-8], 2, 1, *columns.values())
+    assert any(file)
+
+
+@native
+def test_buffers_are_let_go_with_the_call() -> None:
+    """A file can be closed though what was read from it, or has been written into it, is still there."""
+    leaf = NATIVE.leaf
+    assert leaf is not None
+    kept: list[Any] = []
+
+    def closed_after(data: bytes, call: Callable[[memoryview], object]) -> None:
+        with mmap.mmap(-1, len(data)) as file:
+            file[:] = data
+            with memoryview(file) as view:
+                kept.append(call(view))
+        assert file.closed
+
+    reader = make_reader()
+    spans = [(0, len(FRAME), 1)]
+    closed_after(FRAME, lambda view: reader.read(view, 310, spans, [HOSTS[0]], 1, NO_LIMITS))
+    assert len(kept[-1]) == 1
+    closed_after(FRAME, lambda view: reader.send(view, 310))
+    closed_after(BODY, lambda view: reader.batch(view, "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS))
+    messages = kept[-1]
+    closed_after(BODY, lambda view: messages.write(view, memoryview(bytearray(messages.total)), 0, 0, 0, [0]))
+    closed_after(bytes(messages.total), lambda view: messages.write(BODY, view, 0, 0, 0, [0]))
+    closed_after(struct.pack("=q", 5), lambda view: leaf.seconds(view.cast("q"), 1))
+    columns = row("i", 1), row("q", 2), row("i", 3)
+    closed_after(bytes(file_size(2, 3)), lambda view: leaf.put_entries(view, 2, 1, *columns))
+    unit = messages.units()[:20]
+    records = bytes(messages.total)
+    closed_after(records, lambda view: leaf.are_messages(view, 0, unit, 0, (6, 0, b"\x06Orders")))
+    assert None not in kept
