@@ -9,10 +9,11 @@ What decides is static (the configuration and the features, computed when one of
 feature that is not there costs nothing.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.typed_request import TypedRequest
@@ -54,7 +55,8 @@ class Feature:
     ``admits``, for IDENTITY: whether what a connection asks for by other ways needs no look, see ``Gate.admit``.
     ``readiness``, for READINESS. ``properties``, for PROPERTIES: their names.
 
-    Raises ValueError where ``sees`` names something that is not given, or does not name what is.
+    Raises ValueError where ``sees`` names something that is not given, or does not name what is, and for coroutine
+    functions: nobody waits for what they say.
     """
 
     name: str
@@ -73,17 +75,41 @@ class Feature:
         ):
             if (kind in self.sees) != given:
                 raise ValueError(f"the feature {self.name} sees {self.sees}: this does not fit what it gives of {kind}")
+        for function in (self.check, self.admits):
+            if function is not None and _is_async(function):
+                raise ValueError(f"the feature {self.name} has a coroutine function: what it says would never be heard")
 
     def is_about(self, code: int) -> bool:
         """Whether it has to see requests of this code."""
         return self.codes is None or code in self.codes
 
 
+def _is_async(function: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+class Ways(Protocol):
+    """What a gate opens and shuts: a HandlerTable."""
+
+    def shut(self) -> None:
+        """Have all requests served by the full handlers, behind the checks of the features as they are now."""
+        ...
+
+    def open(self) -> None:
+        """Open the other ways again, as far as the features let them be."""
+        ...
+
+
 class Gate:
-    """The features of a server. ``listeners`` are called when they have changed, before the next request is served."""
+    """The features of a server, and the ``tables`` of its ports.
+
+    ``listeners`` are called when the features have changed, before the next request is served. No way but the full one
+    is open then; where a listener raises they stay shut, since nobody knows whether it would have seen to a feature.
+    """
 
     def __init__(self) -> None:
         self.features: list[Feature] = []
+        self.tables: list[Ways] = []
         self.listeners: list[Callable[[], None]] = []
         self._admission = object()
 
@@ -99,9 +125,13 @@ class Gate:
 
     def changed(self) -> None:
         """What the features say of connections is not what it was: each has to be admitted again."""
+        for table in self.tables:
+            table.shut()
         self._admission = object()
         for listener in list(self.listeners):
             listener()
+        for table in self.tables:
+            table.open()
 
     def admit(self, connection: "Connection") -> bool:
         """Ask the features whether ``connection`` may go all ways: to be called when it has authenticated.

@@ -76,7 +76,7 @@ class HandlerTable:
         self.fast: dict[bytes, FastPath] = {}
         self.grouped: dict[bytes, GroupedServer] = {}
         self._followers: list[Callable[[int, Route], None]] = []
-        self.gate.listeners.append(self._compute)
+        self.gate.tables.append(self)
 
     def register(
         self,
@@ -127,7 +127,15 @@ class HandlerTable:
         self.gate.check(connection, command)
         return not_supported(command)
 
-    def _compute(self) -> None:
+    def shut(self) -> None:
+        """See Ways."""
+        self.fast.clear()
+        self.grouped.clear()
+        for code, route in self.routes.items():
+            self.handlers[code] = self.gate.checked(code, route.full)
+
+    def open(self) -> None:
+        """See Ways."""
         for code, route in self.routes.items():
             self._place(code, route)
 
