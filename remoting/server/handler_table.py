@@ -66,7 +66,7 @@ class HandlerTable:
 
     ``handlers`` has the full handlers behind the features' checks; ``fast`` and ``grouped`` have what is open, by the
     first FRONT bytes of a JSON header, ``grouped`` by the code of a binary one (``binary_front``) too. Connections hold
-    the table: what changes is so for their next request.
+    the table: what changes is so for their next request. Who keeps something of it for longer compares ``changes``.
     """
 
     def __init__(self, gate: Gate | None = None) -> None:
@@ -75,6 +75,7 @@ class HandlerTable:
         self.handlers: dict[int, Handler] = {}
         self.fast: dict[bytes, FastPath] = {}
         self.grouped: dict[bytes, GroupedServer] = {}
+        self.changes = 0
         self._followers: list[Callable[[int, Route], None]] = []
         self.gate.tables.append(self)
 
@@ -129,6 +130,7 @@ class HandlerTable:
 
     def shut(self) -> None:
         """See Ways."""
+        self.changes += 1
         self.fast.clear()
         self.grouped.clear()
         for code, route in self.routes.items():
@@ -141,6 +143,7 @@ class HandlerTable:
 
     def _place(self, code: int, route: Route) -> None:
         gate = self.gate
+        self.changes += 1
         self.handlers[code] = gate.checked(code, route.full)
         if not 10 <= code <= 999:
             return

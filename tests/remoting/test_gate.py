@@ -1,6 +1,7 @@
 """The gate by itself: who is told when, what a mistake of theirs leaves open, what features it takes."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -90,6 +91,17 @@ def test_a_listener_that_raises_leaves_nothing_open() -> None:
     fails = False
     gate.changed()
     assert all(len(table.fast) == 2 and len(table.grouped) == 4 and is_vetoed(table) for table in both)
+
+
+def test_who_keeps_something_of_a_table_finds_out_that_it_has_changed() -> None:
+    both = tables()
+    found = [[table.changes for table in both]]
+    both[0].gate.changed()
+    found.append([table.changes for table in both])
+    both[0].register(OTHER, echo)
+    found.append([table.changes for table in both])
+    for of_table in zip(*found, strict=True):
+        assert all(before < after for before, after in pairwise(of_table))
 
 
 async def _later(*_: Any) -> Any:
