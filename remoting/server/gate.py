@@ -6,7 +6,8 @@ that is off, by construction: the author of a feature does not have to know the 
 
 What decides is static (the configuration and the features, computed when one of them changes), of the connection
 (computed when it authenticates: ``Gate.admit``), or a state (``Readiness``, read for each request). A
-feature that is not there costs nothing.
+feature that is not there costs nothing. What is served later than it was seen, such as a held pull, is served on the
+terms on which it was let through (``Gate.terms``), or not at all.
 """
 
 import inspect
@@ -141,6 +142,16 @@ class Gate:
         admitted = all(feature.admits is None or feature.admits(connection) for feature in self.features)
         connection.admission = self._admission if admitted else None
         return admitted
+
+    def terms(self, connection: "Connection", code: int) -> object:
+        """On what a request of ``code`` that the features have seen is let through now; never None.
+
+        Who serves it later than that keeps this beside it, and does not serve it once the terms are not equal to it.
+        """
+        if not self.features:
+            return self._admission
+        states = [feature.readiness for feature in self.features if feature.is_about(code)]
+        return self._admission, connection.admission, [state.is_set for state in states if state is not None]
 
     @property
     def properties(self) -> frozenset[str]:

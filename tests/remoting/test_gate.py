@@ -11,7 +11,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.base import Empty
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.gate import Feature, Sees
+from trimq.remoting.server.gate import Feature, Readiness, Sees
 from trimq.remoting.server.handler_table import HandlerTable
 
 ECHO = 100
@@ -102,6 +102,42 @@ def test_who_keeps_something_of_a_table_finds_out_that_it_has_changed() -> None:
     found.append([table.changes for table in both])
     for of_table in zip(*found, strict=True):
         assert all(before < after for before, after in pairwise(of_table))
+
+
+def test_terms_change_with_all_that_a_look_depends_on() -> None:
+    gate = tables()[0].gate
+    fake = FakeConnection()
+    connection = fake.real
+    ready, others = Readiness(), Readiness()
+    found = [gate.terms(connection, ECHO)]
+    assert gate.terms(connection, ECHO) == found[0]
+
+    def is_new() -> bool:
+        """Unlike those before; the same when it is asked for again."""
+        found.append(gate.terms(connection, ECHO))
+        assert gate.terms(connection, ECHO) == found[-1]
+        assert None not in found
+        return found[-1] not in found[:-1]
+
+    state = looks(Sees.READINESS, readiness=ready, codes=frozenset({ECHO}))
+    gate.register(state)
+    assert is_new()
+    gate.register(looks(Sees.READINESS, readiness=others, codes=frozenset({OTHER})))
+    assert is_new()
+    others.is_set = True
+    assert not is_new(), "what is not about this code"
+    ready.is_set = True
+    assert is_new()
+    assert gate.admit(connection)
+    assert is_new()
+    gate.changed()
+    assert is_new()
+    gate.register(looks(Sees.IDENTITY, admits=lambda _: False))
+    assert is_new()
+    assert not gate.admit(connection)
+    assert is_new()
+    gate.remove(state)
+    assert is_new()
 
 
 async def _later(*_: Any) -> Any:
