@@ -361,6 +361,7 @@ class BrokerController:
         holds.in_round = lambda: self.reactor.in_round
         parts.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
         self.reactor.at_round_end.append(holds.serve_woken)
+        self.gate.listeners.append(holds.wake_all)
         self.reactor.at_leisure.append(pulls.prepare)
         parts.store.on_overdue.append(self._close_readers)
         parts.store.keep_unread(parts.unread.oldest)

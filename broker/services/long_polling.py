@@ -9,7 +9,7 @@ Times lie in buckets of 200 ms: parking and waking cost the same however many pu
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
@@ -35,7 +35,7 @@ _HELD_KEY: Final = "held_pulls"
 
 
 class PullRequest(Struct, eq=False, gc=True):
-    """A parked pull. ``filter`` None takes any message; ``token`` is for whoever parked it."""
+    """A parked pull. ``filter`` None takes any message; ``terms`` are the gate's, on which it was let through."""
 
     connection: Connection
     command: RemotingCommand
@@ -44,7 +44,7 @@ class PullRequest(Struct, eq=False, gc=True):
     queue_id: int
     offset: int
     filter: MessageFilter | None = None
-    token: Any = None
+    terms: object = None
     bucket: int = -1
 
 

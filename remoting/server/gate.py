@@ -6,13 +6,15 @@ that is off, by construction: the author of a feature does not have to know the 
 
 What decides is static (the configuration and the features, computed when one of them changes), of the connection
 (computed when it authenticates: ``Gate.admit``), or a state (``Readiness``, read for each request). A
-feature that is not there costs nothing.
+feature that is not there costs nothing. What is served later than it was seen, such as a held pull, is served on the
+terms on which it was let through (``Gate.terms``), or not at all.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.typed_request import TypedRequest
@@ -54,7 +56,8 @@ class Feature:
     ``admits``, for IDENTITY: whether what a connection asks for by other ways needs no look, see ``Gate.admit``.
     ``readiness``, for READINESS. ``properties``, for PROPERTIES: their names.
 
-    Raises ValueError where ``sees`` names something that is not given, or does not name what is.
+    Raises ValueError where ``sees`` names something that is not given, or does not name what is, and for coroutine
+    functions: nobody waits for what they say.
     """
 
     name: str
@@ -73,17 +76,41 @@ class Feature:
         ):
             if (kind in self.sees) != given:
                 raise ValueError(f"the feature {self.name} sees {self.sees}: this does not fit what it gives of {kind}")
+        for function in (self.check, self.admits):
+            if function is not None and _is_async(function):
+                raise ValueError(f"the feature {self.name} has a coroutine function: what it says would never be heard")
 
     def is_about(self, code: int) -> bool:
         """Whether it has to see requests of this code."""
         return self.codes is None or code in self.codes
 
 
+def _is_async(function: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+class Ways(Protocol):
+    """What a gate opens and shuts: a HandlerTable."""
+
+    def shut(self) -> None:
+        """Have all requests served by the full handlers, behind the checks of the features as they are now."""
+        ...
+
+    def open(self) -> None:
+        """Open the other ways again, as far as the features let them be."""
+        ...
+
+
 class Gate:
-    """The features of a server. ``listeners`` are called when they have changed, before the next request is served."""
+    """The features of a server, and the ``tables`` of its ports.
+
+    ``listeners`` are called when the features have changed, before the next request is served. No way but the full one
+    is open then; where a listener raises they stay shut, since nobody knows whether it would have seen to a feature.
+    """
 
     def __init__(self) -> None:
         self.features: list[Feature] = []
+        self.tables: list[Ways] = []
         self.listeners: list[Callable[[], None]] = []
         self._admission = object()
 
@@ -99,6 +126,8 @@ class Gate:
 
     def changed(self) -> None:
         """What the features say of connections is not what it was: each has to be admitted again."""
+        for table in self.tables:
+            table.shut()
         self._admission = object()
         self.reconfigure()
 
@@ -106,6 +135,8 @@ class Gate:
         """Have all routes made again, as other things than features have changed: connections stay admitted."""
         for listener in list(self.listeners):
             listener()
+        for table in self.tables:
+            table.open()
 
     def admit(self, connection: "Connection") -> bool:
         """Ask the features whether ``connection`` may go all ways: to be called when it has authenticated.
@@ -115,6 +146,16 @@ class Gate:
         admitted = all(feature.admits is None or feature.admits(connection) for feature in self.features)
         connection.admission = self._admission if admitted else None
         return admitted
+
+    def terms(self, connection: "Connection", code: int) -> object:
+        """On what a request of ``code`` that the features have seen is let through now; never None.
+
+        Who serves it later than that keeps this beside it, and does not serve it once the terms are not equal to it.
+        """
+        if not self.features:
+            return self._admission
+        states = [feature.readiness for feature in self.features if feature.is_about(code)]
+        return self._admission, connection.admission, [state.is_set for state in states if state is not None]
 
     @property
     def properties(self) -> frozenset[str]:

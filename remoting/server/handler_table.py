@@ -66,7 +66,7 @@ class HandlerTable:
 
     ``handlers`` has the full handlers behind the features' checks; ``fast`` and ``grouped`` have what is open, by the
     first FRONT bytes of a JSON header, ``grouped`` by the code of a binary one (``binary_front``) too. Connections hold
-    the table: what changes is so for their next request.
+    the table: what changes is so for their next request. Who keeps something of it for longer compares ``changes``.
     """
 
     def __init__(self, gate: Gate | None = None) -> None:
@@ -75,8 +75,9 @@ class HandlerTable:
         self.handlers: dict[int, Handler] = {}
         self.fast: dict[bytes, FastPath] = {}
         self.grouped: dict[bytes, GroupedServer] = {}
+        self.changes = 0
         self._followers: list[Callable[[int, Route], None]] = []
-        self.gate.listeners.append(self._compute)
+        self.gate.tables.append(self)
 
     def register(
         self,
@@ -127,12 +128,22 @@ class HandlerTable:
         self.gate.check(connection, command)
         return not_supported(command)
 
-    def _compute(self) -> None:
+    def shut(self) -> None:
+        """See Ways."""
+        self.changes += 1
+        self.fast.clear()
+        self.grouped.clear()
+        for code, route in self.routes.items():
+            self.handlers[code] = self.gate.checked(code, route.full)
+
+    def open(self) -> None:
+        """See Ways."""
         for code, route in self.routes.items():
             self._place(code, route)
 
     def _place(self, code: int, route: Route) -> None:
         gate = self.gate
+        self.changes += 1
         self.handlers[code] = gate.checked(code, route.full)
         if not 10 <= code <= 999:
             return

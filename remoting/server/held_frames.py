@@ -14,6 +14,7 @@ from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import decode, encode
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.failures import Failures
+from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import GroupedServer, Served, Span
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 
@@ -73,6 +74,8 @@ class HeldFrames:
         self.begin = 0
         self.end = 0
         self._server: GroupedServer | None = None
+        self._table: HandlerTable | None = None
+        self._changes = 0  # of the table, when the server was found there
         self._spans: list[Span] = []
         self.many = False
         self._frames_before = 0
@@ -94,6 +97,7 @@ class HeldFrames:
     def take(self, conn: Connection, server: GroupedServer, begin: int, end: int, *, continues: bool) -> None:
         """Hold or serve what ``conn`` has just sent. The first frame, if it is whole, is one for ``server``."""
         wait = self._stats.rounds < self._not_before
+        changes = conn.table.changes
         if self.end and (wait or server is not self._server):
             self.serve()
             if conn.closed:
@@ -104,6 +108,7 @@ class HeldFrames:
         if not self.end:
             self.begin = begin
             self._server = server
+            self._table, self._changes = conn.table, changes
         most = self._max_inflight_here - conn.inflight
         self._spans.append(Span(conn, begin - self.begin, end - self.begin, most, continues))
         self.end = end
@@ -113,11 +118,14 @@ class HeldFrames:
         """Serve all that is held. ``end`` is 0 afterwards."""
         spans, self._spans = self._spans, []
         begin, end, self.end = self.begin, self.end, 0
-        server = self._server
+        server, table = self._server, self._table
         assert server is not None
+        assert table is not None
         for span in spans:
             span.connection.held_back = False
         most = min(MOST, self._max_inflight - self._stats.inflight)  # at its end all of them may be in flight
+        if table.changes != self._changes:  # something that was served meanwhile may have shut this way
+            most = 0
         try:
             served = server.serve(self._view[begin:end], spans, most) if most > 0 else None
         except Exception as error:  # noqa: BLE001 - as for any other handler

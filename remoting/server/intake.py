@@ -127,6 +127,7 @@ class Intake:
             held.serve()
             if conn.closed:
                 return
+            server = conn.table.grouped.get(front)  # what was served may have changed the gate
         path = conn.table.fast.get(front)
         body_at = begin + _WORDS + word
         stats = self._stats

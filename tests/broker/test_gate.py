@@ -15,16 +15,16 @@ from tests.broker.fast_ways import fast_ways
 from tests.broker.test_send_native import send_frame
 from tests.broker.wire_client import WireClient, pull_ext, send_ext
 from trimq.broker.controller import BrokerController
-from trimq.broker.testing import running_broker
+from trimq.broker.testing import configuration, running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode, ResponseCode
-from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import encode
 from trimq.protocol.native import NATIVE
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Readiness, Sees
-from trimq.remoting.server.handler_table import json_front
+from trimq.remoting.server.handler_table import HandlerTable, json_front
 from trimq.remoting.server.held_frames import FEW, LEAST
 
 TOPIC = "Orders"
@@ -122,21 +122,43 @@ class Both:
     def end(self) -> int:
         return self.broker.parts.store.max_phy_offset
 
+    def connection(self, client: WireClient) -> Connection:
+        """The broker's end of a client's connection."""
+        port = client.stream.socket.getsockname()[1]
+        (connection,) = (one for one in self.broker.reactor.connections.values() if one.peer[1] == port)
+        return connection
 
-@asynccontextmanager
-async def both(path: Path, **config: Any) -> AsyncIterator[Both]:
+    def table(self, client: WireClient) -> HandlerTable:
+        return self.connection(client).table
+
+
+async def free_port() -> int:
     with trio.socket.socket() as probe:
         await probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    async with running_broker(path, fastListenPort=port, **config) as broker, AsyncExitStack() as stack:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def connected(broker: BrokerController, port: int) -> AsyncIterator[Both]:
+    """Clients of a broker that has the topic."""
+    async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(WireClient.connect(address))
             for address in (broker.endpoint, ("127.0.0.1", port))
         ]
-        found = Both(broker, clients)
         ext = {"topic": TOPIC, "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
         ext |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false"}
         assert (await clients[0].ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+        yield Both(broker, clients)
+
+
+@asynccontextmanager
+async def both(path: Path, **config: Any) -> AsyncIterator[Both]:
+    """The same of one that has messages."""
+    port = await free_port()
+    async with running_broker(path, fastListenPort=port, **config) as broker, connected(broker, port) as found:
+        clients = found.clients
         for code, fields, body in requests("A0"):
             assert (await found.ask(clients[0], code_first, code, fields, body)).code in {0, 22}
         for client in clients:
@@ -144,10 +166,11 @@ async def both(path: Path, **config: Any) -> AsyncIterator[Both]:
         yield found
 
 
-async def burst(found: Both, client: WireClient) -> tuple[list[int], set[int]]:
-    """Many sends in one write: their opaques, and the codes of the replies."""
-    opaques = list(range(100_000 + found.next() * 100, 100_000 + found.next() * 100 + 2 * MANY))[: 2 * MANY]
-    frames = [send_frame(number, opaque=opaque) for number, opaque in enumerate(opaques)]
+async def burst(found: Both, client: WireClient, **form: Any) -> tuple[list[int], set[int]]:
+    """Many sends in one write: their opaques, and the codes of the replies. ``form``: see send_frame."""
+    begin = 100_000 + found.next() * 100
+    opaques = list(range(begin, begin + 2 * MANY))
+    frames = [send_frame(number, opaque=opaque, **form) for number, opaque in enumerate(opaques)]
     await client.stream.send_all(b"".join(frames[:FEW]))
     await client.stream.send_all(b"".join(frames[FEW:]))
     return opaques, {(await client.reply(opaque)).code for opaque in opaques}
@@ -164,20 +187,18 @@ async def test_nothing_gets_past_a_veto(tmp_path: Path, flush: str) -> None:
         stats = broker.parts.store.stats
         handed_out = stats.transferred_messages_total
         for client in found.clients:
-            (table,) = {
-                connection.table
-                for connection in broker.reactor.connections.values()
-                if connection.peer[1] == client.stream.socket.getsockname()[1]
-            }
+            table = found.table(client)
             assert not table.fast
             assert not table.grouped
             for code in {*table.routes, *UNKNOWN}:
                 for form in FORMS:
                     reply = await found.ask(client, form, code, {}, b"")
                     assert (reply.code, reply.remark) == (ResponseCode.NO_PERMISSION, "vetoed"), (code, form)
+                    assert veto.seen[reply.opaque] == 1
             for code, ext, body in requests("B0"):
                 for form in FORMS:
-                    assert (await found.ask(client, form, code, ext, body)).code == ResponseCode.NO_PERMISSION
+                    reply = await found.ask(client, form, code, ext, body)
+                    assert (reply.code, veto.seen[reply.opaque]) == (ResponseCode.NO_PERMISSION, 1)
             opaques, codes = await burst(found, client)
             assert codes == {ResponseCode.NO_PERMISSION}
             assert all(veto.seen[opaque] == 1 for opaque in opaques)
@@ -206,6 +227,110 @@ async def test_all_that_is_served_has_been_seen(tmp_path: Path, flush: str) -> N
         opaques, codes = await burst(found, found.clients[0])
         assert codes == {0}
         assert counting.seen.total() == asked
+
+
+async def test_each_code_is_seen_once_in_each_form(tmp_path: Path) -> None:
+    """Those that nobody serves, too, and whatever becomes of a request without fields."""
+    async with both(tmp_path) as found:
+        counting = Counting()
+        found.broker.gate.register(counting.feature)
+        for client in found.clients:
+            for code in sorted({*found.table(client).routes, *UNKNOWN}):
+                for form in FORMS:
+                    reply = await found.ask(client, form, code, {}, b"")
+                    assert counting.seen[reply.opaque] == 1, (code, form)
+
+
+async def test_a_code_over_999_is_seen_like_others(tmp_path: Path) -> None:
+    """No front tells it from others, so that it has no other way than the full one."""
+    async with both(tmp_path) as found:
+        code, served = 7777, []
+
+        def handler(_connection: Connection, command: RemotingCommand) -> RemotingCommand:
+            served.append(command.opaque)
+            return command.reply()
+
+        found.table(found.clients[0]).register(code, handler)
+        counting = Counting()
+        for fails, features in ((False, 0), (False, 1), (True, 1), (False, 0)):
+            counting.fails = fails
+            for feature in list(found.broker.gate.features):
+                found.broker.gate.remove(feature)
+            if features:
+                found.broker.gate.register(counting.feature)
+            for client in found.clients:
+                for form in FORMS:
+                    reply = await found.ask(client, form, code, {"a": "b"}, b"body")
+                    assert reply.code == (ResponseCode.NO_PERMISSION if fails else 0)
+                    assert counting.seen[reply.opaque] == features
+                    assert (reply.opaque in served) == (not fails)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_one_way_requests_are_seen_too(tmp_path: Path, flush: str) -> None:
+    """Nobody is told that they were refused."""
+    async with both(tmp_path, flushDiskType=flush) as found:
+        veto = Counting()
+        veto.fails = True
+        found.broker.gate.register(veto.feature)
+        end = found.end()
+        opaques: list[int] = []
+
+        def frames(count: int, **form: Any) -> bytes:
+            begin = opaques[-1] + 1 if opaques else 50_000
+            opaques.extend(range(begin, begin + count))
+            return b"".join(send_frame(n, opaque=n, flag=ONEWAY_FLAG, **form) for n in range(begin, begin + count))
+
+        for client in found.clients:
+            for form in ({}, {"v1": True}, {"binary": True}, {"v1": True, "binary": True}):
+                for count in (1, 2 * MANY):
+                    await client.stream.send_all(frames(count, **form))
+                    refused = await found.ask(client, code_first, 310, {}, b"")  # what was before has been served
+                    assert refused.code == ResponseCode.NO_PERMISSION
+            for body in (batch(2), batch(20)):
+                await client.stream.send_all(frames(1, properties={"WAIT": "true"}, code=320, batch="true", body=body))
+                await found.ask(client, code_first, 310, {}, b"")
+            assert client.replies == {}
+        assert found.end() == end
+        assert {veto.seen[opaque] for opaque in opaques} == {1}
+        found.broker.gate.remove(veto.feature)
+        await found.clients[0].stream.send_all(frames(1))
+        await found.ask(found.clients[0], code_first, 310, {}, b"")
+        assert found.end() > end
+
+
+@pytest.mark.parametrize("sees", [Sees.HEADER, Sees.PROPERTIES])
+async def test_a_feature_of_before_the_start_sees_the_first_request(tmp_path: Path, sees: Sees) -> None:
+    port = await free_port()
+    broker = BrokerController(configuration(tmp_path, {"fastListenPort": port}))
+    names = frozenset({"colour", "KEYS"}) if sees is Sees.PROPERTIES else frozenset()
+    codes_seen = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2})
+    veto = Counting(sees, codes=codes_seen, properties=names)
+    veto.fails = True
+    broker.gate.register(veto.feature)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(broker.run)
+        try:
+            async with connected(broker, port) as found:
+                for queue_id in range(4):  # where nothing has been stored yet, everything goes the full way
+                    ext = _texts(send_ext(TOPIC, batch="true", queue_id=queue_id))
+                    assert (await found.ask(found.clients[0], code_first, 320, ext, batch(2))).code == 0
+                end = found.end()
+                for client in found.clients:
+                    for form in FORMS:
+                        for code, ext, body in requests("A0"):
+                            if code in codes_seen:
+                                reply = await found.ask(client, form, code, ext, body)
+                                assert (reply.code, veto.seen[reply.opaque]) == (ResponseCode.NO_PERMISSION, 1)
+                    for v1 in (False, True):
+                        opaques, codes = await burst(found, client, v1=v1)
+                        assert codes == {ResponseCode.NO_PERMISSION}
+                        assert {veto.seen[opaque] for opaque in opaques} == {1}
+                assert found.end() == end
+        finally:
+            with trio.CancelScope(shield=True):
+                broker.shutdown()
+                await broker.stopped.wait()
 
 
 async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path) -> None:
@@ -285,6 +410,34 @@ async def test_a_feature_sees_the_messages_with_its_property_and_no_others(tmp_p
             assert counting.seen.total() == before + 3 + MANY
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_a_listener_that_raises_opens_nothing_on_either_port(tmp_path: Path, place: int) -> None:
+    """Sends have not been told of the property then; and the ports are opened by turns."""
+    async with both(tmp_path) as found:
+        gate = found.broker.gate
+
+        def listener() -> None:
+            raise ValueError("a mistake")
+
+        gate.listeners.insert(place, listener)
+        veto = Counting(Sees.PROPERTIES, properties=frozenset({"colour"}))
+        veto.fails = True
+        end = found.end()
+        with pytest.raises(ValueError, match="a mistake"):
+            gate.register(veto.feature)
+        for client in found.clients:
+            for form in ({}, {"v1": True}, {"binary": True}):
+                _, codes = await burst(found, client, **form)
+                assert codes == {ResponseCode.NO_PERMISSION}
+            for code, ext, body in requests("J0"):
+                if code not in SENDS:  # whose properties nobody can tell
+                    assert (await found.ask(client, code_first, code, ext, body)).code == ResponseCode.NO_PERMISSION
+        assert found.end() == end
+        gate.listeners.remove(listener)
+        gate.changed()
+        assert all(found.table(client).fast for client in found.clients)
+
+
 async def test_a_prepared_pull_is_looked_at_when_it_is_taken(tmp_path: Path) -> None:
     async with both(tmp_path) as found:
         client = found.clients[0]
@@ -301,6 +454,33 @@ async def test_a_prepared_pull_is_looked_at_when_it_is_taken(tmp_path: Path) -> 
         assert (refused.code, refused.body) == (ResponseCode.NO_PERMISSION, b"")
 
 
+async def test_a_prepared_pull_is_looked_at_when_its_client_is_not_admitted_any_more(tmp_path: Path) -> None:
+    async with both(tmp_path) as found, WireClient.connect(found.broker.endpoint) as other:
+        client, gate = found.clients[0], found.broker.gate
+        connection = found.connection(client)
+        known = {connection}
+        veto = Counting(Sees.IDENTITY, admits=known.__contains__)
+        veto.fails = True
+        gate.register(veto.feature)
+        assert gate.admit(connection)
+        ext = _texts(pull_ext(TOPIC, 0, maxMsgNums=2))
+        first = await found.ask(client, code_first, RequestCode.PULL_MESSAGE, ext, b"")
+        assert first.code == 0
+        ext = _texts(pull_ext(TOPIC, int(first.ext_fields()["nextBeginOffset"]), maxMsgNums=2))
+        with trio.fail_after(5):
+            while not _is_prepared(found.broker):
+                await trio.lowlevel.checkpoint()
+        assert not veto.seen
+        for asks in (other, client):  # one that never was admitted, and one that is no longer
+            if asks is client:
+                known.clear()
+                assert not gate.admit(connection)
+            refused = await found.ask(asks, code_first, RequestCode.PULL_MESSAGE, ext, b"")
+            assert (refused.code, refused.body) == (ResponseCode.NO_PERMISSION, b"")
+            assert veto.seen[refused.opaque] == 1
+        assert _is_prepared(found.broker)
+
+
 def _is_prepared(broker: BrokerController) -> bool:
     return any(
         getattr(getattr(hook, "__self__", None), "_prepared", None) is not None for hook in broker.reactor.at_leisure
@@ -313,11 +493,7 @@ async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path) -> N
         known: set[Connection] = set()
         counting = Counting(Sees.IDENTITY, admits=known.__contains__)
         gate.register(counting.feature)
-        (connection,) = (
-            connection
-            for connection in found.broker.reactor.connections.values()
-            if connection.peer[1] == client.stream.socket.getsockname()[1]
-        )
+        connection = found.connection(client)
 
         async def seen() -> bool:
             before = counting.seen.total()
@@ -341,6 +517,63 @@ async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path) -> N
         assert not await seen()
         gate.register(Counting(Sees.IDENTITY, admits=lambda _connection: False).feature)
         assert await seen()
+
+
+async def test_one_client_s_identity_is_not_another_s(tmp_path: Path) -> None:
+    """One that was never asked about, and one that is not known: by either port, before and after the known one."""
+    async with both(tmp_path) as found, WireClient.connect(found.broker.endpoint) as other:
+        (client, vip), gate = found.clients, found.broker.gate
+        known = {found.connection(client)}
+        counting = Counting(Sees.IDENTITY, admits=known.__contains__)
+        gate.register(counting.feature)
+
+        async def seen(of: WireClient) -> int:
+            before = counting.seen.total()
+            for code, ext, body in requests("I0"):
+                await found.ask(of, code_first, code, ext, body)
+            _, codes = await burst(found, of)
+            assert codes == {0}
+            return counting.seen.total() - before
+
+        total = 7 + 2 * MANY
+        assert not gate.admit(found.connection(vip))
+        assert gate.admit(found.connection(client))
+        assert [await seen(of) for of in (client, vip, other)] == [SLOW, total, total]
+        assert not gate.admit(found.connection(other))
+        assert [await seen(of) for of in (client, vip, other)] == [SLOW, total, total]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("v1", [False, True])
+@pytest.mark.parametrize("sees", [Sees.IDENTITY, Sees.READINESS])
+async def test_sends_of_a_round_are_seen_where_the_way_is_not_open(
+    tmp_path: Path, sees: Sees, v1: bool, binary: bool
+) -> None:
+    """In either form, of either code. Open is it to those who are known, or while the state is set."""
+    async with both(tmp_path) as found:
+        gate, ready = found.broker.gate, Readiness()
+        known: set[Connection] = set()
+        more: dict[str, Any] = {"readiness": ready} if sees is Sees.READINESS else {"admits": known.__contains__}
+        counting = Counting(sees, codes=SENDS, **more)
+        gate.register(counting.feature)
+        for client in found.clients:
+            connection = found.connection(client)
+            for is_open in (False, True, False):
+                ready.is_set = is_open
+                (known.add if is_open else known.discard)(connection)
+                gate.admit(connection)
+                counting.fails = not is_open
+                end = found.end()
+                opaques, codes = await burst(found, client, v1=v1, binary=binary)
+                seen = [counting.seen[opaque] for opaque in opaques]
+                if is_open:
+                    assert codes == {0}
+                    # without the leaf, and one by one, the binary form has no other way
+                    assert sum(seen) == 0 or (binary and (not NATIVE.is_on or sum(seen) < len(seen)))
+                else:
+                    assert codes == {ResponseCode.NO_PERMISSION}
+                    assert seen == [1] * len(opaques)
+                    assert found.end() == end
 
 
 async def test_a_state_counts_for_the_next_request(tmp_path: Path) -> None:

@@ -17,14 +17,17 @@ from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.headers.base import Empty
 from trimq.protocol.typed_request import TypedRequest
+from trimq.remoting.server.gate import Feature, Gate, Sees
 from trimq.remoting.server.handler_table import HandlerTable
-from trimq.remoting.server.handlers import DEFERRED, Later, Served, Span
+from trimq.remoting.server.handlers import DEFERRED, Later, Outcome, Served, Span
 from trimq.remoting.server.held_frames import FEW, HELD_BYTES, LEAST, LONGEST_REST, MOST
 from trimq.remoting.server.limits import ReactorLimits
 from trimq.remoting.server.reactor import Connection
 
 ECHO = 100
 OTHER = 101
+ALSO = 102
+SWITCH = 103
 
 
 def frame(opaque: int, body: bytes = b"body", code: int = ECHO) -> bytes:
@@ -40,7 +43,8 @@ def opaque_of(data: memoryview) -> int:
 class Together:
     """A GroupedServer that answers with the text ``together``; ``calls`` says how many frames each span had."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: int = ECHO) -> None:
+        self.code = code
         self.calls: list[list[int]] = []
         self.seen: list[int] = []
         self.order: list[int] = []
@@ -89,15 +93,14 @@ class Together:
             replies.append(b"".join(answered(opaque, b"together") for opaque in opaques))
         return Served(parts, replies) if self.later is None else Served(parts, deferred=True)
 
-    @staticmethod
-    def opaques_of(frames: memoryview, span: Span, most: int) -> tuple[list[int], list[int]]:
-        """Of the whole frames of ECHO that come first, and where each next one begins."""
+    def opaques_of(self, frames: memoryview, span: Span, most: int) -> tuple[list[int], list[int]]:
+        """Of the whole frames of its code that come first, and where each next one begins."""
         found: list[int] = []
         stops = [span.begin]
         while len(found) < most and span.end - stops[-1] >= 8:
             at = stops[-1]
             stop = at + 4 + int.from_bytes(frames[at : at + 4], "big")
-            if stop > span.end or frames[at + 8 : at + 20] != frame(1)[8:20]:
+            if stop > span.end or frames[at + 8 : at + 20] != frame(1, code=self.code)[8:20]:
                 break
             found.append(opaque_of(frames[at:]))
             stops.append(stop)
@@ -610,3 +613,122 @@ async def test_what_is_never_served_together_is_not_held_for_a_while() -> None:
             await peer.send_bytes(b"".join(map(frame, opaques(1000 + turn * LEAST, LEAST))))
             assert len(await replies_to(peer, LEAST)) == LEAST
         assert 16 <= len(fixture.together.calls) < 50
+
+
+class Looks:
+    """A feature that sees what is about ECHO and ALSO; ``seen`` has the opaques."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.seen: list[int] = []
+        self.known: set[Connection] = set()
+
+    def register(self, sees: Sees = Sees.HEADER) -> None:
+        admits = self.known.__contains__ if sees is Sees.IDENTITY else None
+        self.gate.register(Feature("looks", self._check, sees, frozenset({ECHO, ALSO}), admits))
+
+    def _check(self, _connection: Connection, command: RemotingCommand) -> None:
+        self.seen.append(command.opaque)
+
+
+@asynccontextmanager
+async def two_that_are_served_here(fixture: Fixture) -> AsyncIterator[tuple[list[Peer], list[Connection]]]:
+    """Clients whose turns a test calls for."""
+    async with fixture.server.peer() as one, fixture.server.peer() as two:
+        await trio.testing.wait_all_tasks_blocked()
+        by_port = {connection.peer[1]: connection for connection in fixture.server.reactor.connections.values()}
+        fixture.server.reactor.intake.turn_end = float("inf")
+        yield [one, two], [by_port[raw_socket(peer).getsockname()[1]] for peer in (one, two)]
+
+
+def switching(connection: Connection, sees: Sees) -> Looks:
+    """A feature that is registered by what SWITCH asks for."""
+    looks = Looks(connection.table.gate)
+
+    def switch(_connection: Connection, _command: RemotingCommand) -> Outcome:
+        looks.register(sees)
+        return None
+
+    connection.table.register(SWITCH, switch)
+    return looks
+
+
+@pytest.mark.parametrize("sees", [Sees.HEADER, Sees.IDENTITY])
+@pytest.mark.parametrize("many", [True, False], ids=["others together", "another alone"])
+async def test_a_way_that_is_shut_within_a_round_is_shut_for_the_rest_of_it(many: bool, sees: Sees) -> None:
+    """What is left of one client is served between another's way being found and being gone: it may change the gate."""
+    async with (
+        holding(ReactorLimits(turn=60)) as fixture,
+        two_that_are_served_here(fixture) as ((one, two), (first, second)),
+    ):
+        intake, also = fixture.server.reactor.intake, Together(ALSO)
+        also.alone = []
+        looks = switching(first, sees)
+
+        def direct(_connection: Connection, request: TypedRequest[Empty]) -> bytes | None:
+            return answered(request.opaque, b"single")
+
+        first.table.register(ALSO, echo, header=Empty, fast=direct, grouped=also)
+        raw_socket(one).sendall(b"".join(map(frame, opaques(1000, FEW))) + frame(1500, code=SWITCH))
+        intake.serve(first)
+        assert intake.held.end
+        numbers = opaques(2000, LEAST if many else 1)
+        raw_socket(two).sendall(b"".join(frame(opaque, code=ALSO) for opaque in numbers))
+        intake.serve(second)
+        fixture.server.reactor.wake()
+        assert await replies_to(two, len(numbers)) == dict.fromkeys(numbers, b"body")
+        assert looks.seen == list(numbers)
+        assert (also.calls, also.alone) == ([], [])
+        assert await replies_to(one, FEW) == dict.fromkeys(opaques(1000, FEW), b"together")
+
+
+async def test_held_frames_are_looked_at_where_the_gate_has_changed_since() -> None:
+    """One more client goes while they wait, and somebody who hears of that changes the gate."""
+    async with (
+        holding(ReactorLimits(turn=60)) as fixture,
+        two_that_are_served_here(fixture) as ((one, two), (first, second)),
+    ):
+        intake = fixture.server.reactor.intake
+        looks = Looks(first.table.gate)
+        second.on_close.append(lambda _: looks.register())
+        raw_socket(one).sendall(b"".join(map(frame, opaques(1000, LEAST))))
+        intake.serve(first)
+        assert intake.held.end
+        raw_socket(two).shutdown(socket.SHUT_WR)  # the reactor does not get the loop meanwhile
+        intake.serve(second)
+        assert second.closed
+        assert intake.held.end, "still held"
+        fixture.server.reactor.wake()
+        assert await replies_to(one, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"body")
+        assert looks.seen == list(opaques(1000, LEAST))
+        assert fixture.together.calls == []
+
+
+@pytest.mark.parametrize("admitted", [0, 1])
+async def test_one_that_is_not_admitted_is_looked_at_among_others_that_are(admitted: int) -> None:
+    async with (
+        holding(ReactorLimits(turn=60)) as fixture,
+        two_that_are_served_here(fixture) as (peers, connections),
+    ):
+        intake, gate = fixture.server.reactor.intake, connections[0].table.gate
+        looks = Looks(gate)
+        looks.register(Sees.IDENTITY)
+        owned = [opaques(1000, LEAST), opaques(2000, LEAST)]
+        looks.known.add(connections[admitted])
+        for known in ([connections[admitted]], connections):
+            looks.known.update(known)
+            assert [gate.admit(connection) for connection in connections] == [one in known for one in connections]
+            for peer, connection, own in zip(peers, connections, owned, strict=True):
+                raw_socket(peer).sendall(b"".join(map(frame, own)))
+                intake.serve(connection)
+            assert intake.held.end
+            fixture.server.reactor.wake()
+            found = [await replies_to(peer, LEAST) for peer in peers]
+            if len(known) == 1:
+                assert found[admitted] == dict.fromkeys(owned[admitted], b"single")
+                assert found[1 - admitted] == dict.fromkeys(owned[1 - admitted], b"body")
+                assert fixture.together.calls == []
+            else:
+                assert found == [dict.fromkeys(own, b"together") for own in owned]
+                assert fixture.together.calls == [[LEAST, LEAST]]
+        assert looks.seen == list(owned[1 - admitted])

@@ -19,6 +19,7 @@ from trimq.broker.processors.pull.pull_reply import (
     SUBSCRIPTION_FORBIDDEN,
     TOPIC_FORBIDDEN,
     PullForbiddenError,
+    ask_again,
     code_of,
     forbidden,
     pull_head,
@@ -39,6 +40,7 @@ from trimq.protocol.headers.pull import PullMessageRequestHeader
 from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.gate import Gate
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import HELD, Outcome
 from trimq.remoting.server.out_buffer import SMALL
@@ -89,11 +91,13 @@ class PullMessageProcessor:
         )
         self.prepare = self._direct.prepare
         self._handlers: HandlerTable | None = None
+        self._terms = Gate().terms
         configuration.listeners.append(lambda _keys: self._register())
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family (the main port only: the VIP port serves no pulls)."""
         self._handlers = table
+        self._terms = table.gate.terms
         self._register()
 
     def _register(self) -> None:
@@ -108,26 +112,35 @@ class PullMessageProcessor:
         table.register(RequestCode.LITE_PULL_MESSAGE, self.pull, header=header, fast=lite)
 
     def again(self, request: PullRequest) -> None:
-        """Serve a held pull: something arrived, or its time is over. It is not held a second time."""
-        command = request.command
+        """Serve a held pull: something arrived, or its time is over. It is not held a second time.
+
+        Where the gate says other things of it than when it came, it has to be looked at again. Its buffers are gone:
+        the client shall ask anew.
+        """
+        connection, command = request.connection, request.command
+        if self._terms(connection, command.code) != request.terms:
+            connection.settle(command, ask_again(command, request.offset))
+            return
         try:
-            outcome = self._pull(request.connection, command, request.header, first=False)
+            outcome = self._pull(connection, command, request.header, None)
         except PullForbiddenError as error:
             outcome = forbidden(command, error)
         except RemotingError as error:
             outcome = command.reply(error.code, error.remark)
-        request.connection.settle(command, outcome)
+        connection.settle(command, outcome)
 
     def pull(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""
         try:
-            return self._pull(connection, command, command.header(PullMessageRequestHeader), first=True)
+            terms = self._terms(connection, command.code)
+            return self._pull(connection, command, command.header(PullMessageRequestHeader), terms)
         except PullForbiddenError as error:
             return forbidden(command, error)
 
     def _pull(
-        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, *, first: bool
+        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, terms: object
     ) -> Outcome:
+        """``terms``: the gate's, on which it may be held; None for one that was held already."""
         flags = self._check(command, header)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         if header.sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
@@ -137,16 +150,16 @@ class PullMessageProcessor:
         if self._offsets.reset_offset_table:
             reset = self._offsets.take_reset(topic, group, queue_id)
             if reset is not None:
-                return self._answer(connection, command, header, flags, accept, self._reset(header, reset), first)
+                return self._answer(connection, command, header, flags, accept, self._reset(header, reset), terms)
         limit = header.max_msg_bytes
         if not limit or not 0 < limit < _MAX_BYTES:
             limit = _MAX_BYTES
         result = self._store.get_message(topic, queue_id, header.queue_offset, header.max_msg_nums, limit, accept)
         if result is None:
-            return self._pull_cold(connection, command, header, flags, accept, limit, first)
+            return self._pull_cold(connection, command, header, flags, accept, limit, terms)
         if result.status is not _FOUND:
-            return self._answer(connection, command, header, flags, accept, result, first)
-        if first and header.sys_flag & PULL_COMMIT_OFFSET:
+            return self._answer(connection, command, header, flags, accept, result, terms)
+        if terms is not None and header.sys_flag & PULL_COMMIT_OFFSET:
             self._commit(connection, header)
         return self._found(connection, command, header, flags, result)
 
@@ -254,12 +267,12 @@ class PullMessageProcessor:
         flags: tuple[int, int],
         accept: TagFilter | None,
         limit: int,
-        first: bool,
+        terms: object,
     ) -> Any:
         result = await self._store.get_message_cold(
             header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, limit, accept
         )
-        return self._answer(connection, command, header, flags, accept, result, first)
+        return self._answer(connection, command, header, flags, accept, result, terms)
 
     def _answer(
         self,
@@ -269,14 +282,16 @@ class PullMessageProcessor:
         flags: tuple[int, int],
         accept: TagFilter | None,
         result: GetMessageResult,
-        first: bool,
+        terms: object,
     ) -> Outcome:
         """Answer with whatever the store has said, or hold the pull."""
         status = result.status
         code = code_of(status, header.queue_offset)
-        if first:
+        if terms is not None:
             held = (
-                code == NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._hold(connection, command, header, accept)
+                code == NOT_FOUND
+                and header.sys_flag & PULL_SUSPEND
+                and self._hold(connection, command, header, accept, terms)
             )
             if header.sys_flag & PULL_COMMIT_OFFSET and status is not GetMessageStatus.OFFSET_RESET:
                 self._commit(connection, header)
@@ -294,9 +309,12 @@ class PullMessageProcessor:
         command: RemotingCommand,
         header: PullMessageRequestHeader,
         accept: TagFilter | None,
+        terms: object,
     ) -> bool:
         command.drop_buffers()
-        request = PullRequest(connection, command, header, header.topic, header.queue_id, header.queue_offset, accept)
+        request = PullRequest(
+            connection, command, header, header.topic, header.queue_id, header.queue_offset, accept, terms
+        )
         return self._holds.hold(request, header.suspend_timeout_millis)
 
     def _commit(self, connection: Connection, header: PullMessageRequestHeader) -> None:

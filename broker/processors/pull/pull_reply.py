@@ -63,6 +63,12 @@ def code_of(status: GetMessageStatus, offset: int) -> int:
     return _CODES[status]
 
 
+def ask_again(command: RemotingCommand, offset: int) -> bytes:
+    """The reply to a held pull that nobody has looked at: nothing is there yet, the client may ask for the same."""
+    nothing = GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, 0, offset)
+    return pull_head(command, NOT_FOUND, nothing, (0, 0), 0)
+
+
 def found_template(topic_flag: int, group_flag: int) -> bytes:
     """The header of the reply to a pull that finds messages: takes max, min and next offset, and the opaque."""
     return (
