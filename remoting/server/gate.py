@@ -126,13 +126,13 @@ class Gate:
 
     def changed(self) -> None:
         """What the features say of connections is not what it was: each has to be admitted again."""
-        for table in self.tables:
-            table.shut()
         self._admission = object()
         self.reconfigure()
 
     def reconfigure(self) -> None:
         """Have all routes made again, as other things than features have changed: connections stay admitted."""
+        for table in self.tables:
+            table.shut()
         for listener in list(self.listeners):
             listener()
         for table in self.tables:
