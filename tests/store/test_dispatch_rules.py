@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.store.builders import message
+from tests.store.builders import Answers, message
 from tests.store.simdisk import SimDisk
-from tests.store.stores import TOPIC, by_key, killed, opened, put
+from tests.store.stores import TOPIC, by_key, killed, opened, put, settings
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.queue.consume_queue import QueueShape
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
@@ -76,6 +78,23 @@ async def test_what_is_read_from_the_log_later_makes_the_same() -> None:
         store.dispatcher.position = 0
         await store._reput.catch_up()
         assert await _derived(store) == live
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("fast", [False, True])
+async def test_a_delayed_message_has_its_due_time_whichever_way_it_comes(sync: bool, fast: bool) -> None:
+    """Nothing delayed comes the fast way today; what follows an append is the same for both all the same."""
+    async with opened(SimDisk(), settings(sync=sync)) as store:
+        await put(store)
+        later = message(topic=SCHEDULE_TOPIC, queue_id=0, properties=b"DELAY\x011\x02TAGS\x01T\x02")
+        answers = Answers()
+        result = store.put_now(later, answers.later) if fast else store.put_message(later, answers.later)
+        assert (result is not None) is (fast or not sync)
+        await trio.testing.wait_all_tasks_blocked()
+        ((_, _, due),) = await store.queue_units(SCHEDULE_TOPIC, 0, 0, 1)
+        assert due == store.clock.wall_ms() + 1000
+        stats = store.stats
+        assert (stats.put_message_times_total, stats.put_message_size_total) == (2, store.max_phy_offset)
 
 
 queues_steps = st.lists(
