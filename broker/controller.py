@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from trimq.broker import addresses
-from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.health import name_server_reasons, native_notes, store_reasons
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.parts import BrokerParts
@@ -260,7 +260,7 @@ class BrokerController:
         self._open_ports(sockets)  # behind the state files: a broken one ends the start before anybody could connect
         registration = await self._registration(topics, stack)
         limits = ReactorLimits.of(self._section(NettyServerConfig))
-        if store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH:  # one sync a round: large ones are better
+        if store.syncs_each_put:  # one sync a round: large ones are better
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)

@@ -1,7 +1,7 @@
 """Records of a batch: all of its messages become one piece of the commit log.
 
-The native leaf does the same for ordinary messages. Source: RocketMQ's MessageExtEncoder.encode(MessageExtBatch,
-PutMessageContext).
+What the native leaf lays out does not come here (native/core/src/batch.rs).
+Source: RocketMQ's MessageExtEncoder.encode(MessageExtBatch, PutMessageContext).
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,9 @@
 """How many places a request passes through: what a feature would have to touch. ``python -m tools.ways [--files]``.
 
 The first part runs a broker in this process and lists the files and functions of ours that serve each kind of request,
-between the arrival of its bytes and its reply. The second looks at the code: which functions append to the log, which
-dispatch, and which modules read the text of properties.
+between the arrival of its bytes and its reply, and how often each was called. The second looks at the code: which
+functions append to the log and which dispatch, which modules decide what goes to queues and index, and which read the
+text of properties.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import struct
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -28,6 +30,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 _ROOMS: Final = ("broker", "protocol", "remoting")
 _TOPIC: Final = "Ways"
 _BURST: Final = 64
+_KINDS: Final = {"TRANSACTION_NOT", "TRANSACTION_PREPARED", "TRANSACTION_COMMIT", "TRANSACTION_ROLLBACK"}
+_KIND_BITS: Final = {4, 8, 12}
 _MOVES: Final = {"rolled", "start_at", "__init__", "_skip", "catch_up"}
 """Functions that move the position of the dispatch, and hand out no record."""
 
@@ -121,15 +125,15 @@ def _place(frame: FrameType) -> tuple[str, str] | None:
     return None
 
 
-async def _traced(client: _Client, sent: Sent) -> dict[str, list[str]]:
-    """The functions of ours that run until the replies are there, by file."""
-    seen: set[tuple[str, str]] = set()
+async def _traced(client: _Client, sent: Sent) -> dict[str, dict[str, int]]:
+    """The functions of ours that run until the replies are there, by file, and how often they are called."""
+    seen: Counter[tuple[str, str]] = Counter()
 
     def profile(frame: FrameType, event: str, _argument: object) -> None:
         if event == "call":
             place = _place(frame)
             if place is not None:
-                seen.add(place)
+                seen[place] += 1
 
     data = client.frames(sent)
     sys.setprofile(profile)
@@ -140,15 +144,15 @@ async def _traced(client: _Client, sent: Sent) -> dict[str, list[str]]:
     refused = [(command.code, command.remark) for command in FrameDecoder().feed(replies) if command.code]
     if refused:
         raise SystemExit(f"the broker refuses: {refused[0]}")
-    found: dict[str, list[str]] = {}
-    for file, function in sorted(seen):
-        found.setdefault(file, []).append(function)
+    found: dict[str, dict[str, int]] = {}
+    for (file, function), calls in sorted(seen.items()):
+        found.setdefault(file, {})[function] = calls
     return found
 
 
-async def dynamic(flush: str) -> dict[str, dict[str, list[str]]]:
+async def dynamic(flush: str) -> dict[str, dict[str, dict[str, int]]]:
     """What runs for each kind of request, by file, and what tasks of the broker do meanwhile."""
-    found: dict[str, dict[str, list[str]]] = {}
+    found: dict[str, dict[str, dict[str, int]]] = {}
     with tempfile.TemporaryDirectory(prefix="trimq-ways-") as directory:
         async with running_broker(Path(directory), flushDiskType=flush) as broker:
             stream = await trio.open_tcp_stream(*broker.endpoint)
@@ -192,8 +196,8 @@ def _assigned(function: ast.FunctionDef) -> set[str]:
 
 
 def static(root: Path) -> dict[str, list[str]]:
-    """Functions that append to the log and that dispatch, and modules that read the text of properties."""
-    appends, dispatches, readers = [], [], set()
+    """Functions that append to the log and that dispatch; modules with rules of dispatch, and readers of properties."""
+    appends, dispatches, rules, readers = [], [], set(), set()
     for file, function in _functions(root, ["broker"]):
         assigned = _assigned(function)
         if {"wrote", "last_store_timestamp", "[]"} <= assigned:
@@ -202,11 +206,38 @@ def static(root: Path) -> dict[str, list[str]]:
             dispatches.append(f"{file}:{function.name}")
         if "wrote" not in assigned and {"position", "last_record", "max_phy"} <= assigned and function.name in _MOVES:
             raise AssertionError(f"{file}:{function.name} does more than to move the position")
-    for folder in ("broker/processors", "broker/services", "broker/store", "protocol"):
+    for folder in ("broker/processors", "broker/services", "broker/store", "broker/tools", "protocol"):
         for path in sorted((root / folder).rglob("*.py")):
-            if reads_property_text(path.read_text(encoding="utf-8")):
-                readers.add(str(path.relative_to(root)))
-    return {"appends": appends, "dispatches": dispatches, "readers of property text": sorted(readers)}
+            text, name = path.read_text(encoding="utf-8"), str(path.relative_to(root))
+            # what tools print of properties is nothing that a request passes, and sends may refuse kinds of messages
+            if folder != "broker/tools" and reads_property_text(text):
+                readers.add(name)
+            if folder in {"broker/store", "broker/tools", "protocol"} and decides_dispatch(text):
+                rules.add(name)
+    return {
+        "appends": appends,
+        "dispatches": dispatches,
+        "rules of dispatch": sorted(rules),
+        "readers of property text": sorted(readers),
+    }
+
+
+def decides_dispatch(text: str) -> bool:
+    """Whether a module tells records apart by their kind, or works out the tag slot of a unit from properties."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load) and _name(node) in _KINDS:
+            return True
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd) and "flag" in ast.unparse(node):
+            sides = (node.left, node.right)
+            if any(isinstance(side, ast.Constant) and side.value in _KIND_BITS for side in sides):
+                return True
+        if isinstance(node, ast.Call) and _name(node.func) == "tags_code" and "propert" in ast.unparse(node):
+            return True
+    return False
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def reads_property_text(text: str) -> bool:

@@ -41,6 +41,9 @@ from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("broker.schedule")
 
+_REAL_TOPIC: Final = PropertyName.REAL_TOPIC.value
+_REAL_QID: Final = PropertyName.REAL_QID.value
+_TAGS: Final = PropertyName.TAGS.value
 _KNOWN: Final = frozenset({"dataVersion", "offsetTable"})
 _MAX_BYTES: Final = 256 * 1024
 _MAX_COUNT: Final = 32
@@ -350,15 +353,15 @@ class ScheduleMessageService:
         """The message as it goes to its real topic; None for one that cannot."""
         text = bytes(view[head.properties_at : head.properties_end])
         properties = decode_properties(text.decode("utf-8", "replace"))
-        topic = properties.get(PropertyName.REAL_TOPIC, "")
+        topic = properties.get(_REAL_TOPIC, "")
         if not topic or topic == topic_rules.TRANS_HALF_TOPIC:
             _log.error("delayed_message_dropped", topic=topic, commit_log_offset=head.physical_offset)
             return None
         try:
-            queue_id = int(properties.get(PropertyName.REAL_QID, "0"))
+            queue_id = int(properties.get(_REAL_QID, "0"))
         except ValueError:
             queue_id = 0
-        tags = properties.get(PropertyName.TAGS)
+        tags = properties.get(_TAGS)
         words = index_keys(properties, tags=self._store.indexes_tags)
         return MessageInner(
             topic=topic,

@@ -12,7 +12,6 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
 from trimq.broker.store.index.index_file import IndexEntry, IndexFile
 from trimq.broker.store.log.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, properties_of
 from trimq.broker.store.queue.consume_queue import QueueShape
@@ -21,21 +20,22 @@ from trimq.broker.store.queue.queue_sizes import file_lengths, wrong_file
 from trimq.broker.store.queue.queue_snapshot import read_snapshot, what_changed
 from trimq.broker.store.recovery.checkpoint import known_log
 from trimq.broker.store.recovery.index_recovery import is_known_index
-from trimq.broker.store.stats import StoreStats
 from trimq.broker.tools.offline_store import OfflineStore
-from trimq.protocol import checkpoint_layout, lenient_json, sysflag
+from trimq.protocol import checkpoint_layout, lenient_json
 from trimq.protocol.checkpoint_layout import CheckpointMark
+from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND, unit_tags_code
 from trimq.protocol.hashing import key_hash
 from trimq.protocol.index_layout import HEADER_SIZE, SLOT_SIZE
 from trimq.protocol.message_keys import TAG_KEY, index_keys
+from trimq.protocol.property_names import PropertyName
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE, is_unit_of
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _CHUNK: Final = 512
+_TAGS: Final = PropertyName.TAGS.value
 _SHOWN: Final = 20
 _FAR: Final = 1 << 62
 _PROGRESS_EVERY: Final = 1024
-_NO_QUEUE: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
 
 Progress = Callable[[int], None]
 """Hears how many bytes of the log are done."""
@@ -155,12 +155,9 @@ class Verification:
         self._store = store
         self.report = Report(store.root, store.stopped_in_order)
         self._reader = RecordReader(store.config.mapped_file_size_commit_log)
-        # only asked for tag codes: it dispatches nothing
         shape = QueueShape(store.config.consume_queue_file_size // UNIT_SIZE, store.config.mapped_file_size_commit_log)
         self._consume_queues = ConsumeQueueStore(store.disk, store.root, shape)
-        self._dispatcher = StoreDispatcher(
-            self._consume_queues, None, StoreStats(), delay_ms=store.config.delay_levels_ms
-        )
+        self._delays = store.config.delay_levels_ms
         self._mark: CheckpointMark | None = None
         self._queue_files_wrong = False
         self._index_files_wrong = False
@@ -221,7 +218,7 @@ class Verification:
         self.report.queues = len(self._queues)
 
     def _check_unit(self, found: LogRecord) -> None:
-        if found.sys_flag & sysflag.TRANSACTION_MASK in _NO_QUEUE:
+        if not IN_QUEUE[found.sys_flag & KIND]:
             return
         queue = self._queues.get((found.topic, found.queue_id))
         name = f"{found.topic}/{found.queue_id}"
@@ -231,7 +228,8 @@ class Verification:
             return
         unit = queue.unit(found.queue_offset)
         delayed = found.topic == SCHEDULE_TOPIC
-        if is_unit_of(unit, found.phy, found.size, self._tags_code(found), delayed=delayed):
+        code = unit_tags_code(found.topic, found.properties, found.store_timestamp, self._delays)
+        if is_unit_of(unit, found.phy, found.size, code, delayed=delayed):
             self.report.units += 1
             if queue.next not in (-1, found.queue_offset):
                 self._gap(queue, name, found)
@@ -244,9 +242,6 @@ class Verification:
                 f"queue {name} at {found.queue_offset}: {stands} for the record at {found.phy}"
             )
             queue.next = max(queue.next, found.queue_offset + 1)
-
-    def _tags_code(self, found: LogRecord) -> int:
-        return self._dispatcher.tags_code_of(found.topic, properties_of(found), found.store_timestamp)
 
     def _gap(self, queue: _Queue, name: str, found: LogRecord) -> None:
         """Offsets that no record has: fine where fillers stand there, for records that were damaged."""
@@ -313,7 +308,7 @@ class Verification:
                     self.report.index.add(f"{file.path}: slot {slot} points to {stands}, its newest entry is {number}")
 
     def _check_keys(self, found: LogRecord) -> None:
-        if not self._has_index or found.sys_flag & sysflag.TRANSACTION_MASK == sysflag.TRANSACTION_ROLLBACK:
+        if not self._has_index or not IN_INDEX[found.sys_flag & KIND]:
             return
         properties = properties_of(found)
         keys = index_keys(properties)
@@ -323,7 +318,7 @@ class Verification:
             wanted = key_hash(found.topic, key)
             if wanted not in hashes and not self._is_found(wanted, found.phy):
                 self.report.index.add(f"the record at {found.phy} is not found by {key!r}")
-        if tag := properties.get("TAGS"):  # not every writer puts it: where it is missing, that is no fault
+        if tag := properties.get(_TAGS):  # not every writer puts it: where it is missing, that is no fault
             is_there = key_hash(found.topic, TAG_KEY + tag) in hashes
             self.report.tags += is_there
             self.report.untagged += not is_there

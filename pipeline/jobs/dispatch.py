@@ -1,6 +1,6 @@
 """What dispatch makes of each record of a log: its queue unit and the hashes of its index keys, many at a time.
 
-Layouts and rules: trimq.protocol.queue_unit, trimq.protocol.index_layout; RocketMQ's
+Layouts and rules: trimq.protocol.queue_unit, index_layout and dispatch_rules; RocketMQ's
 CommitLogDispatcherBuildConsumeQueue and CommitLogDispatcherBuildIndex.
 """
 
@@ -23,7 +23,7 @@ from trimq.pipeline.store.options import StoreOptions
 from trimq.pipeline.store.plan import plan
 from trimq.pipeline.store.table import walk
 from trimq.pipeline.store.walk import Chunk, Damage, Stretch
-from trimq.protocol import sysflag
+from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND, due_time
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.index_batch import make_batch
 from trimq.protocol.message_keys import TAG_KEY
@@ -32,7 +32,6 @@ from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 """The broker's messageDelayLevel by default: the tag slot of a delayed message's unit is the time it is due."""
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_UNKNOWN_LEVEL_MS: Final = 1000
 _DROPPED: Final = "topics.dropped"
 _log = logging.getLogger(__name__)
 
@@ -133,13 +132,13 @@ def dispatch_batch(
     rows = Rows(chunk.view, heads, None)
     count = len(heads)
     topics = rows.topics()
-    kind = heads.sys_flag & sysflag.TRANSACTION_MASK
-    queued = (kind != sysflag.TRANSACTION_PREPARED) & (kind != sysflag.TRANSACTION_ROLLBACK)
+    kind = heads.sys_flag & KIND
+    queued = np.array(IN_QUEUE)[kind]
     for topic, last in (dropped or {}).items():
         gone = (heads.phy < last.position) & (heads.store_timestamp <= last.wall_ms)
         if gone.any():
             queued &= ~(gone & pa.compute.equal(topics, topic).to_numpy(zero_copy_only=False))
-    offsets, hashes = key_hashes(rows, topics, kind != sysflag.TRANSACTION_ROLLBACK, tags=tags)
+    offsets, hashes = key_hashes(rows, topics, np.array(IN_INDEX)[kind], tags=tags)
     arrays = [
         pa.array(np.full(count, number, dtype=np.int32)),
         topics,
@@ -167,10 +166,9 @@ def tag_slots(rows: Rows, topics: pa.StringArray, delays: Sequence[int]) -> Arra
     if len(delayed):
         texts = rows.properties.column(b"DELAY").take(pa.array(delayed)).to_pylist()
         for row, text in zip(delayed.tolist(), texts, strict=True):
-            if text and text.isascii() and text.isdigit() and int(text) > 0:
-                level = min(int(text), len(delays) - 1)
-                delay = delays[level] if level > 0 else _UNKNOWN_LEVEL_MS
-                slots[row] = int(rows.heads.store_timestamp[row]) + delay
+            due = due_time(text or "", int(rows.heads.store_timestamp[row]), delays)
+            if due is not None:
+                slots[row] = due
     return slots
 
 

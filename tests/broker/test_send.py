@@ -13,6 +13,7 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding
 from trimq.protocol.hashing import key_hash
 from trimq.protocol.message_id import decode_offset_id
+from trimq.protocol.property_names import NOT_IN_A_BATCH
 from trimq.protocol.record import pack_host
 
 UNIQUE = "7F0000010001AABBCCDD000000010001"
@@ -388,6 +389,27 @@ async def test_field_decides_what_a_batch_is(client: WireClient) -> None:
 async def test_batches_that_are_refused(client: WireClient, body: bytes) -> None:
     reply = await client.send("Orders", body, batch="true", code=RequestCode.SEND_BATCH_MESSAGE)
     assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+@pytest.mark.parametrize("name", sorted(NOT_IN_A_BATCH))
+async def test_what_no_message_of_a_batch_may_have(client: WireClient, name: str) -> None:
+    """The table of properties decides: a name that is new there is refused without a rule of its own."""
+    value = "true" if name == "TRAN_MSG" else "3"
+    for names in ({name: value}, {"UNIQ_KEY": UNIQUE, name: value, "a": "b"}):
+        body = encode_batch([(0, b"one", b""), (0, b"two", properties_text(names).encode())])
+        reply = await client.send("Orders", body, batch="true", code=RequestCode.SEND_BATCH_MESSAGE)
+        assert reply.code == ResponseCode.MESSAGE_ILLEGAL
+        assert (reply.remark or "").startswith("a message in a batch cannot")
+    assert (await client.pull("Orders")).code == ResponseCode.PULL_NOT_FOUND
+
+
+@pytest.mark.parametrize("properties", [{"DELAY": "0"}, {"TRAN_MSG": "false"}, {"TIMER_OUT_MS": "3"}])
+async def test_what_a_message_of_a_batch_may_have(client: WireClient, properties: dict[str, str]) -> None:
+    body = encode_batch([(0, b"one", properties_text(properties).encode())])
+    reply = await client.send("Orders", body, batch="true", code=RequestCode.SEND_BATCH_MESSAGE)
+    assert reply.code == ResponseCode.SUCCESS
+    (message,) = await client.pull_messages("Orders")
+    assert message.properties == properties
 
 
 async def test_batch_to_a_retry_topic(client: WireClient) -> None:

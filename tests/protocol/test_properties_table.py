@@ -1,6 +1,8 @@
 """The table of properties: what is made from it is current, and it says of each name what there is to say."""
 
+import ast
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,10 @@ from trimq.protocol.property_names import FAST_NAMES, NOT_IN_A_BATCH, SLOW_NAMES
 
 TABLE: dict[str, Any] = tomllib.loads((generate_properties.HERE / "properties.toml").read_text(encoding="utf-8"))
 ENTRIES: dict[str, dict[str, Any]] = TABLE["property"]
+ENTRY_NAMES = {entry["name"] for entry in ENTRIES.values()}
+ROOT = Path(__file__).parents[2]
+SEEN_BY_THE_FAST_WAY = {"KEYS", "UNIQ_KEY", "TAGS", "WAIT"}
+"""What the fast ways of sends look at themselves."""
 
 
 @pytest.mark.parametrize("generator", [generate_codes, generate_properties])
@@ -41,7 +47,107 @@ def test_every_entry_is_whole() -> None:
     assert tuple(TABLE["prefix"]) == SLOW_PREFIXES
 
 
+def _members(node: ast.expr) -> set[str]:
+    """Members of PropertyName that an expression names."""
+    return {
+        PropertyName[part.attr].value
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "PropertyName"
+    }
+
+
+def _bound(tree: ast.Module) -> dict[str, set[str]]:
+    """Names of a module, and the properties that they stand for."""
+    return {
+        target.id: _members(node.value)
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and node.value is not None and isinstance(target := node.target, ast.Name)
+    }
+
+
+def _is_of_properties(node: ast.expr) -> bool:
+    """Whether an expression is called like a message's properties."""
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return "propert" in name or name in {"shared", "_added", "_ext"}
+
+
+def _operands(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
+    """What stands where a property is named, and whether it is asked for there: what is set needs not be slow."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            if isinstance(node.func, ast.Attribute) and _is_of_properties(node.func.value):
+                yield from ((argument, called != "setdefault") for argument in node.args[:1])
+            elif called == "property_of":
+                yield node.args[1], True
+        elif isinstance(node, ast.Subscript) and _is_of_properties(node.value):
+            yield node.slice, isinstance(node.ctx, ast.Load)
+        elif isinstance(node, ast.Compare) and any(map(_is_of_properties, node.comparators)):
+            yield node.left, True
+        elif isinstance(node, ast.Dict):
+            yield from ((key, False) for key in node.keys if key is not None)
+
+
+def asked(text: str) -> tuple[set[str], set[str]]:
+    """Names of properties that a module asks for, and those that it writes out where PropertyName has them."""
+    tree = ast.parse(text)
+    bound = _bound(tree)
+    # ``for name in NAMES``: the loop's variable stands for all of them
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Name):
+            bound.setdefault(node.target.id, set()).update(bound.get(node.iter.id, set()))
+    names, literals = set[str](), set[str]()
+    for operand, is_asked in _operands(tree):
+        if isinstance(operand, ast.Constant) and isinstance(operand.value, str):
+            named = {operand.value} & ENTRY_NAMES
+            literals |= named
+        else:
+            named = bound.get(operand.id, set()) if isinstance(operand, ast.Name) else _members(operand)
+        if is_asked:
+            names |= named
+    return names, literals
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "literals"),
+    [
+        ("properties.get('DELAY')", {"DELAY"}, {"DELAY"}),
+        ("'POP_CK' in message.properties", {"POP_CK"}, {"POP_CK"}),
+        ("_A: Final = PropertyName.POP_CK.value\nproperties.pop(_A, None)", {"POP_CK"}, set()),
+        ("properties[PropertyName.TTL]", {"TTL"}, set()),
+        ("_T: Final = PropertyName.TAGS.value\nproperty_of(found.properties, _T)", {"TAGS"}, set()),
+        (
+            "N: Final = (PropertyName.REDIRECT.value, PropertyName.TTL.value)\nfor name in N:\n    name in properties",
+            {"REDIRECT", "TTL"},
+            set(),
+        ),
+        ("_A: Final = PropertyName.CLUSTER.value\nproperties[_A] = 'x'\nproperties.setdefault(_A, 'x')", set(), set()),
+        ("properties = {'TTL': '1'}", set(), {"TTL"}),
+        ("other.get('DELAY')\nproperties.get('mine')", set(), set()),
+    ],
+)
+def test_what_is_asked_for_is_found(text: str, names: set[str], literals: set[str]) -> None:
+    assert asked(text) == (names, literals)
+
+
+def _asked_in(*rooms: str) -> tuple[set[str], set[tuple[str, str]]]:
+    names, literals = set[str](), set[tuple[str, str]]()
+    for path in [path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]:
+        here, written_out = asked(path.read_text(encoding="utf-8"))
+        names |= here
+        literals |= {(str(path.relative_to(ROOT)), name) for name in written_out}
+    return names, literals
+
+
 def test_what_means_something_to_the_broker_is_not_fast() -> None:
     """Where the broker's code asks for a property, the name must be one that brings the message there."""
-    assert {"DELAY", "TRAN_MSG", "POP_CK", "INNER_NUM", "INNER_MULTI_DISPATCH", "MSG_REGION"} <= SLOW_NAMES
+    names, _ = _asked_in("broker")
+    assert {"DELAY", "TRAN_MSG", "POP_CK", "INNER_NUM", "TIMER_DELAY_MS", "REAL_TOPIC"} <= names
+    assert names - SEEN_BY_THE_FAST_WAY <= SLOW_NAMES
     assert NOT_IN_A_BATCH <= SLOW_NAMES
+
+
+def test_names_of_properties_come_from_the_table() -> None:
+    """A name that somebody writes out is one that no search for its users finds."""
+    _, literals = _asked_in("broker", "client")
+    assert literals == set()

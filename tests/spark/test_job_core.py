@@ -19,11 +19,7 @@ from hypothesis import strategies as st
 from tests.spark.logs import START, LogWriter
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mixed, queue_files
 from trimq.broker.store.disk.real_disk import RealDisk
-from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
-from trimq.broker.store.queue.consume_queue import QueueShape
-from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.queue.dropped_topics import Dropped, DroppedTopics
-from trimq.broker.store.stats import StoreStats
 from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
 from trimq.pipeline.jobs.index_files import read_index_file, write_index_files
 from trimq.pipeline.jobs.rebuild import write_queue_files, write_whole_queues
@@ -33,6 +29,7 @@ from trimq.pipeline.store.options import StoreOptions
 from trimq.pipeline.store.plan import plan
 from trimq.pipeline.store.table import walk
 from trimq.pipeline.store.walk import Chunk
+from trimq.protocol.dispatch_rules import unit_tags_code
 from trimq.protocol.hashing import key_hash
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_text import decode_properties
@@ -60,14 +57,12 @@ def dispatch_rows(
 @pytest.mark.parametrize("tags", [True, False])
 def test_units_and_keys_are_those_that_the_broker_dispatches(tmp_path: Path, tags: bool) -> None:
     writer = LogWriter(tmp_path / "store").put_all(mixed(300))
-    shape = QueueShape(20, 16_384)
-    queues = ConsumeQueueStore(RealDisk(), str(tmp_path), shape)
-    dispatcher = StoreDispatcher(queues, None, StoreStats(), delay_ms=delay_table(DELAY_LEVELS))
     rows = dispatch_rows(writer.write(), 3000, tags=tags)
     keys = 0
     for row, sent in zip(rows, writer.sent, strict=True):
-        properties = decode_properties("".join(f"{name}\x01{value}\x02" for name, value in sent.properties.items()))
-        assert row["tagsCode"] == dispatcher.tags_code_of(sent.topic, properties, sent.time)
+        text = "".join(f"{name}\x01{value}\x02" for name, value in sent.properties.items())
+        properties = decode_properties(text)
+        assert row["tagsCode"] == unit_tags_code(sent.topic, text, sent.time, delay_table(DELAY_LEVELS))
         assert row["hashes"] == [key_hash(sent.topic, key) for key in index_keys(properties, tags=tags)]
         assert row["keyNumber"] == keys
         assert (row["topic"], row["phy"], row["size"]) == (sent.topic, sent.phy, sent.size)

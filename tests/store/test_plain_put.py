@@ -190,7 +190,7 @@ async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
         await sender.done(keyed(b"durable", "k1"))
         group = store.write_path.durability
         assert isinstance(group, GroupCommitService)
-        group.in_round = lambda: True  # as in a reactor's round: nothing is synced before its end
+        group.join_rounds([], lambda: True)  # as in a reactor's round: nothing is synced before its end
         heard: list[Any] = []
         store.message_arriving.append(lambda *arrived: heard.append(arrived))
         at = store.max_phy_offset

@@ -106,6 +106,7 @@ async def test_waiting_for_a_file_too_long_fails_and_those_behind_are_busy(
         assert refused.status is BUSY
         results = await rig.answered(3)
         assert [result.status for result in results] == [BUSY, BUSY, NO_FILE]
+        assert rig.stats.put_message_failed_times == 3
         assert 5.0 <= trio.current_time() - begin < 5.1
         assert rig.log.max_offset == 0
         rig.path.lock.stop()

@@ -17,16 +17,24 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from trimq.protocol.property_names import NOT_IN_A_BATCH, PropertyName
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH, NO_SEND_TOPICS, RETRY_PREFIX, dlq_topic, topic_problem
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
+_INNER_NUM: Final = PropertyName.INNER_NUM.value
+_TRAN_MSG: Final = PropertyName.TRAN_MSG.value
+_TIMER_OUT_MS: Final = PropertyName.TIMER_OUT_MS.value
+_NEVER_IN_A_BATCH: Final = NOT_IN_A_BATCH - {PropertyName.DELAY.value, _TRAN_MSG}
+
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 V3_4_9: Final = 121
 """The first version whose clients say themselves how often a message may be retried."""
-TIMER_NAMES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+TIMER_NAMES: Final = tuple(
+    name.value for name in (PropertyName.TIMER_DELAY_SEC, PropertyName.TIMER_DELAY_MS, PropertyName.TIMER_DELIVER_MS)
+)
 UNIT_TOPIC: Final = 1
 UNIT_RETRY: Final = 2
 
@@ -102,9 +110,9 @@ class SendChecks:
 
         Raises NO_PERMISSION for half messages and MESSAGE_ILLEGAL for inner batches: this broker has neither.
         """
-        if sys_flag & (sysflag.INNER_BATCH | sysflag.NEED_UNWRAP) or "INNER_NUM" in properties:
+        if sys_flag & (sysflag.INNER_BATCH | sysflag.NEED_UNWRAP) or _INNER_NUM in properties:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "inner batches are not supported")
-        prepared = properties.get("TRAN_MSG", "").lower() == "true"
+        prepared = properties.get(_TRAN_MSG, "").lower() == "true"
         resent = reconsume_times > 0 and delay_level(properties) > 0
         if sys_flag & sysflag.TRANSACTION_PREPARED or (prepared and not resent):
             raise RemotingError(ResponseCode.NO_PERMISSION, "transaction messages are not supported by this broker")
@@ -120,16 +128,17 @@ class SendChecks:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be sent to a retry topic")
 
     def batch_item(self, properties: dict[str, str]) -> None:
-        """Raises MESSAGE_ILLEGAL for messages that cannot be in a batch: delayed, timed or transactional ones."""
+        """Raises MESSAGE_ILLEGAL for messages that cannot be in a batch: delayed, timed or transactional ones.
+
+        The table of properties says which names these have. Of two the value counts, of all others that they are there.
+        """
         if delay_level(properties) > 0:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a message in a batch cannot have a delay level")
-        for name in TIMER_NAMES:
-            if name in properties:
-                raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, f"a message in a batch cannot have {name}")
-        if properties.get("TRAN_MSG", "").lower() == "true":
+        if properties.get(_TRAN_MSG, "").lower() == "true":
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a message in a batch cannot be part of a transaction")
-        if "INNER_NUM" in properties:
-            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "inner batches are not supported")
+        for name in properties:
+            if name in _NEVER_IN_A_BATCH:
+                raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, f"a message in a batch cannot have {name}")
 
     def dead_letter(self, command: RemotingCommand, header: SendHeader) -> TopicConfig | None:
         """The dead-letter topic where a message that a consumer sends to its retry topic has used up its tries.
@@ -159,7 +168,7 @@ class SendChecks:
                 properties.pop(name, None)
             highest = len(self._configuration.section(MessageStoreConfig).delay_levels_ms) - 1
             return park(properties, topic, queue_id, min(level, highest))
-        if "TIMER_OUT_MS" not in properties:
+        if _TIMER_OUT_MS not in properties:
             for name in TIMER_NAMES:
                 if name in properties:
                     raise RemotingError(

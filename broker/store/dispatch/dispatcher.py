@@ -1,30 +1,22 @@
 """Hands each record, in the order of the log, to its queue, to the index and to whoever waits for messages.
 
 There is one dispatch position. Appends dispatch their own record as long as it begins there; anything else is left to
-ReputMessageService, which goes on from the position in the log until it has caught up.
+ReputMessageService, which goes on from the position in the log until it has caught up. What goes where is said in
+protocol/dispatch_rules.py.
 Source: RocketMQ's CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex, NotifyMessageArrivingListener.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
 
 from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.log.puts import Put
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult
-from trimq.protocol import sysflag
-from trimq.protocol.hashing import tags_code
-from trimq.protocol.property_names import PropertyName
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND
 
 MessageArriving = Callable[[str, int, int, int, int], None]
 """Hears (topic, queue id, offset after the message, tags code, store timestamp) of each message that can be read."""
-
-_UNKNOWN_LEVEL_MS: Final = 1000
-_TYPES: Final = sysflag.TRANSACTION_MASK
-_ROLLBACK: Final = sysflag.TRANSACTION_ROLLBACK
-_PREPARED: Final = sysflag.TRANSACTION_PREPARED
 
 
 def _nobody(_topic: str, _queue_id: int, _next_offset: int, _tags_code: int, _store_timestamp: int) -> None:
@@ -74,9 +66,10 @@ class StoreDispatcher:
         offsets = result.offsets
         self.last_record = position if offsets is None else offsets[-1]
         self.last_store_timestamp = result.store_timestamp
-        kind = put.sys_flag & _TYPES
-        if kind == _PREPARED or kind == _ROLLBACK:  # noqa: PLR1714, SIM109 - a third of the time of a tuple
-            put.dispatch_into(self.index if kind == _PREPARED else None, None, result)
+        kind = put.sys_flag & KIND
+        index = self.index if IN_INDEX[kind] else None
+        if not IN_QUEUE[kind]:
+            put.dispatch_into(index, None, result)
             return
         queues: ConsumeQueueStore | None = self._queues
         dropped = self._dropped
@@ -87,7 +80,7 @@ class StoreDispatcher:
                 queues = None
             elif deleted:
                 put.leave_out(deleted)
-        put.dispatch_into(self.index, queues, result)
+        put.dispatch_into(index, queues, result)
         if queues is not None and (self.message_arriving or self.awaited or put.is_in(self.arriving_in)):
             self._tell_of(put, result)
 
@@ -117,15 +110,3 @@ class StoreDispatcher:
         self.position = position
         self.last_record = last_record
         self.last_store_timestamp = store_timestamp
-
-    def tags_code_of(self, topic: str, properties: dict[str, str], store_timestamp: int) -> int:
-        """The tag slot of a record's queue unit: the tag's hash, or for a delayed message the time it is due."""
-        if topic == SCHEDULE_TOPIC:
-            delay = properties.get(PropertyName.DELAY, "")
-            if delay.isascii() and delay.isdigit():
-                level = min(int(delay), len(self.delay_ms) - 1)
-                if level > 0:
-                    return store_timestamp + self.delay_ms[level]
-                if int(delay) > 0:
-                    return store_timestamp + _UNKNOWN_LEVEL_MS
-        return tags_code(properties.get(PropertyName.TAGS, ""))

@@ -18,6 +18,7 @@ from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record
+from trimq.protocol.dispatch_rules import unit_tags_code
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_text import decode_properties
 
@@ -132,7 +133,8 @@ class ReputMessageService:
         properties = decode_properties(found.properties)
         tags = self._dispatcher.index is not None and self._dispatcher.index.tags
         message = MessageInner(found.topic, found.queue_id, b"", b"", 0, b"", b"", sys_flag=found.sys_flag)
-        message.tags_code = self._dispatcher.tags_code_of(found.topic, properties, found.store_timestamp)
+        delays = self._dispatcher.delay_ms
+        message.tags_code = unit_tags_code(found.topic, found.properties, found.store_timestamp, delays)
         message.keys = index_keys(properties, tags=tags)
         result = PutMessageResult(
             PutMessageStatus.PUT_OK, found.phy, found.queue_offset, found.size, found.store_timestamp

@@ -54,8 +54,7 @@ class GroupCommitService:
         self._rolled = dispatcher.rolled
         self._timeout = timeout
         self._took = took
-        self.in_round: Callable[[], bool] = lambda: False
-        """Whether ``commit`` will be called soon: what is submitted now waits for it."""
+        self._in_round: Callable[[], bool] = lambda: False  # whether ``commit`` will be called soon
         self._pending: deque[_Pending] = deque()
         self._round_deadline = 0.0
         """That of all that the current round has submitted; 0 while it has nothing."""
@@ -77,7 +76,7 @@ class GroupCommitService:
 
     def join_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
         """One sync at the end of each round."""
-        self.in_round = in_round
+        self._in_round = in_round
         rounds.append(self.commit)
 
     def submit(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
@@ -86,7 +85,7 @@ class GroupCommitService:
         deadline = self._round_deadline
         if not deadline:
             deadline = trio.current_time() + self._timeout
-            if self.in_round():
+            if self._in_round():
                 self._round_deadline = deadline
             else:
                 self._wake.set()

@@ -87,7 +87,6 @@ class _UnderWay(NamedTuple):
 
     file: MappedFile
     end: int
-    store_timestamp: int
     took: "Future[float]"
 
 
@@ -115,8 +114,6 @@ class LogSync:
         """Why there will be no further sync; empty as long as all have succeeded."""
         self.durations = Durations()
         """How long syncs took in the kernel."""
-        self.on_flushed: Callable[[int, int], None] = lambda _offset, _store_timestamp: None
-        """Hears of a new flushed offset and of a store timestamp that no durable record's is below (checkpoint)."""
 
     def restart(self) -> None:
         """Recovery has set the positions."""
@@ -136,14 +133,13 @@ class LogSync:
         if not dirty:
             return True
         file, end = dirty[0]
-        timestamp = self._log.last_store_timestamp
         if self._pace.inline(end - file.flushed):
-            return self._ended(file, end, timestamp, lambda: _timed_sync(file))
+            return self._ended(file, end, lambda: _timed_sync(file))
         if not self._pace.worth_waiting(end - file.flushed):
             return None
         file.hold()
         future = self._thread.submit(_timed_sync, file)
-        self._under_way = _UnderWay(file, end, timestamp, future)
+        self._under_way = _UnderWay(file, end, future)
         with suppress(OSError):  # not there yet (TimeoutError), or the sync's own, which _settle looks at
             future.result(self._pace.short)
         return self._settle() if future.done() else None
@@ -176,12 +172,12 @@ class LogSync:
     def _settle(self) -> bool:
         """What was under way is done; False where it has failed."""
         assert self._under_way is not None
-        file, end, timestamp, future = self._under_way
+        file, end, future = self._under_way
         self._under_way = None
         file.release()
-        return self._ended(file, end, timestamp, future.result)
+        return self._ended(file, end, future.result)
 
-    def _ended(self, file: MappedFile, end: int, store_timestamp: int, took: Callable[[], float]) -> bool:
+    def _ended(self, file: MappedFile, end: int, took: Callable[[], float]) -> bool:
         """Note what came of a sync: ``took`` tells its seconds, or raises what it raised; False where it has failed."""
         try:
             seconds = took()
@@ -189,7 +185,6 @@ class LogSync:
             self._fail(file, error)
             return False
         self._synced(file, end, seconds)
-        self.on_flushed(self.flushed_offset, store_timestamp)
         return True
 
     def _synced(self, file: MappedFile, end: int, took: float) -> None:
@@ -199,15 +194,11 @@ class LogSync:
         self.flushed_offset = file.start + end
 
     async def _sync_dirty(self) -> bool:
-        timestamp = self._log.last_store_timestamp
-        dirty = self._dirty()
-        for file, end in dirty:
+        for file, end in self._dirty():
             if file.destroyed:  # it expired while an older one was synced
                 continue
             if not await self._sync(file, end):
                 return False
-        if dirty:
-            self.on_flushed(self.flushed_offset, timestamp)
         return True
 
     async def _sync(self, file: MappedFile, end: int) -> bool:

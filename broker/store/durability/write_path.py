@@ -22,6 +22,7 @@ from trimq.broker.store.log.transient_store_pool import TransientStorePool, make
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
+from trimq.protocol.dispatch_rules import unit_tags_code
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 
@@ -104,7 +105,7 @@ class WritePath:
     def put_message(self, put: PatientPut, on_done: PutCallback) -> PutMessageResult | None:
         """Store what ``put`` has: the result if it is ready at once, else None and ``on_done`` gets it later."""
         if not self._flags.writable:
-            return self._failed(self._refusal())
+            return self._finish(put, self._refused(), on_done)
         if self.lock.is_held:
             return self.lock.wait(put, on_done)
         result = self.log.append(put)
@@ -123,14 +124,7 @@ class WritePath:
         result = self.log.append(put, here=True)
         if result is None or result.status:
             return None
-        # _finish's usual case, without the call: nothing that is delayed is put here
-        stats = self._stats
-        stats.put_message_times_total += put.count
-        stats.put_message_size_total += result.size
-        if self._at_once is not None:
-            self._at_once(put, result)
-        else:
-            self._submit(put, result, on_done)
+        self._stored(put, result, on_done)
         return result
 
     def _append(self, put: PatientPut) -> PutMessageResult | None:
@@ -141,36 +135,40 @@ class WritePath:
         return result
 
     def _finish(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
-        """After the append: count, then what durability does."""
+        """What has become of a put, stored or refused: all that is refused to its sender comes here, and is counted."""
         if result.status:
-            return self._failed(result)
+            self._stats.put_message_failed_times += 1
+            return result
+        return self._stored(put, result, on_done)
+
+    def _stored(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
+        """All that follows an append, whichever way the put came: the result if it is ready."""
         stats = self._stats
         stats.put_message_times_total += put.count
         stats.put_message_size_total += result.size
         if isinstance(put, MessageInner) and put.topic == SCHEDULE_TOPIC:
             put.tags_code = self._due(put, result)  # now: it may be dispatched much later
-        return self._submit(put, result, on_done)
+        if self._at_once is None:
+            return self._submit(put, result, on_done)
+        self._at_once(put, result)
+        return result
 
     def _due(self, message: MessageInner, result: PutMessageResult) -> int:
-        """What stands in the tag slot of a delayed message: the time it is due. Its queue id is its level - 1.
+        """What stands in the tag slot of a delayed message.
 
-        By the wall clock: the record's store time may be one of the past that the clock was ahead in. Never later than
-        that of the record, which is what a unit that is made anew from the log says.
+        Its delay begins by the wall clock: the record's store time may be one of the past that the clock was ahead in.
+        Never later than that of the record, which is what a unit that is made anew from the log says.
         """
-        levels = self._delay_ms
-        level = min(message.queue_id + 1, len(levels) - 1)
-        return min(self.log.wall_ms(), result.store_timestamp) + levels[level]
+        since = min(self.log.wall_ms(), result.store_timestamp)
+        return unit_tags_code(message.topic, str(message.properties, "utf-8", "replace"), since, self._delay_ms)
 
     # -- refusals
 
     def _refusal(self) -> PutMessageResult | None:
-        if self._flags.writable:
-            return None
-        return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=self._flags.reason)
+        return None if self._flags.writable else self._refused()
 
-    def _failed(self, result: PutMessageResult | None) -> PutMessageResult | None:
-        self._stats.put_message_failed_times += 1
-        return result
+    def _refused(self) -> PutMessageResult:
+        return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=self._flags.reason)
 
     def _needs_file(self) -> bool:
         """True where the head of the lock's queue waits for a file rather than for the next step of this one."""

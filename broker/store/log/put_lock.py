@@ -30,7 +30,7 @@ class PutMessageLock:
     """Appends that wait, in their order.
 
     ``append`` tries one put: a result, or None where it still has no room. ``finish`` takes a result to its end
-    (dispatch, waiting for the disk) and gives the reply if that is ready.
+    (dispatch, waiting for the disk), or counts a refusal, and gives the reply if that is ready.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PutMessageLock:
         """Queue up. The body is copied: it may lie in a buffer that the next read overwrites."""
         now = trio.current_time()
         if self._queue and now - self._queue[0].since > self._busy_seconds:
-            return self._busy()
+            return self._finish(put, self._busy(), on_done)
         put.keep()
         self._queue.append(_Waiting(put, on_done, now))
         self.is_held = True

@@ -16,6 +16,7 @@ from trimq.broker.store.index.index_service import WAKE_AT
 from trimq.broker.store.log.topic_queue import V4_HOSTS, TopicQueue
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record, sysflag
+from trimq.protocol.dispatch_rules import IN_QUEUE, KIND
 from trimq.protocol.hashing import crc32
 from trimq.protocol.queue_unit import UNIT
 from trimq.protocol.record_batch import NO_MESSAGES, BatchHead, BatchMessages
@@ -29,7 +30,6 @@ Arrivals = Iterable[tuple[str, int, int, Sequence[int]]]
 """New messages: (topic, queue id, the first one's queue offset + 1, tags code of each)."""
 
 _V6_FLAGS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
-_NO_OFFSET: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
 _PACK_V4: Final = record.layout(0).pack
 _FIXED_V4: Final = record.layout(0).size
 _COPIED_ONCE: Final = 4096
@@ -178,7 +178,7 @@ class MessageInner(Struct, gc=False):
             sys_flag = sys_flag & ~_V6_FLAGS | record.host_flags(born_host, store_host)
             layout = record.layout(sys_flag)
             pack, body_at = layout.pack, at + layout.size
-        takes_offset = sys_flag & 0xC not in _NO_OFFSET
+        takes_offset = IN_QUEUE[sys_flag & KIND]
         queue_offset = queue.next_offset if takes_offset else 0
         head = pack(
             size,
@@ -287,7 +287,7 @@ class MessageBatch(Struct, gc=False):
 
     def measure(self, log: "CommitLog") -> int:
         """See Put."""
-        if self.sys_flag & sysflag.TRANSACTION_MASK:
+        if self.sys_flag & KIND:
             raise RefusedError(PutMessageStatus.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
         messages = self.messages
         if not len(messages):

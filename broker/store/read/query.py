@@ -20,11 +20,11 @@ from trimq.broker.store.read.key_match import matches
 from trimq.broker.store.read.record_look import is_message, place_of
 from trimq.broker.store.types import QueryMessageResult
 from trimq.protocol import record
+from trimq.protocol.dispatch_rules import IN_QUEUE, KIND
 from trimq.protocol.hashing import crc32
 from trimq.protocol.message_keys import has_key
 from trimq.protocol.property_text import decode_properties
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
-from trimq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
 _FRONT: Final = struct.Struct(">II20xQ").unpack_from
 _MAGICS: Final = frozenset({record.MAGIC_V1, record.MAGIC_V2})
@@ -86,8 +86,8 @@ class MessageFinder:
         if phy >= self._log.files.own_from:
             return True
         head = record.decode_head(data)
-        if head.sys_flag & TRANSACTION_MASK in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
-            return True  # has no place in a queue
+        if not IN_QUEUE[head.sys_flag & KIND]:
+            return True
         topic, offset = str(data[head.topic_at : head.topic_end], "utf-8", "replace"), head.queue_offset
         queue = self._queues.find(topic, head.queue_id)
         if queue is None:

@@ -9,13 +9,13 @@ from typing import Final
 from trimq.broker.store.index.index_file import IndexEntry, IndexFile
 from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.log.log_scan import LogRecord
-from trimq.protocol import sysflag
 from trimq.protocol.checkpoint_layout import CheckpointMark
 from trimq.protocol.message_keys import TAG_KEY, index_keys_of
+from trimq.protocol.property_names import PropertyName
 from trimq.protocol.property_text import property_of
 
 _BATCH: Final = 512
-_INDEXED: Final = (sysflag.TRANSACTION_NOT, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_COMMIT)
+_TAGS: Final = PropertyName.TAGS.value
 
 
 def is_known_index(files: Sequence[IndexFile], mark: CheckpointMark) -> bool:
@@ -79,11 +79,11 @@ class IndexRecovery:
                 yield at, number, entry
 
     def put(self, found: LogRecord) -> None:
-        """A record of the log."""
-        if found.sys_flag & sysflag.TRANSACTION_MASK not in _INDEXED or not found.properties:
+        """A record whose keys belong into the index; in the order of the log."""
+        if not found.properties:
             return
         keys = index_keys_of(found.properties)
-        tag = property_of(found.properties, "TAGS") if self._index.tags else ""
+        tag = property_of(found.properties, _TAGS) if self._index.tags else ""
         if tag:
             keys = (*keys, TAG_KEY + tag)
         elif not keys:

@@ -24,18 +24,14 @@ from trimq.broker.store.queue.queue_sizes import file_lengths, queue_directories
 from trimq.broker.store.recovery.checkpoint import StoreCheckpoint
 from trimq.broker.store.recovery.index_recovery import IndexRecovery
 from trimq.broker.store.recovery.queue_recovery import QueueRecovery
-from trimq.protocol import sysflag
 from trimq.protocol.checkpoint_layout import CheckpointMark
-from trimq.protocol.hashing import tags_code
-from trimq.protocol.property_text import decode_properties, property_of
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND, unit_tags_code
 
 _log = structlog.get_logger(__name__)
 
 _SLICE: Final = 0.001
 _LOOK_AT_CLOCK: Final = 32
 _WRITE_EVERY: Final = 64 << 20
-_NO_QUEUE: Final = (sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK)
 
 
 class RecoveryReport(Struct):
@@ -202,15 +198,18 @@ class StoreRecovery:
         """Work for about a millisecond; False at the end of the log."""
         until = time.perf_counter() + _SLICE
         index = self._index_recovery
+        delays = self._dispatcher.delay_ms
         while True:
             for _ in range(_LOOK_AT_CLOCK):
                 found = walk.step()
                 if isinstance(found, LogRecord):
                     self.report.records += 1
                     self._last_record = found.phy
-                    if found.phy >= queues_from and found.sys_flag & sysflag.TRANSACTION_MASK not in _NO_QUEUE:
-                        self._queue_recovery.put(found, self._tags_code(found))
-                    if index is not None and found.phy >= index_from:
+                    kind = found.sys_flag & KIND
+                    if found.phy >= queues_from and IN_QUEUE[kind]:
+                        code = unit_tags_code(found.topic, found.properties, found.store_timestamp, delays)
+                        self._queue_recovery.put(found, code)
+                    if index is not None and found.phy >= index_from and IN_INDEX[kind]:
                         index.put(found)
                 elif isinstance(found, Damage):
                     self.report.damaged.append(found)
@@ -220,11 +219,6 @@ class StoreRecovery:
             if time.perf_counter() >= until:
                 await trio.lowlevel.checkpoint()
                 return True
-
-    def _tags_code(self, found: LogRecord) -> int:
-        if found.topic != SCHEDULE_TOPIC:
-            return tags_code(property_of(found.properties, "TAGS"))
-        return self._dispatcher.tags_code_of(found.topic, decode_properties(found.properties), found.store_timestamp)
 
     async def _write(self) -> None:
         """Put what has been rebuilt so far into its files, so that memory stays bounded."""
