@@ -90,8 +90,10 @@ async def _main(directory: str, options: argparse.Namespace) -> None:
         commit_log_reserve_step=options.step << 20,
     )
     files = MappedFileQueue(disk, directory, config.mapped_file_size_commit_log)
-    log = CommitLog(files, wall_ms=lambda: time.time_ns() // 1_000_000, max_message_size=config.max_message_size)
     stats = StoreStats()
+    log = CommitLog(
+        files, wall_ms=lambda: time.time_ns() // 1_000_000, max_message_size=config.max_message_size, stats=stats
+    )
     place = SyncPlace(options.place)
     path = WritePath(
         log,

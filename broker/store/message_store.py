@@ -119,6 +119,7 @@ class MessageStore(HotCalls):
             self.files,
             wall_ms=self.clock.wall_ms,
             max_message_size=config.max_message_size,
+            stats=self.stats,
             first_offset=self.queues.next_offset,
         )
         self.index: IndexService | None = None

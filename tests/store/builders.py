@@ -147,7 +147,9 @@ class Rig:
         self.dispatcher = RecordingDispatcher()
         self.answers = Answers()
         self.files = MappedFileQueue(self.disk, directory, self.config.mapped_file_size_commit_log)
-        self.log = CommitLog(self.files, wall_ms=wall_ms, max_message_size=self.config.max_message_size)
+        self.log = CommitLog(
+            self.files, wall_ms=wall_ms, max_message_size=self.config.max_message_size, stats=self.stats
+        )
         self.path = WritePath(
             self.log,
             self.dispatcher,

@@ -175,6 +175,17 @@ async def test_limits_are_found_before_a_byte_is_written(put: object, status: Pu
         assert (await rig.answered(2))[1].queue_offset == 0
 
 
+@pytest.mark.parametrize("sync", [False, True])
+async def test_what_is_put_is_counted_once(sync: bool) -> None:
+    async with Rig(settings=config(sync=sync)).running() as rig:
+        for put in (message(), batch([b"a", b"b", b"c"]), message(b"")):
+            rig.put(put)
+        results = await rig.answered(3)
+        stats = rig.stats
+        assert (stats.put_message_times_total, stats.put_message_failed_times) == (5, 0)
+        assert stats.put_message_size_total == sum(result.size for result in results) == rig.log.max_offset
+
+
 async def test_a_record_may_be_64_kib_larger_than_its_body_limit() -> None:
     async with Rig(settings=config(1 << 17, step=1 << 17, max_message_size=33_000)).running() as rig:
         result = rig.put(message(b"b" * 33_000, properties=b"p" * 32_439))

@@ -143,9 +143,6 @@ class WritePath:
 
     def _stored(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
         """All that follows an append, whichever way the put came: the result if it is ready."""
-        stats = self._stats
-        stats.put_message_times_total += put.count
-        stats.put_message_size_total += result.size
         if isinstance(put, MessageInner) and put.topic == SCHEDULE_TOPIC:
             put.tags_code = self._due(put, result)  # now: it may be dispatched much later
         if self._at_once is None:

@@ -13,6 +13,7 @@ from trimq.broker.store.disk.mapped_file import BLANK_ROOM, MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.log.puts import Put, RefusedError
 from trimq.broker.store.log.topic_queue import TopicIllegalError, TopicQueue, checked_topic
+from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record
 
@@ -55,10 +56,15 @@ class CommitLog:
         *,
         wall_ms: Callable[[], int],
         max_message_size: int,
+        stats: StoreStats,
         first_offset: Callable[[str, int], int] = lambda _topic, _queue_id: 0,
     ) -> None:
-        """``first_offset`` tells the next offset of a queue that is not in the table yet (its consume queue's end)."""
+        """``stats`` counts what is put.
+
+        ``first_offset`` tells the next offset of a queue that is not in the table yet (its consume queue's end).
+        """
         self.files = files
+        self._stats = stats
         self.wall_ms = wall_ms
         self._first_offset = first_offset
         self.queues: dict[tuple[str, int], TopicQueue] = {}
@@ -156,6 +162,9 @@ class CommitLog:
         end = at + size
         file.wrote = end
         self.last_store_timestamp = now
+        stats = self._stats
+        stats.put_message_times_total += put.count
+        stats.put_message_size_total += size
         if end >= self.poke_at:
             self.room.poke()
         return PutMessageResult(_OK, physical_offset, queue_offset, size, now, put.offsets)
