@@ -52,7 +52,7 @@ class MessageRows(Struct, gc=False):
     @property
     def count(self) -> int:
         """How many messages."""
-        return len(self.messages)
+        return sum(self.counts)
 
     def measure(self, log: "CommitLog") -> int:
         """See Put. The limits of each message have been looked at where it was read."""
