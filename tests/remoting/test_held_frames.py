@@ -88,7 +88,7 @@ class Together:
             self.seen += opaques
             self.order += opaques
             parts.append((count, stops[count]))
-            if self.later is not None:
+            if self.later is not None and opaques:
                 self.later.append((span.connection, opaques))
             replies.append(b"".join(answered(opaque, b"together") for opaque in opaques))
         return Served(parts, replies) if self.later is None else Served(parts, deferred=True)
@@ -535,8 +535,12 @@ async def test_replies_that_come_later() -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [ReactorLimits(max_inflight_per_connection=LEAST - 1), ReactorLimits(max_inflight=LEAST - 1)],
-    ids=["of a connection", "of all"],
+    [
+        ReactorLimits(max_inflight_per_connection=LEAST - 1),
+        ReactorLimits(max_inflight=LEAST - 1),
+        ReactorLimits(max_inflight_per_connection=LEAST - 1, turn=0.0),  # the rest is served in turns of their own
+    ],
+    ids=["of a connection", "of all", "in short turns"],
 )
 async def test_more_than_may_be_in_flight_are_answered_busy(limits: ReactorLimits) -> None:
     async with holding(limits) as fixture, fixture.server.peer() as peer:
