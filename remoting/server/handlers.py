@@ -76,14 +76,12 @@ class Served(Struct, gc=False):
 
     def fits(self, spans: Sequence[Span]) -> bool:
         """Whether it tells what became of each span."""
-        return (
-            len(self.parts) == len(spans)
-            and (self.deferred or len(self.replies) == len(spans))
-            and all(
-                0 <= count <= span.most and span.begin <= stop <= span.end
-                for (count, stop), span in zip(self.parts, spans, strict=True)
-            )
-        )
+        if len(self.parts) != len(spans) or not (self.deferred or len(self.replies) == len(spans)):
+            return False
+        for (count, stop), span in zip(self.parts, spans, strict=True):  # all() takes twice as long
+            if not (0 <= count <= span.most and span.begin <= stop <= span.end):
+                return False
+        return True
 
 
 class GroupedServer(Protocol):

@@ -151,17 +151,18 @@ class HeldFrames:
             return
         self._misses = 0
         self._stats.frames += total
-        view = self._view
-        for span, (count, _) in zip(spans, served.parts, strict=True):
-            if count:
-                span.connection.encoding = _ENCODINGS[view[begin + span.begin + _WORD]]
+        view, first = self._view, begin + _WORD
         if served.deferred:
             for span, (count, _) in zip(spans, served.parts, strict=True):
-                span.connection.begin(count)
+                if count:
+                    span.connection.encoding = _ENCODINGS[view[first + span.begin]]
+                    span.connection.begin(count)
             return
         high_water = self._high_water
-        for span, reply in zip(spans, served.replies, strict=True):
+        for span, (count, _), reply in zip(spans, served.parts, served.replies, strict=True):
             conn = span.connection
+            if count:
+                conn.encoding = _ENCODINGS[view[first + span.begin]]
             if reply:
                 conn.reply(reply)
                 out = conn.out

@@ -137,6 +137,25 @@ async def test_a_slow_device_is_a_timeout_and_the_record_is_dispatched_later(
         assert len(rig.answers.results) == 2
 
 
+async def test_how_long_each_has_waited_is_counted(autojump_clock: trio.testing.MockClock) -> None:
+    """Those of one sync may have come at different times, and a batch is as many messages as it has."""
+    disk = SlowDisk()
+    rig = _sync_rig(disk, sync_flush_timeout=5000)
+    async with rig.running():
+        disk.held = True
+        rig.put(message(b"one"))
+        await trio.sleep(0.1)  # its sync has begun: the others share the next one
+        rig.put(batch([b"two", b"three"]))
+        await trio.sleep(0.2)
+        rig.put(message(b"four"))
+        await trio.sleep(0.3)
+        disk.held = False
+        disk.gate.set()
+        await rig.answered(3)
+        found = {round(ms, -1): count for ms, count in enumerate(rig.stats.latency_counts) if count}
+        assert found == {600: 1, 500: 2, 300: 1}
+
+
 async def test_a_failed_sync_acknowledges_nothing_and_is_not_repeated() -> None:
     rig = _sync_rig()
     async with rig.running():

@@ -414,3 +414,20 @@ async def test_records_that_wait_for_their_dispatch_are_not_overtaken() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert (store.max_offset(TOPIC, 0), store.max_offset(TOPIC, 1)) == (4, 2)
         assert store.dispatch_behind_bytes == 0
+
+
+async def test_units_go_to_the_queue_that_there_is() -> None:
+    """One whose messages have all expired is dropped, although its topic goes on: the next units are another one's."""
+    async with opened(SimDisk(), settings(), ManualClock()) as store:
+        puts = [inner(100, number, 0) for number in range(3)]
+        await Sender(store, together=False).all_done(puts[:1])  # makes room
+        assert put_together(store, puts[1:]) is not None
+        gone = store.queues.find(TOPIC, 0)
+        assert gone is not None
+        assert gone.next_offset == 3
+        store.queues.drop_queue(gone)
+        assert put_together(store, puts) is not None
+        queue = store.queues.find(TOPIC, 0)
+        assert queue is not None
+        assert queue is not gone
+        assert (gone.next_offset, queue.next_offset) == (3, 6)

@@ -85,6 +85,7 @@ class DirectSends:
         self.tags = store.indexes_tags
         """Whether tags are keys of the index too."""
         self.broker_put = stats.broker_put
+        self.topics = topics
         self._configuration = configuration
         self._table = topics.table
         self._stats = stats
@@ -249,11 +250,19 @@ class DirectSends:
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
             connection.complete(self.answer(command, topic.config.topic_name, queue_id, unique.decode(), result))
             return
-        for item, value in ((topic.nums, 1), (topic.sizes, result.size), (self.broker_put, 1)):
-            item.value += value
-            item.times += 1
+        self._count(topic, result.size)
         reply = self.template % (result.physical_offset, queue_id, result.queue_offset, unique, opaque)
         connection.complete(_WORDS[len(reply)] + reply)
+
+    def _count(self, topic: SendTopic, size: int) -> None:
+        """One that was stored; in ``store`` without the call."""
+        nums, sizes, broker_put = topic.nums, topic.sizes, self.broker_put
+        nums.value += 1
+        nums.times += 1
+        sizes.value += size
+        sizes.times += 1
+        broker_put.value += 1
+        broker_put.times += 1
 
     def topic(self, name: str) -> SendTopic | None:
         """What sends to a topic need to know of it; None where they have to go the full way."""

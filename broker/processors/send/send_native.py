@@ -15,6 +15,7 @@ from trimq.broker.processors.send.send_direct import MEANINGLESS, DirectSends, S
 from trimq.broker.store.log.message_rows import MessageRows
 from trimq.broker.store.message_store import MessageStore, TopicQueue
 from trimq.broker.store.types import PutMessageResult
+from trimq.protocol.body import DataVersion
 from trimq.protocol.codes import VERSION, LanguageCode, RequestCode
 from trimq.protocol.command import LANGUAGE, Encoding, RemotingCommand
 from trimq.protocol.frame import encode
@@ -88,10 +89,10 @@ def _raw(names: Any) -> list[bytes]:
 class _Queues(NamedTuple):
     """The queues of messages, a row for each: counters of its topic, the queue, how many messages, and their bytes."""
 
-    topics: list[SendTopic]
-    queues: list[TopicQueue]
-    counts: list[int]
-    sizes: list[int]
+    topics: Sequence[SendTopic]
+    queues: Sequence[TopicQueue]
+    counts: Sequence[int]
+    sizes: Sequence[int]
 
 
 class _Asked(NamedTuple):
@@ -109,6 +110,9 @@ class GroupedSends:
     def __init__(self, native: NativeSends, code: int) -> None:
         self._native = native
         self._code = code
+        self._targets: dict[tuple[str, int], tuple[SendTopic, TopicQueue]] = {}
+        """Where messages of a topic and a queue id go, as long as the topics are those of ``_version``."""
+        self._version: DataVersion | None = None
 
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
         """See GroupedServer."""
@@ -160,29 +164,39 @@ class GroupedSends:
 
     def _queues(self, messages: Messages) -> _Queues | None:
         """Where they go; what goes nowhere is left out of them. None where nothing is left."""
-        direct = self._native.direct
+        targets = self._targets
+        version = self._native.direct.topics.data_version
+        if version is not self._version:
+            targets.clear()
+            self._version = version
         while len(messages):
-            found = _Queues([], [], [], [])
-            good = []
-            for name, queue_id, count, size in messages.queues():
-                topic = direct.topic(name)
-                queue = None if topic is None else direct.queue(topic, queue_id)
-                good.append(queue is not None)
-                if topic is not None and queue is not None:
-                    found.topics.append(topic)
-                    found.queues.append(queue)
-                    found.counts.append(count)
-                    found.sizes.append(size)
-            if all(good):
-                return found
-            messages.leave_out(good)
+            names, ids, counts, sizes = zip(*messages.queues(), strict=True)
+            found = list(map(targets.get, zip(names, ids, strict=True)))  # most rounds have been here before
+            if None in found or any(target[1].gone for target in found if target is not None):
+                found = list(map(self._target, names, ids))
+            known = [target for target in found if target is not None]
+            if len(known) == len(found):
+                topics, queues = zip(*known, strict=True)
+                return _Queues(topics, queues, counts, sizes)
+            messages.leave_out([target is not None for target in found])
         return None
+
+    def _target(self, name: str, queue_id: int) -> tuple[SendTopic, TopicQueue] | None:
+        direct = self._native.direct
+        topic = direct.topic(name)
+        queue = None if topic is None else direct.queue(topic, queue_id)
+        if topic is None or queue is None:
+            return None
+        target = self._targets[name, queue_id] = (topic, queue)
+        return target
 
     def _count(self, asked: _Asked) -> None:
         for topic, count, size in zip(asked.queues.topics, asked.queues.counts, asked.queues.sizes, strict=True):
-            for item, value in ((topic.nums, count), (topic.sizes, size)):
-                item.value += value
-                item.times += count
+            nums, volume = topic.nums, topic.sizes
+            nums.value += count
+            nums.times += count
+            volume.value += size
+            volume.times += count
         put = self._native.direct.broker_put
         count = asked.put.count
         put.value += count

@@ -6,8 +6,6 @@ Source: RocketMQ's CommitLog.GroupCommitService, FlushRealTimeService and FlushD
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Final
 
 import structlog
@@ -137,8 +135,9 @@ class GroupCommitService:
 
     def _complete(self) -> bool:
         """Dispatch and answer what is durable, a turn's worth of it; True where there is more."""
-        pending, flushed = self._pending, self._sync.flushed_offset
-        waited: list[tuple[float, int]] = []
+        pending, flushed, dispatch = self._pending, self._sync.flushed_offset, self._dispatch
+        begin = trio.current_time() + self._timeout
+        deadline, messages = 0.0, 0  # of a round all have the same
         for _ in range(_TURN):
             if not pending or pending[0].end > flushed:
                 break
@@ -147,13 +146,17 @@ class GroupCommitService:
             if put is None:
                 self._rolled(entry.result.physical_offset, entry.end)
                 continue
-            self._dispatch(put, entry.result)
-            if entry.on_done is not None:
-                waited.append((entry.deadline, put.count))
-                _answer(entry.on_done, entry.result)
-        begin = trio.current_time() + self._timeout
-        for deadline, messages in groupby(waited, key=itemgetter(0)):  # of a round all have the same
-            self._took(begin - deadline, sum(map(itemgetter(1), messages)))
+            dispatch(put, entry.result)
+            if entry.on_done is None:
+                continue
+            if entry.deadline != deadline:
+                if messages:
+                    self._took(begin - deadline, messages)
+                deadline, messages = entry.deadline, 0
+            messages += put.count
+            _answer(entry.on_done, entry.result)
+        if messages:
+            self._took(begin - deadline, messages)
         return bool(pending) and pending[0].end <= flushed
 
     def _fail(self) -> None:

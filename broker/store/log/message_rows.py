@@ -91,7 +91,10 @@ class MessageRows(Struct, gc=False):
 
     def is_in(self, topics: Container[str]) -> bool:
         """See Put."""
-        return any(queue.topic in topics for queue in self.queues)
+        for queue in self.queues:  # noqa: SIM110 - any() takes twice as long
+            if queue.topic in topics:
+                return True
+        return False
 
     def leave_out(self, topics: Collection[str]) -> None:
         """See Put."""
@@ -105,12 +108,16 @@ class MessageRows(Struct, gc=False):
             index.put_run(self.keys)
         if queues is None:
             return
-        units = self.units
+        units, deleted = self.units, self.deleted
         end = 0
         for queue, count, start in zip(self.queues, self.counts, self.starts, strict=True):
             begin, end = end, end + count * UNIT_SIZE
-            if queue.topic not in self.deleted:
-                queues.find_or_create(queue.topic, queue.queue_id).put_units(units[begin:end], start)
+            if deleted and queue.topic in deleted:
+                continue
+            to = queue.units
+            if to is None or to.deleted:
+                to = queue.units = queues.find_or_create(queue.topic, queue.queue_id)
+            to.put_units(units[begin:end], start)
 
     def arrivals(self, _result: PutMessageResult) -> Arrivals:
         """See Put."""

@@ -1,9 +1,12 @@
 """What the commit log keeps of each queue between two appends."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trimq.protocol import record
 from trimq.protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from trimq.broker.store.queue.consume_queue import ConsumeQueue
 
 V4_HOSTS: Final = 16
 """Bytes of two hosts with IPv4 addresses."""
@@ -12,7 +15,8 @@ V4_HOSTS: Final = 16
 class TopicQueue:
     """What an append needs to know of a queue: its next offset, and its topic as it stands in the record.
 
-    ``gone`` says that the topic was deleted, so that whoever has kept this must look again.
+    ``gone`` says that the topic was deleted, so that whoever has kept this must look again. ``units``: the queue's
+    consume queue, once it has been looked up, as long as it is not deleted.
     """
 
     __slots__ = (
@@ -23,6 +27,7 @@ class TopicQueue:
         "queue_id",
         "topic",
         "topic_part",
+        "units",
     )
 
     def __init__(self, topic: str, queue_id: int, raw: bytes, next_offset: int) -> None:
@@ -34,6 +39,7 @@ class TopicQueue:
         self.overhead = record.OVERHEAD_V1 - 1 - V4_HOSTS + len(self.topic_part)
         self.next_offset = next_offset
         self.gone = False
+        self.units: ConsumeQueue | None = None
 
 
 class TopicIllegalError(ValueError):

@@ -13,6 +13,7 @@ from trimq.protocol.queue_unit import FILLER, FILLER_SIZE, UNIT, UNIT_SIZE
 from trimq.protocol.record import OVERHEAD_V1
 
 _PACK: Final = UNIT.pack
+_UNPACK_FROM: Final = UNIT.unpack_from
 
 
 class QueueShape(NamedTuple):
@@ -124,14 +125,17 @@ class ConsumeQueue:
 
     def put_units(self, units: bytes, queue_offset: int) -> None:
         """Add units of messages that have offsets from ``queue_offset`` on and lie in their order; as ``put``."""
-        if queue_offset != self.next_offset or int.from_bytes(units[:8], "big") < self.max_phy or not self.dirty:
+        phy, size, _ = _UNPACK_FROM(units)
+        if queue_offset != self.next_offset or phy < self.max_phy or not self.dirty:
             for phy, size, tags_code in UNIT.iter_unpack(units):
                 self.put(phy, size, tags_code, queue_offset)
                 queue_offset += 1
             return
+        last = len(units) - UNIT_SIZE
+        if last:
+            phy, size, _ = _UNPACK_FROM(units, last)
         self.tail += units
-        self.next_offset += len(units) // UNIT_SIZE
-        phy, size, _ = UNIT.unpack_from(units, len(units) - UNIT_SIZE)
+        self.next_offset += last // UNIT_SIZE + 1
         self.max_phy = phy + size
 
     def _fill_up_to(self, queue_offset: int, phy: int) -> None:
