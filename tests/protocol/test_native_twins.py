@@ -721,12 +721,17 @@ def is_plain(message: tuple[int, bytes, bytes]) -> bool:
     )  # fmt: skip
 
 
+IN_A_BATCH: Final = st.tuples(
+    st.integers(-(1 << 31), (1 << 31) - 1), st.binary(min_size=1, max_size=20), ORDINARY.map(str.encode)
+).filter(is_plain)
+
+
 @given(
-    messages=st.lists(BATCHED, max_size=6),
+    messages=one_in(3, st.lists(BATCHED, max_size=6), st.lists(IN_A_BATCH, min_size=2, max_size=6)),
     tags=st.booleans(),
     host=st.sampled_from(HOSTS),
     store_host=st.sampled_from([STORE_HOST, record.pack_host("2001:db8::2", 10911)]),
-    harm=st.none() | st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)),
+    harm=one_in(3, st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), st.none()),
     cut=st.sampled_from([0, 0, 0, 1, 7]),
 )
 def test_batches_are_pythons(
