@@ -208,8 +208,8 @@ nightly: mutations $(call leaf,$(VENV)) ## mutations, crashes with more seeds, 5
 	@$(BIN)/python -m tests.crash.kill --kills 50
 	@$(BIN)/python -m pytest -m "partners and nightly" tests/interop tests/client tests/crash
 	@$(MAKE) --no-print-directory test-spark NIGHTLY=1
-	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 tests/protocol/test_native_twins.py
-	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -k twins tests/broker/test_send_native.py
+	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 tests/protocol/test_native_twins.py
+	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 -k twins tests/broker/test_send_native.py
 	@$(MAKE) --no-print-directory fuzz-native MINUTES=5
 	@$(MAKE) --no-print-directory miri
 
