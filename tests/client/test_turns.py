@@ -81,7 +81,7 @@ async def test_a_first_burst_with_linger_uses_all_queues() -> None:
     async with scripted_broker(queues=4) as broker:
         broker.answers[BATCH] = stored
         async with (
-            Producer("p", namesrv=broker.address, linger=0.01) as producer,
+            Producer("p", namesrv=broker.address, linger=0.3) as producer,
             anyio.create_task_group() as group,
         ):
             for number in range(100):
