@@ -78,7 +78,7 @@ class Served(Struct, gc=False):
         """Whether it tells what became of each span."""
         if len(self.parts) != len(spans) or not (self.deferred or len(self.replies) == len(spans)):
             return False
-        for (count, stop), span in zip(self.parts, spans, strict=True):  # all() takes twice as long
+        for (count, stop), span in zip(self.parts, spans, strict=True):  # all() takes half as long again
             if not (0 <= count <= span.most and span.begin <= stop <= span.end):
                 return False
         return True
