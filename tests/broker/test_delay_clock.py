@@ -6,10 +6,10 @@ up all of its tries.
 """
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import pytest
 import trio
@@ -17,10 +17,14 @@ import trio.testing
 
 from tests.broker.wire_client import WireClient
 from trimq.broker.controller import BrokerController
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.message import StoredMessage, decode_messages
 from trimq.remoting.runtime.clock import ManualClock
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 HOUR = 3_600_000
 RETRY = "%RETRY%G"
@@ -31,6 +35,21 @@ SYNC = ASYNC | {"flushDiskType": "SYNC_FLUSH"}
 POOL = ASYNC | {"transientStorePoolEnable": "true"}
 
 
+class CountingDisk(RealDisk):
+    """A disk that knows how many of its threads are at work: to trio a task that waits for one is merely blocked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = 0
+
+    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+        self.active += 1
+        try:
+            return await super().run(fn, *args)
+        finally:
+            self.active -= 1
+
+
 class Life:
     """One broker after the other on one store, all with one clock."""
 
@@ -38,21 +57,30 @@ class Life:
         self.directory = directory
         self.changes = changes
         self.clock = ManualClock()
+        self.disk = CountingDisk()
         self._lives = 0
         self._broker: BrokerController
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[WireClient]:
         async with (
-            running_broker(self.directory, clock=self.clock, **self.changes) as broker,
+            running_broker(self.directory, clock=self.clock, disk=self.disk, **self.changes) as broker,
             WireClient.connect(broker.endpoint) as client,
         ):
             self._broker = broker
+            await self.settled()  # delays count from the first look at what was there
             yield client
+
+    async def settled(self) -> None:
+        """Return when nothing goes on until the clock moves or a request comes."""
+        await trio.testing.wait_all_tasks_blocked()
+        while self.disk.active:
+            await trio.testing.wait_all_tasks_blocked(0.001)
 
     async def kill(self) -> None:
         """From here on the store is what a SIGKILL leaves now: for the next life."""
         await self._broker.parts.schedule.persist()  # else deliveries of the last seconds are made once more
+        await self.settled()  # no file is replaced while it is copied
         self._lives += 1
         before, self.directory = self.directory, self.directory.with_name(f"life{self._lives}")
         shutil.copytree(before, self.directory, ignore=shutil.ignore_patterns("*.tmp"))
@@ -63,8 +91,9 @@ class Life:
         return self._broker.parts.schedule.delivered
 
     async def advance(self, seconds: float) -> None:
+        await self.settled()
         self.clock.advance(seconds)
-        await trio.testing.wait_all_tasks_blocked()
+        await self.settled()
 
     async def was_ahead(self, client: WireClient) -> None:
         """The clock is an hour ahead, one message comes, the clock is set back."""
