@@ -311,7 +311,7 @@ def with_head(frame: Frame, old: bytes, new: bytes) -> Frame:
         {"born_timestamp": -1},
         {"born_timestamp": 1 << 63},
         {"properties": {"WAIT": "false"}},
-        {"properties": {"DELAY": "1"}},
+        {"properties": {"DELAY": "14"}},
         {"properties": {"INNER_X": "1"}},
         {"properties": {"__SHARDINGKEY": "1"}},
         {"properties": {"__other": "1"}},
