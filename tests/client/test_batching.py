@@ -152,7 +152,7 @@ async def test_a_burst_while_nothing_is_under_way_is_spread_over_the_queues_and_
     """A burst was one batch, so that one queue, and one consumer, got all of it."""
     way = ScriptedWay()
     way.queues_of_topic = 3
-    async with batching(way, linger=0.01) as (sends, group):
+    async with batching(way, linger=0.3) as (sends, group):
         for number in range(16 * 4 + 5):
             group.start_soon(sends.send, b"%d" % number)
         await way.until(3)

@@ -131,7 +131,7 @@ async def test_a_batch_is_split_by_size_and_topic(namesrv: str, name: str) -> No
 
 
 async def test_linger_makes_batches_with_a_receipt_each(namesrv: str, name: str) -> None:
-    async with Producer(name, namesrv=namesrv, linger=0.05) as producer:
+    async with Producer(name, namesrv=namesrv, linger=0.3) as producer:
         await producer.send(Message(name, b"first"))
         receipts = []
 

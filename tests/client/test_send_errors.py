@@ -319,7 +319,7 @@ async def test_an_outage_that_lasts_is_an_outage_error(what: str) -> None:
         linger = 0.0 if what == "batch" else None
         options = ClientOptions(request_timeout=0.5)
         async with (
-            Producer("p", namesrv=broker.address, send_timeout=0.1, linger=linger, options=options) as producer,
+            Producer("p", namesrv=broker.address, send_timeout=0.5, linger=linger, options=options) as producer,
             PullConsumer("g", client=producer.client) as consumer,
         ):
             attempt = consumer.queues("T") if what == "queues" else producer.send(message)

@@ -125,6 +125,7 @@ async def test_a_checkpoint_that_would_say_nothing_new_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("path", ["pwrite", "data_sync", "sync_directory", "rename", "create"])
+@pytest.mark.usefixtures("autojump_clock")  # else a service whose time has come may meet the failure
 async def test_a_checkpoint_is_not_written_where_something_failed(path: str) -> None:
     disk = SimDisk()
     async with opened(disk) as store:
