@@ -51,6 +51,9 @@ class Tenure:
         self.closing = math.inf
         self.ended = math.inf
 
+    def __repr__(self) -> str:
+        return f"from {self.start}, {self.began:.6f} to {self.closing:.6f}, {self.ended:.6f}"
+
 
 class Watched(Consumer):
     """A consumer that keeps a record of its queues."""
@@ -170,7 +173,8 @@ class Load:
     def check_repetition(self, message: ConsumerMessage, other: Delivery, now: Delivery) -> None:
         """At-least-once allows it where a member did not know, when it began, how far the one before had come.
 
-        It goes back with what that one had done, and whoever comes after it too.
+        It goes back with what that one had done, and so do its successors. Which of two commits that are under way at
+        the same time comes last is for the broker to say: their replies may come in either order.
         """
         if other.reader is now.reader:
             self.faults.append(f"{message!r} came twice to one member that had it")
@@ -180,10 +184,13 @@ class Load:
         unaware = (
             tenure
             for reader, tenure in self.tenures.items()
-            if reader.queue == message.queue and tenure.began < before.ended < tenure.ended
+            if reader.queue == message.queue and tenure.began < before.ended and before.closing < tenure.ended
         )
         if not any(tenure.start <= message.queue_offset and tenure is not before for tenure in unaware):
-            self.faults.append(f"{message!r} came again though its member had told of it")
+            all_of_queue = [tenure for reader, tenure in self.tenures.items() if reader.queue == message.queue]
+            self.faults.append(
+                f"{message!r} came again though its member had told of it: {before}, then {after}; all: {all_of_queue}"
+            )
 
     async def until_all_is_seen(self) -> None:
         with anyio.move_on_after(PATIENCE):
