@@ -10,9 +10,11 @@ from anyio.abc import SocketStream
 
 from tests.client.scripted import ScriptedBroker, pull_header, records, scripted_broker
 from trimq.client import Client, ClientOptions, MessageQueue, ReceivedMessage
+from trimq.client.core import Push
 from trimq.client.pulling import Pulled
 from trimq.client.queue_reader import Prefetch, QueueReader
 from trimq.client.subscription import Subscription
+from trimq.protocol.body import BrokerData, ConsumerData, ProducerData, QueueData, TopicRouteData, encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
@@ -182,3 +184,112 @@ async def test_a_dropped_reader_takes_nothing_any_more() -> None:
         await reader.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # behind the answer
         assert (reader.absorbed, reader.taken(10), reader.committable) == (0, [], 0)
         assert len(broker.pulls) == 1
+
+
+async def test_what_is_finished_twice_counts_once() -> None:
+    async with reading(Prefetch()) as (broker, reader):
+        await broker.asked(1)
+        await broker.answer(0, records(0, 4), 4)
+        await reader.until_absorbed(1)
+        messages = reader.taken(3)
+        left = reader.held_bytes * 2 // 4
+        for _ in range(2):
+            reader.finished(messages[:1])
+            reader.finished_one(messages[1])
+            assert (reader.held_bytes, reader.committable) == (left, 2)
+
+
+async def test_the_next_pull_waits_until_enough_is_finished() -> None:
+    async with reading(Prefetch(messages=2, pull_messages=1)) as (broker, reader):
+        await broker.asked(1)
+        await broker.answer(0, records(0, 3), 3)
+        await reader.until_absorbed(1)
+        first, second = reader.taken(2)
+        reader.finished_one(first)
+        await reader.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # a pull would be before it
+        assert len(broker.pulls) == 1
+        reader.finished_one(second)
+        assert await broker.asked(2) == 3
+
+
+async def test_what_is_put_back_is_taken_again_unless_the_reader_is_dropped() -> None:
+    async with reading(Prefetch()) as (broker, reader):
+        await broker.asked(1)
+        await broker.answer(0, records(0, 2), 2)
+        await reader.until_absorbed(1)
+        messages = reader.taken(1)
+        reader.put_back(messages)
+        assert [message.queue_offset for message in reader.taken(10)] == [0, 1]
+        reader.drop()
+        reader.put_back(messages)
+        assert not reader.is_ready
+        assert reader.taken(10) == []
+
+
+async def test_a_reader_that_goes_on_has_nothing_to_hand_out_before_the_next_answer() -> None:
+    async with reading(Prefetch()) as (broker, reader):
+        await broker.asked(1)
+        reader.pause()
+        reader.resume()
+        assert not reader.is_ready
+        await broker.answer(0, records(0, 1), 1)
+        await reader.until_absorbed(1)
+        assert reader.is_ready
+
+
+def route(command: RemotingCommand, name: str, addresses: dict[str, str]) -> RemotingCommand:
+    brokers = [BrokerData(cluster="c", broker_name=name, broker_addrs=addresses)]
+    queues = [QueueData(broker_name=name, read_queue_nums=1, write_queue_nums=1, perm=6)]
+    return command.reply(body=encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queues)))
+
+
+async def test_where_the_route_has_no_such_broker_it_is_asked_for_again() -> None:
+    async with reading(Prefetch()) as (broker, _):
+        asked = 0
+
+        def answer(command: RemotingCommand) -> RemotingCommand:
+            nonlocal asked
+            asked += 1
+            return route(command, "b" if asked == 1 else "a", {"0": broker.inner.address})
+
+        broker.inner.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = answer
+        assert await broker.asked(1) == 0
+        assert asked == 2
+
+
+async def test_the_next_pull_goes_to_the_member_that_the_broker_names() -> None:
+    async with reading(Prefetch()) as (broker, reader), scripted_broker() as inner:
+        slave = Broker(inner)
+        addresses = {"0": broker.inner.address, "1": inner.address}
+        broker.inner.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: route(command, "a", addresses)
+        await broker.asked(1)
+        stream, command = broker.pulls[0]
+        header = pull_header(2) | {"suggestWhichBrokerId": "1"}
+        await stream.send(encode(command.reply(ResponseCode.SUCCESS, header=header, body=records(0, 2))))
+        assert await slave.asked(1) == 2
+        await slave.answer(0, records(2, 1), 3)  # which names the master
+        assert await broker.asked(2) == 3
+        assert [message.queue_offset for message in reader.taken(10)] == [0, 1, 2]
+
+
+class Group:
+    """A member of a group, as far as heartbeats go."""
+
+    def producer_data(self) -> ProducerData | None:
+        return None
+
+    def consumer_data(self) -> ConsumerData | None:
+        return ConsumerData(group_name="g")
+
+    def pushes(self) -> dict[int, Push]:
+        return {}
+
+
+async def test_a_broker_that_does_not_know_the_subscription_yet_is_greeted() -> None:
+    async with reading(Prefetch()) as (broker, reader):
+        await broker.asked(1)
+        reader.client.join(Group())
+        greeted = broker.inner.counts[RequestCode.HEART_BEAT]
+        await broker.answer(0, b"", 0, ResponseCode.SUBSCRIPTION_NOT_EXIST)
+        assert await broker.asked(2) == 0
+        assert broker.inner.counts[RequestCode.HEART_BEAT] > greeted
