@@ -258,7 +258,7 @@ async def test_where_the_route_has_no_such_broker_it_is_asked_for_again() -> Non
 
 
 async def test_the_next_pull_goes_to_the_member_that_the_broker_names() -> None:
-    async with reading(Prefetch()) as (broker, reader), scripted_broker() as inner:
+    async with scripted_broker() as inner, reading(Prefetch()) as (broker, reader):
         slave = Broker(inner)
         addresses = {"0": broker.inner.address, "1": inner.address}
         broker.inner.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: route(command, "a", addresses)
