@@ -38,8 +38,14 @@ BODY = b"the-body-of-a-message"
 
 
 @pytest.fixture(autouse=True)
-def _everything(caplog: pytest.LogCaptureFixture) -> None:
+def _everything(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All levels; and all lines of a second: tests before, in the same process, may have used those of the modules."""
     caplog.set_level(logging.DEBUG, "trimq.client")
+    for name, module in list(sys.modules.items()):
+        log = vars(module).get("_log")
+        if isinstance(log, StandardLog):
+            monkeypatch.setattr(module, "_log", StandardLog(log.logger.name))
+            assert name.startswith("trimq.client")
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
