@@ -41,6 +41,15 @@ def pull_header(next_offset: int) -> dict[str, str]:
     return {"suggestWhichBrokerId": "0", **offsets}
 
 
+def route_reply(
+    command: RemotingCommand, addresses: dict[str, str], *, name: str = "a", queues: int = 1
+) -> RemotingCommand:
+    """The answer to a question for a route: one broker, with its members' addresses by their ids."""
+    brokers = [BrokerData(cluster="c", broker_name=name, broker_addrs=addresses)]
+    queue_data = [QueueData(broker_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=6)]
+    return command.reply(body=encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queue_data)))
+
+
 class ScriptedBroker:
     """``answers`` has what is answered to a code; None answers nothing, what is not in it gets an empty reply.
 
@@ -82,10 +91,8 @@ class ScriptedBroker:
 
     def route(self, command: RemotingCommand) -> RemotingCommand:
         """Every topic is here."""
-        brokers = [BrokerData(cluster="c", broker_name="a", broker_addrs={"0": self.address})]
         count = 1 if command.ext_fields()["topic"].startswith("%RETRY%") else self.queues
-        queues = [QueueData(broker_name="a", read_queue_nums=count, write_queue_nums=count, perm=6)]
-        return command.reply(body=encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queues)))
+        return route_reply(command, {"0": self.address}, queues=count)
 
     async def until(self, code: int, count: int) -> list[RemotingCommand]:
         """All requests of a code, as soon as there are so many."""

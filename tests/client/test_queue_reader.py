@@ -8,13 +8,13 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from tests.client.scripted import ScriptedBroker, pull_header, records, scripted_broker
+from tests.client.scripted import ScriptedBroker, pull_header, records, route_reply, scripted_broker
 from trimq.client import Client, ClientOptions, MessageQueue, ReceivedMessage
 from trimq.client.core import Push
 from trimq.client.pulling import Pulled
 from trimq.client.queue_reader import Prefetch, QueueReader
 from trimq.client.subscription import Subscription
-from trimq.protocol.body import BrokerData, ConsumerData, ProducerData, QueueData, TopicRouteData, encode_json
+from trimq.protocol.body import ConsumerData, ProducerData
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
@@ -89,6 +89,13 @@ async def reading(
         client.spawn(reader.run)
         yield broker, reader
         reader.drop()
+
+
+async def first_answer(broker: Broker, reader: Watched, count: int) -> None:
+    """The first pull brings so many messages."""
+    await broker.asked(1)
+    await broker.answer(0, records(0, count), count)
+    await reader.until_absorbed(1)
 
 
 @pytest.mark.parametrize("header", ["json", "rocketmq"])
@@ -188,11 +195,9 @@ async def test_a_dropped_reader_takes_nothing_any_more() -> None:
 
 async def test_what_is_finished_twice_counts_once() -> None:
     async with reading(Prefetch()) as (broker, reader):
-        await broker.asked(1)
-        await broker.answer(0, records(0, 4), 4)
-        await reader.until_absorbed(1)
+        await first_answer(broker, reader, 4)
         messages = reader.taken(3)
-        left = reader.held_bytes * 2 // 4
+        left = reader.held_bytes // 2
         for _ in range(2):
             reader.finished(messages[:1])
             reader.finished_one(messages[1])
@@ -201,9 +206,7 @@ async def test_what_is_finished_twice_counts_once() -> None:
 
 async def test_the_next_pull_waits_until_enough_is_finished() -> None:
     async with reading(Prefetch(messages=2, pull_messages=1)) as (broker, reader):
-        await broker.asked(1)
-        await broker.answer(0, records(0, 3), 3)
-        await reader.until_absorbed(1)
+        await first_answer(broker, reader, 3)
         first, second = reader.taken(2)
         reader.finished_one(first)
         await reader.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # a pull would be before it
@@ -214,9 +217,7 @@ async def test_the_next_pull_waits_until_enough_is_finished() -> None:
 
 async def test_what_is_put_back_is_taken_again_unless_the_reader_is_dropped() -> None:
     async with reading(Prefetch()) as (broker, reader):
-        await broker.asked(1)
-        await broker.answer(0, records(0, 2), 2)
-        await reader.until_absorbed(1)
+        await first_answer(broker, reader, 2)
         messages = reader.taken(1)
         reader.put_back(messages)
         assert [message.queue_offset for message in reader.taken(10)] == [0, 1]
@@ -237,12 +238,6 @@ async def test_a_reader_that_goes_on_has_nothing_to_hand_out_before_the_next_ans
         assert reader.is_ready
 
 
-def route(command: RemotingCommand, name: str, addresses: dict[str, str]) -> RemotingCommand:
-    brokers = [BrokerData(cluster="c", broker_name=name, broker_addrs=addresses)]
-    queues = [QueueData(broker_name=name, read_queue_nums=1, write_queue_nums=1, perm=6)]
-    return command.reply(body=encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queues)))
-
-
 async def test_where_the_route_has_no_such_broker_it_is_asked_for_again() -> None:
     async with reading(Prefetch()) as (broker, _):
         asked = 0
@@ -250,7 +245,7 @@ async def test_where_the_route_has_no_such_broker_it_is_asked_for_again() -> Non
         def answer(command: RemotingCommand) -> RemotingCommand:
             nonlocal asked
             asked += 1
-            return route(command, "b" if asked == 1 else "a", {"0": broker.inner.address})
+            return route_reply(command, {"0": broker.inner.address}, name="b" if asked == 1 else "a")
 
         broker.inner.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = answer
         assert await broker.asked(1) == 0
@@ -261,7 +256,7 @@ async def test_the_next_pull_goes_to_the_member_that_the_broker_names() -> None:
     async with scripted_broker() as inner, reading(Prefetch()) as (broker, reader):
         slave = Broker(inner)
         addresses = {"0": broker.inner.address, "1": inner.address}
-        broker.inner.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: route(command, "a", addresses)
+        broker.inner.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: route_reply(command, addresses)
         await broker.asked(1)
         stream, command = broker.pulls[0]
         header = pull_header(2) | {"suggestWhichBrokerId": "1"}
