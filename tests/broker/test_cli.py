@@ -10,19 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.ports import free_port
 from trimq.broker import cli
 from trimq.broker.cli import IMPORTANT, durability, main
 from trimq.broker.config import FlushDiskType, MessageStoreConfig, load_broker
 from trimq.broker.controller import BrokerController
 from trimq.protocol import checkpoint_layout
 from trimq.protocol.native import NATIVE
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def write_config(directory: Path, **changes: object) -> Path:

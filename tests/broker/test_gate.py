@@ -14,6 +14,7 @@ import trio
 from tests.broker.fast_ways import fast_ways
 from tests.broker.test_send_native import send_frame
 from tests.broker.wire_client import WireClient, pull_ext, send_ext
+from tests.ports import free_port
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import configuration, running_broker
 from trimq.protocol.batch import encode_batch
@@ -132,13 +133,6 @@ class Both:
         return self.connection(client).table
 
 
-async def free_port() -> int:
-    with trio.socket.socket() as probe:
-        await probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
 async def connected(broker: BrokerController, port: int) -> AsyncIterator[Both]:
     """Clients of a broker that has the topic."""
@@ -156,7 +150,7 @@ async def connected(broker: BrokerController, port: int) -> AsyncIterator[Both]:
 @asynccontextmanager
 async def both(path: Path, **config: Any) -> AsyncIterator[Both]:
     """The same of one that has messages."""
-    port = await free_port()
+    port = free_port()
     async with running_broker(path, fastListenPort=port, **config) as broker, connected(broker, port) as found:
         clients = found.clients
         for code, fields, body in requests("A0"):
@@ -301,7 +295,7 @@ async def test_one_way_requests_are_seen_too(tmp_path: Path, flush: str) -> None
 
 @pytest.mark.parametrize("sees", [Sees.HEADER, Sees.PROPERTIES])
 async def test_a_feature_of_before_the_start_sees_the_first_request(tmp_path: Path, sees: Sees) -> None:
-    port = await free_port()
+    port = free_port()
     broker = BrokerController(configuration(tmp_path, {"fastListenPort": port}))
     names = frozenset({"colour", "KEYS"}) if sees is Sees.PROPERTIES else frozenset()
     codes_seen = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2})

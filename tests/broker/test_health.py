@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from structlog.testing import capture_logs
 
 from tests.broker.test_cli import banner, start, stop, write_config
 from tests.broker.wire_client import WireClient
+from tests.ports import free_port
 from tests.web_client import get
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.disk.disk import DiskSpace, MappedPart
@@ -161,21 +161,18 @@ async def test_a_full_file_system(full_tmpfs: Path) -> None:
 
 
 async def test_no_name_server(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens there
-        port = taken.getsockname()[1]
-        keys: dict[str, Any] = {"namesrvAddr": f"127.0.0.1:{port};127.0.0.1:1", "healthPort": 0}
-        async with running_broker(tmp_path / "store", **keys) as broker, trio.open_nursery() as nursery:
-            assert await reasons(broker) == {
-                "no_name_server": f"no name server could be reached: 127.0.0.1:{port}, 127.0.0.1:1"
-            }
-            taken.close()
-            settings = {"bindAddress": "127.0.0.1", "listenPort": str(port), "kvConfigPath": str(tmp_path / "kv.json")}
-            namesrv = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in settings.items()}))
-            await nursery.start(namesrv.run)
-            assert await reasons_until(broker, lambda found: not found) == {}  # one of them is enough
-            namesrv.shutdown()
-            assert list(await reasons_until(broker, bool)) == ["no_name_server"]
+    port = free_port()
+    keys: dict[str, Any] = {"namesrvAddr": f"127.0.0.1:{port};127.0.0.1:1", "healthPort": 0}
+    async with running_broker(tmp_path / "store", **keys) as broker, trio.open_nursery() as nursery:
+        assert await reasons(broker) == {
+            "no_name_server": f"no name server could be reached: 127.0.0.1:{port}, 127.0.0.1:1"
+        }
+        settings = {"bindAddress": "127.0.0.1", "listenPort": str(port), "kvConfigPath": str(tmp_path / "kv.json")}
+        namesrv = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in settings.items()}))
+        await nursery.start(namesrv.run)
+        assert await reasons_until(broker, lambda found: not found) == {}  # one of them is enough
+        namesrv.shutdown()
+        assert list(await reasons_until(broker, bool)) == ["no_name_server"]
 
 
 RUNS = NATIVE.status if NATIVE.is_on else f"python ({NATIVE.reason})"
@@ -232,9 +229,7 @@ def health(program: str, *arguments: str, **environment: str) -> tuple[int, str]
 
 
 def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = str(write_config(tmp_path, healthPort=port))
     code, text = health("broker", "health", "-c", config)
     assert (code, text.partition(": [")[0]) == (1, f"not ready: nobody answers at 127.0.0.1:{port}")

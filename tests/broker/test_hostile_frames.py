@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.broker import hostile
 from tests.broker.wire_client import pull_ext, send_ext
+from tests.ports import free_port
 from trimq.protocol import frame
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
@@ -52,9 +53,7 @@ class Broker:
     """A broker process, and what its memory and descriptors are."""
 
     def __init__(self, root: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.root = root
         (root / "broker.conf").write_text(CONFIG.format(port=self.port, root=root))
         self.process = subprocess.Popen(

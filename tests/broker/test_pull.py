@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from tests.broker.wire_client import WireClient, consumer, pull_ext
+from tests.ports import free_port
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -283,9 +284,7 @@ async def test_shutdown_answers_held_pulls(tmp_path: Path) -> None:
 
 
 async def test_fast_port_serves_no_pulls(tmp_path: Path) -> None:
-    with trio.socket.socket() as probe:
-        await probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     async with running_broker(tmp_path, fastListenPort=port), WireClient.connect(("127.0.0.1", port)) as client:
         assert (await client.send("Orders")).code == ResponseCode.SUCCESS
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from tests.broker.test_cli import write_config
+from tests.ports import free_port
 from trimq.broker.controller import BrokerController, StartError
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import configuration
@@ -45,9 +46,7 @@ def refused(address: tuple[str, int]) -> bool:
 
 async def test_nobody_can_connect_before_the_state_files_are_read(tmp_path: Path) -> None:
     # guards the order of the start: a client that came earlier would be kept waiting, or lost to a refused start
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     disk = DiskThatWaits()
     keys = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": port}
     controller = BrokerController(configuration(tmp_path, keys), disk=disk)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import trio
 
-from tests.interop.harness.ports import broker_port
 from tests.interop.harness.processes import Process
+from tests.ports import broker_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0

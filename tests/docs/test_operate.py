@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.broker.test_cli import free_port
 from tests.broker.wire_client import WireClient
 from tests.docs.commands import ALL, PAGES, ROOT, RUN_IN
+from tests.ports import broker_port, free_port
 from trimq.broker import health
 from trimq.broker.testing import SMALL, running_broker
 from trimq.protocol.codes import ResponseCode
@@ -142,7 +142,7 @@ def write(path: Path, **values: object) -> None:
 
 
 def test_the_commands_for_a_shell(tmp_path: Path) -> None:
-    namesrv, broker = free_port(), free_port()
+    namesrv, broker = free_port(), broker_port()
     home = {"kvConfigPath": tmp_path / "kv.json", "configStorePath": tmp_path / "namesrv.properties"}
     write(tmp_path / "namesrv.conf", listenPort=namesrv, healthPort=free_port(), bindAddress="127.0.0.1", **home)
     settings = {**SMALL, "listenPort": broker, "storePathRootDir": tmp_path / "store", "healthPort": free_port()}

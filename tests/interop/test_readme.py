@@ -17,10 +17,10 @@ import pytest
 from tests.docs.commands import ALL
 from tests.docs.examples import examples
 from tests.interop.harness import partners, probe
-from tests.interop.harness.ports import free_port
 from tests.interop.harness.processes import Process
 from tests.interop.harness.servers import Cluster
 from tests.interop.harness.waiting import wait_until
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

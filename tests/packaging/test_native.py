@@ -7,7 +7,6 @@ they were called. Then the real thing: a fresh clone, with Rust and without.
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from tests.interop.harness.processes import Process, ended_afterwards
 from tests.interop.harness.waiting import wait_until
 from tests.packaging.checkout import copied
 from tests.packaging.rust import need
+from tests.ports import broker_port, free_port
 from trimq.protocol.native import VERSION
 
 CARGO = tomllib.loads((ROOT / "native" / "Cargo.toml").read_text(encoding="utf-8"))["workspace"]["package"]
@@ -271,13 +271,6 @@ def test_the_pages_name_the_rust_that_it_needs(page: str) -> None:
 # the real thing
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
-
-
 def path_without_rust(directory: Path) -> str:
     """PATH, where folders with a cargo are replaced by links to what else they have."""
     folders = []
@@ -303,7 +296,7 @@ def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int) -> 
     if rust:
         need()
     clone = copied(tmp_path / "clone")
-    port, namesrv = free_port(), free_port()
+    port, namesrv = broker_port(), free_port()
     environment = {
         **dict.fromkeys(("MAKEFLAGS", "ARGS", "TRIMQ_NATIVE"), ""),
         "NATIVE": "on",

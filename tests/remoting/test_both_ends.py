@@ -2,6 +2,7 @@
 
 import trio
 
+from tests.ports import free_port
 from tests.remoting.harness import ECHO, echo_table, serving
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.remoting.client.remoting_client import ClientConnection, RemotingClient
@@ -35,7 +36,7 @@ async def test_many_callers_both_ways_in_every_encoding() -> None:
 
 async def test_a_server_that_restarts_is_found_again() -> None:
     async with RemotingClient() as client:
-        async with serving() as server:
+        async with serving(port=free_port()) as server:
             address = server.text
             await client.invoke(address, RemotingCommand.request(ECHO))
             await server.reactor.shutdown(1)

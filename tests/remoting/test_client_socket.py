@@ -8,6 +8,7 @@ import anyio
 import pytest
 import structlog.testing
 
+from tests.ports import free_port
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
 from trimq.remoting.client import client_socket
@@ -16,12 +17,6 @@ from trimq.remoting.client.remoting_client import ClientConnection, RemotingClie
 from trimq.remoting.runtime.log_setup import StructuredLog
 
 Main = Callable[[], Awaitable[None]]
-
-
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def addresses(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> None:
@@ -36,7 +31,7 @@ def test_the_first_address_that_takes_a_connection_is_it(
 ) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            addresses(monkeypatch, ("127.0.0.1", closed_port()), server.getsockname())
+            addresses(monkeypatch, ("127.0.0.1", free_port()), server.getsockname())
             with await connect_socket("name", 1) as sock:
                 assert sock.getpeername() == server.getsockname()
                 assert not sock.getblocking()
@@ -48,7 +43,7 @@ def test_where_no_address_takes_one_the_first_error_is_told(
     run: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        addresses(monkeypatch, ("127.0.0.1", closed_port()), ("127.0.0.1", closed_port()))
+        addresses(monkeypatch, ("127.0.0.1", free_port()), ("127.0.0.1", free_port()))
         with pytest.raises(ConnectionRefusedError):
             await connect_socket("name", 1)
         addresses(monkeypatch)
@@ -104,7 +99,7 @@ def test_a_name_is_looked_up_once_where_its_server_answers_at_once(
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             monkeypatch.setattr(client_socket, "_AT_ONCE", 60.0)
-            left = lookups(monkeypatch, server.getsockname(), ("127.0.0.1", closed_port()))
+            left = lookups(monkeypatch, server.getsockname(), ("127.0.0.1", free_port()))
             with await connect_socket("name", 1) as sock:
                 assert (sock.getpeername(), len(left)) == (server.getsockname(), 1)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.interop.harness import probe
-from tests.interop.harness.ports import broker_port, free_port
 from tests.interop.harness.servers import Cluster
 from tests.interop.harness.waiting import wait_until
+from tests.ports import broker_port, free_port
 from tests.spark.conftest import demand_spark
 from tests.spark.session import QUICK_JAVA
 

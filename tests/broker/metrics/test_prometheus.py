@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import pytest
 import trio
 
 from tests.broker.wire_client import WireClient, consumer
+from tests.ports import free_port
 from tests.web_client import get
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.running_flags import Flag
@@ -84,9 +84,7 @@ async def test_alerts_and_dashboard_speak_of_metrics_that_exist(tmp_path: Path) 
 @contextmanager
 def prometheus(directory: Path, target: tuple[str, int]) -> Iterator[tuple[str, int]]:
     """A Prometheus that scrapes ``target`` each second, with our alert rules."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "scrape_configs": [{"job_name": "trimq", "static_configs": [{"targets": [f"{target[0]}:{target[1]}"]}]}],

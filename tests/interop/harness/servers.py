@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from tests.interop.harness import partners, probe
-from tests.interop.harness.ports import broker_port, free_port
 from tests.interop.harness.processes import Process, ended_afterwards
 from tests.interop.harness.waiting import wait_until
+from tests.ports import broker_port, free_port
 
 Peer = Literal["trimq", "apache"]
 
