@@ -121,7 +121,7 @@ async def measure(
     """
     row = ROWS[name]
     expected = row.expected
-    index = wire.broker.parts.store.index
+    index = wire.broker.context.store.index
     took: list[list[float]] = [[] for _ in range(row.kinds)]
     ways: Counter[Way] = Counter()
     behind = 0.0
@@ -190,7 +190,7 @@ async def fill(wire: Wire) -> None:
     for begin in range(0, FILLED, WINDOW):
         await wire.turn([b"".join([frames.send(number) for number in range(begin, begin + WINDOW)])])
         await trio.lowlevel.checkpoint()
-    index = wire.broker.parts.store.index
+    index = wire.broker.context.store.index
     while index is not None and index.pending and index.apply():
         await trio.lowlevel.checkpoint()
 

@@ -41,9 +41,9 @@ def fill(broker: BrokerController, topics: int) -> None:
     """Counters as if so many topics had been written and read."""
     for number in range(topics):
         name = f"topic-{number:05}"
-        broker.parts.stats.topic_put(name, 1, 100)
-        broker.parts.stats.group_get("G", name, 1, 100)
-        broker.parts.offsets.commit("c", "G", name, 0, 0)
+        broker.context.stats.topic_put(name, 1, 100)
+        broker.context.stats.group_get("G", name, 1, 100)
+        broker.context.offsets.commit("c", "G", name, 0, 0)
 
 
 @contextmanager

@@ -40,12 +40,12 @@ def send_frame(number: int, topic: str, queue_id: int, body: bytes, keys: int = 
 
 def add_topic(broker: BrokerController, name: str, queues: int) -> None:
     """A topic, without the wait for its file."""
-    broker.parts.topics.table[name] = TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
+    broker.context.topics.table[name] = TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
 
 
 async def cost(wire: Wire, make: Callable[[int], bytes], window: int, turns: int = 300) -> float:
     """Microseconds of one of ``window`` requests in a turn; index work behind them is counted."""
-    index = wire.broker.parts.store.index
+    index = wire.broker.context.store.index
     took: list[float] = []
     behind = 0.0
     for turn in range(turns):
@@ -151,7 +151,7 @@ async def sweep_store(broker: BrokerController, arguments: argparse.Namespace) -
     """Requests at both ends of a store that grows, and of a queue whose backlog grows with it."""
     add_topic(broker, "Requests", 4)
     add_topic(broker, "Filler", 1)
-    store = broker.parts.store
+    store = broker.context.store
     found: dict[str, Points] = {"send": [], "pull of 32, newest": [], "pull of 32, oldest": [], "query, oldest": []}
     async with connected(broker) as wire:
         for turn in range(150):
@@ -192,7 +192,7 @@ def _keyed(number: int) -> bytes:
 
 async def _fill(wire: Wire, end: int) -> None:
     """Make the log ``end`` bytes long with batches of large messages."""
-    store = wire.broker.parts.store
+    store = wire.broker.context.store
     body = encode_batch([(0, BODY * 64, f"UNIQ_KEY\x01{at:032X}\x02".encode()) for at in range(3)])
     request = frame(320, 1, send_fields("Filler", 0, "", batch=True), body)
     while store.max_phy_offset < end:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimq.broker.known_keys import INERT, UNSUPPORTED
+from trimq.broker.unsupported_config import INERT, UNSUPPORTED
 from trimq.broker.store_config import (
     DEFAULT_DELAY_LEVELS,
     BrokerRole,

@@ -1,4 +1,4 @@
-"""BrokerController: the composition root. Builds the parts, starts the services, serves, and stops in order.
+"""BrokerController: the composition root. Builds what a broker consists of, starts the services, serves, and stops in order.
 
 Start: the store is locked and recovered, the addresses are taken, the state files are read, the sockets listen, the
 services run, the reactor serves, the broker registers. Stop, within shutdownWaitTimeSeconds: unregister, answer the
@@ -19,7 +19,7 @@ from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.health import name_server_reasons, native_notes, store_reasons
 from trimq.broker.identity import BrokerIdentity
-from trimq.broker.parts import BrokerParts
+from trimq.broker.context import BrokerContext
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumers import ConsumerManager
@@ -78,7 +78,7 @@ class BrokerController:
 
     After the start ``address`` is what clients are told to connect to, ``endpoint`` where this machine can,
     ``listening`` and ``name_servers`` say where it listens and registers, ``web_endpoints`` where ``health`` and
-    metrics are to be read, ``parts`` are its parts. What has to see requests is registered with ``gate``. ``stopped``
+    metrics are to be read, ``context`` has what it consists of. What has to see requests is registered with ``gate``. ``stopped``
     is set at the end.
     """
 
@@ -105,7 +105,7 @@ class BrokerController:
         self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()
         self.namesrv: NamesrvController | None = None
-        self.parts: BrokerParts
+        self.context: BrokerContext
         self.reactor: Reactor
         self._stop = trio.Event()
 
@@ -131,21 +131,21 @@ class BrokerController:
                 web = await self._open_web(stack)
                 store = await self._open_store(stack)
                 sockets = self._bind(stack)
-                parts = self.parts = await self._build(store, sockets, stack)
-                self._serve_with(parts, sockets)
+                context = self.context = await self._build(store, sockets, stack)
+                self._serve_with(context, sockets)
                 stack.enter_context(NATIVE.heard_by(self._native_failed))
                 async with trio.open_nursery() as nursery:
-                    await self._start(parts, nursery)
+                    await self._start(context, nursery)
                     if web is not None and self._section(WebConfig).serves_metrics:
-                        await self._serve_metrics(web, parts, nursery)
+                        await self._serve_metrics(web, context, nursery)
                     _settle_memory()
                     self.health.started()
                     task_status.started()
-                    name = parts.identity.broker_name
+                    name = context.identity.broker_name
                     _log.info("broker_started", name=name, address=self.address, runs=NATIVE.status)
                     await self._stop.wait()
                     self.health.stopping()
-                    await self._shut_down(parts)
+                    await self._shut_down(context)
                     nursery.cancel_scope.cancel()
         finally:
             self.stopped.set()
@@ -175,26 +175,26 @@ class BrokerController:
         _log.error("native_leaf_off", reason=NATIVE.reason)
         self.gate.reconfigure()
 
-    async def _serve_metrics(self, app: "WebApp", parts: BrokerParts, nursery: trio.Nursery) -> None:
+    async def _serve_metrics(self, app: "WebApp", context: BrokerContext, nursery: trio.Nursery) -> None:
         from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only where they are on
         from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
 
         metrics = BrokerMetrics(
-            configuration=parts.configuration,
-            store=parts.store,
-            disk=parts.disk,
+            configuration=context.configuration,
+            store=context.store,
+            disk=context.disk,
             services=ServiceMetrics(
-                topics=parts.topics,
-                groups=parts.groups,
-                offsets=parts.offsets,
-                long_polling=parts.long_polling,
-                registration=parts.registration,
-                stats=parts.stats,
+                topics=context.topics,
+                groups=context.groups,
+                offsets=context.offsets,
+                long_polling=context.long_polling,
+                registration=context.registration,
+                stats=context.stats,
             ),
-            series=SeriesMetrics(offsets=parts.offsets, stats=parts.stats, store=parts.store),
-            clients=ClientMetrics(producers=parts.producers, consumers=parts.consumers),
+            series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
+            clients=ClientMetrics(producers=context.producers, consumers=context.consumers),
             reactor=self.reactor.stats,
             health=self.health,
         )
@@ -245,7 +245,7 @@ class BrokerController:
         except OSError as error:
             raise _port_taken(error) from error
 
-    async def _build(self, store: MessageStore, sockets: list[socket.socket], stack: AsyncExitStack) -> BrokerParts:
+    async def _build(self, store: MessageStore, sockets: list[socket.socket], stack: AsyncExitStack) -> BrokerContext:
         broker = self._section(BrokerConfig)
         host, _, port = self.address.rpartition(":")
         packed = addresses.pack(host, int(port))
@@ -264,7 +264,7 @@ class BrokerController:
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
-        return BrokerParts(
+        return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
             config_file=ConfigFile(configuration, disk),
@@ -352,54 +352,54 @@ class BrokerController:
             raise StartError(f"a state file cannot be read: {error}") from error
         topics.adopt({name: max(ids) + 1 for name, ids in store.topics().items() if ids})
 
-    def _serve_with(self, parts: BrokerParts, sockets: list[socket.socket]) -> None:
+    def _serve_with(self, context: BrokerContext, sockets: list[socket.socket]) -> None:
         """Tie store, services, processors and reactor together."""
         table = HandlerTable(self.gate)
-        pulls = register_processors(table, parts, self.reactor.stats)
-        holds = parts.long_polling
+        pulls = register_processors(table, context, self.reactor.stats)
+        holds = context.long_polling
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
-        parts.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
+        context.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
         self.reactor.at_round_end.append(holds.serve_woken)
         self.gate.listeners.append(holds.wake_all)
         self.reactor.at_leisure.append(pulls.prepare)
-        parts.store.on_overdue.append(self._close_readers)
-        parts.store.keep_unread(parts.unread.oldest)
-        parts.store.hear_awaited(holds.awaited, holds.notify_arriving)
-        parts.store.hear_topic(SCHEDULE_TOPIC, parts.schedule.message_arriving)
-        self.configuration.listeners.append(lambda _: parts.store.set_config(self._section(MessageStoreConfig)))
-        parts.topics.listeners.append(
-            lambda configs: _create_queues(parts.store, configs)
+        context.store.on_overdue.append(self._close_readers)
+        context.store.keep_unread(context.unread.oldest)
+        context.store.hear_awaited(holds.awaited, holds.notify_arriving)
+        context.store.hear_topic(SCHEDULE_TOPIC, context.schedule.message_arriving)
+        self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
+        context.topics.listeners.append(
+            lambda configs: _create_queues(context.store, configs)
         )  # of topics made from now on
         self.reactor.add_listener(sockets[0], table)
         for sock in sockets[1:]:
             self.reactor.add_listener(sock, table.without(*_NOT_ON_FAST_PORT))
 
-    async def _start(self, parts: BrokerParts, nursery: trio.Nursery) -> None:
+    async def _start(self, context: BrokerContext, nursery: trio.Nursery) -> None:
         if self.namesrv is not None:
             await nursery.start(self.namesrv.run)
         for service in (
-            parts.topics,
-            parts.groups,
-            parts.offsets,
-            parts.consumers,
-            parts.producers,
-            parts.stats,
-            parts.long_polling,
-            parts.schedule,
-            parts.unread,
+            context.topics,
+            context.groups,
+            context.offsets,
+            context.consumers,
+            context.producers,
+            context.stats,
+            context.long_polling,
+            context.schedule,
+            context.unread,
         ):
             await nursery.start(service.run)
-        nursery.start_soon(self._housekeep, parts)
-        await parts.topics.persisted()
+        nursery.start_soon(self._housekeep, context)
+        await context.topics.persisted()
         await nursery.start(self.reactor.run)
-        await nursery.start(parts.registration.run)
+        await nursery.start(context.registration.run)
         nursery.start_soon(addresses.warn_if_unreachable, self.address, self.endpoint)
 
-    async def _housekeep(self, parts: BrokerParts) -> None:
+    async def _housekeep(self, context: BrokerContext) -> None:
         while True:
             await self.clock.sleep(_HOUSEKEEPING_SECONDS)
-            parts.locks.remove_expired()
+            context.locks.remove_expired()
 
     def _close_readers(self, file: MappedFile) -> None:
         """A file that is gone is kept in memory by clients that do not take what was sent: they have had their time."""
@@ -410,15 +410,15 @@ class BrokerController:
 
     # stop, in this order
 
-    async def _shut_down(self, parts: BrokerParts) -> None:
+    async def _shut_down(self, context: BrokerContext) -> None:
         """Within shutdownWaitTimeSeconds: out of the routes, no new requests, nothing in flight, state on disk."""
         seconds = self._section(NettyServerConfig).shutdown_wait_time_seconds
         with trio.move_on_after(seconds, shield=True) as deadline:
-            await parts.registration.unregister_all()
-            parts.long_polling.wake_all()
-            parts.long_polling.serve_woken()
+            await context.registration.unregister_all()
+            context.long_polling.wake_all()
+            context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))
-            for service in (parts.topics, parts.groups, parts.offsets, parts.schedule):
+            for service in (context.topics, context.groups, context.offsets, context.schedule):
                 await service.persist()
             if self.namesrv is not None:
                 self.namesrv.shutdown()

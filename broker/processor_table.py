@@ -1,6 +1,6 @@
 """Which processors a broker has, and what each of them needs: a part of the composition root."""
 
-from trimq.broker.parts import BrokerParts
+from trimq.broker.context import BrokerContext
 from trimq.broker.processors.admin.broker_admin import BrokerAdminProcessor
 from trimq.broker.processors.admin.client_admin import ClientAdminProcessor
 from trimq.broker.processors.admin.config_admin import ConfigAdminProcessor
@@ -21,147 +21,147 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.limits import ReactorStats
 
 
-def register_processors(table: HandlerTable, parts: BrokerParts, reactor: ReactorStats) -> PullMessageProcessor:
+def register_processors(table: HandlerTable, context: BrokerContext, reactor: ReactorStats) -> PullMessageProcessor:
     """Have all of them take their codes. What is returned serves held pulls again, and prepares pulls."""
     pulls = PullMessageProcessor(
-        configuration=parts.configuration,
-        topics=parts.topics,
-        groups=parts.groups,
-        consumers=parts.consumers,
-        offsets=parts.offsets,
-        long_polling=parts.long_polling,
-        stats=parts.stats,
-        store=parts.store,
+        configuration=context.configuration,
+        topics=context.topics,
+        groups=context.groups,
+        consumers=context.consumers,
+        offsets=context.offsets,
+        long_polling=context.long_polling,
+        stats=context.stats,
+        store=context.store,
     )
     for processor in (
-        send_processor(parts),
-        send_back_processor(parts),
+        send_processor(context),
+        send_back_processor(context),
         pulls,
-        QueryMessageProcessor(configuration=parts.configuration, store=parts.store),
+        QueryMessageProcessor(configuration=context.configuration, store=context.store),
         OffsetProcessor(
-            topics=parts.topics,
-            groups=parts.groups,
-            offsets=parts.offsets,
-            schedule=parts.schedule,
-            store=parts.store,
+            topics=context.topics,
+            groups=context.groups,
+            offsets=context.offsets,
+            schedule=context.schedule,
+            store=context.store,
         ),
         ClientProcessor(
-            topics=parts.topics,
-            groups=parts.groups,
-            consumers=parts.consumers,
-            producers=parts.producers,
-            registration=parts.registration,
+            topics=context.topics,
+            groups=context.groups,
+            consumers=context.consumers,
+            producers=context.producers,
+            registration=context.registration,
         ),
-        LockProcessor(locks=parts.locks),
+        LockProcessor(locks=context.locks),
     ):
         processor.register(table)
-    _register_administration(table, parts, reactor)
+    _register_administration(table, context, reactor)
     return pulls
 
 
-def send_processor(parts: BrokerParts) -> SendMessageProcessor:
+def send_processor(context: BrokerContext) -> SendMessageProcessor:
     """Sends and batches."""
     return SendMessageProcessor(
-        configuration=parts.configuration,
-        topics=parts.topics,
-        store=parts.store,
-        stats=parts.stats,
-        checks=_send_checks(parts),
-        unique_ids=parts.unique_ids,
-        store_host=parts.store_host,
+        configuration=context.configuration,
+        topics=context.topics,
+        store=context.store,
+        stats=context.stats,
+        checks=_send_checks(context),
+        unique_ids=context.unique_ids,
+        store_host=context.store_host,
     )
 
 
-def send_back_processor(parts: BrokerParts) -> SendBackProcessor:
+def send_back_processor(context: BrokerContext) -> SendBackProcessor:
     """Messages that consumers send back."""
     return SendBackProcessor(
-        configuration=parts.configuration,
-        topics=parts.topics,
-        groups=parts.groups,
-        store=parts.store,
-        stats=parts.stats,
-        checks=_send_checks(parts),
-        store_host=parts.store_host,
+        configuration=context.configuration,
+        topics=context.topics,
+        groups=context.groups,
+        store=context.store,
+        stats=context.stats,
+        checks=_send_checks(context),
+        store_host=context.store_host,
     )
 
 
-def _send_checks(parts: BrokerParts) -> SendChecks:
+def _send_checks(context: BrokerContext) -> SendChecks:
     return SendChecks(
-        configuration=parts.configuration,
-        topics=parts.topics,
-        groups=parts.groups,
-        locks=parts.locks,
-        clock=parts.clock,
+        configuration=context.configuration,
+        topics=context.topics,
+        groups=context.groups,
+        locks=context.locks,
+        clock=context.clock,
     )
 
 
-def _register_administration(table: HandlerTable, parts: BrokerParts, reactor: ReactorStats) -> None:
+def _register_administration(table: HandlerTable, context: BrokerContext, reactor: ReactorStats) -> None:
     """What mqadmin and consoles talk to."""
     for processor in (
         TopicAdminProcessor(
-            configuration=parts.configuration,
-            topics=parts.topics,
-            offsets=parts.offsets,
-            consumers=parts.consumers,
-            long_polling=parts.long_polling,
-            registration=parts.registration,
-            stats=parts.stats,
-            store=parts.store,
+            configuration=context.configuration,
+            topics=context.topics,
+            offsets=context.offsets,
+            consumers=context.consumers,
+            long_polling=context.long_polling,
+            registration=context.registration,
+            stats=context.stats,
+            store=context.store,
         ),
         QueueAdminProcessor(
-            identity=parts.identity,
-            topics=parts.topics,
-            consumers=parts.consumers,
-            stats=parts.stats,
-            store=parts.store,
+            identity=context.identity,
+            topics=context.topics,
+            consumers=context.consumers,
+            stats=context.stats,
+            store=context.store,
         ),
         GroupAdminProcessor(
-            identity=parts.identity,
-            groups=parts.groups,
-            offsets=parts.offsets,
-            consumers=parts.consumers,
-            producers=parts.producers,
-            stats=parts.stats,
+            identity=context.identity,
+            groups=context.groups,
+            offsets=context.offsets,
+            consumers=context.consumers,
+            producers=context.producers,
+            stats=context.stats,
         ),
         ConsumeAdminProcessor(
-            identity=parts.identity,
-            topics=parts.topics,
-            groups=parts.groups,
-            offsets=parts.offsets,
-            consumers=parts.consumers,
-            stats=parts.stats,
-            store=parts.store,
-            clock=parts.clock,
+            identity=context.identity,
+            topics=context.topics,
+            groups=context.groups,
+            offsets=context.offsets,
+            consumers=context.consumers,
+            stats=context.stats,
+            store=context.store,
+            clock=context.clock,
         ),
         OffsetAdminProcessor(
-            identity=parts.identity,
-            configuration=parts.configuration,
-            topics=parts.topics,
-            groups=parts.groups,
-            offsets=parts.offsets,
-            consumers=parts.consumers,
-            long_polling=parts.long_polling,
-            store=parts.store,
+            identity=context.identity,
+            configuration=context.configuration,
+            topics=context.topics,
+            groups=context.groups,
+            offsets=context.offsets,
+            consumers=context.consumers,
+            long_polling=context.long_polling,
+            store=context.store,
         ),
         ClientAdminProcessor(
-            identity=parts.identity,
-            topics=parts.topics,
-            groups=parts.groups,
-            consumers=parts.consumers,
-            store=parts.store,
+            identity=context.identity,
+            topics=context.topics,
+            groups=context.groups,
+            consumers=context.consumers,
+            store=context.store,
         ),
         ConfigAdminProcessor(
-            configuration=parts.configuration,
-            config_file=parts.config_file,
-            registration=parts.registration,
-            started_wall_ms=parts.started_wall_ms,
+            configuration=context.configuration,
+            config_file=context.config_file,
+            registration=context.registration,
+            started_wall_ms=context.started_wall_ms,
         ),
         BrokerAdminProcessor(
-            configuration=parts.configuration,
-            schedule=parts.schedule,
-            stats=parts.stats,
-            store=parts.store,
-            disk=parts.disk,
+            configuration=context.configuration,
+            schedule=context.schedule,
+            stats=context.stats,
+            store=context.store,
+            disk=context.disk,
             reactor=reactor,
         ),
     ):

@@ -68,7 +68,7 @@ async def running_broker(
         controller = BrokerController(settings, clock=clock, disk=disk)
         async with trio.open_nursery() as nursery:
             await nursery.start(controller.run)
-            await controller.parts.registration.registered(_REGISTRATION_SECONDS)
+            await controller.context.registration.registered(_REGISTRATION_SECONDS)
             try:
                 yield controller
             finally:

@@ -56,7 +56,7 @@ async def test_a_row_runs_and_nothing_fails(name: str, tool: Path, tmp_path: Pat
             written = await run(tool, broker, f"{write} -n 200 -dur 5s")
             assert written["messages"] >= 200
         found = await run(tool, broker, f"{row.load} {SHORT}")
-        topics = set(broker.parts.topics.table)
+        topics = set(broker.context.topics.table)
     assert (found["failed"], found["remark"]) == (0, "")
     assert found["messages"] > 0
     assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["p999_ms"]
@@ -75,7 +75,7 @@ async def test_mixed_messages_are_stored_as_they_were_drawn(
             for code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
                 table.route(code, replace(table.routes[code], fast=None, grouped=None))
         found = await run(tool, broker, f"{load_of} -conns 1 -mixed {{mixed}} -warm 0s -dur 400ms")
-        stored = records(broker.parts.store.files)
+        stored = records(broker.context.store.files)
     assert found["failed"] == 0
     assert len(stored) >= found["messages"] >= together
     for at, message in enumerate(stored):
@@ -97,7 +97,7 @@ async def test_the_sequence_is_the_same_in_each_run(tool: Path, tmp_path: Path) 
         async with running_broker(tmp_path / str(number), **LARGER) as broker:
             await run(tool, broker, "-mode send -conns 4 -mixed {mixed} -warm 0s -dur 200ms")
             by_place: dict[tuple[str, int], list[tuple[int, str | None]]] = {}
-            for message in records(broker.parts.store.files):
+            for message in records(broker.context.store.files):
                 keys = message.properties.get("KEYS")
                 by_place.setdefault((message.topic, len(message.body)), []).append((message.queue_id, keys))
             runs.append(by_place)
@@ -114,7 +114,7 @@ async def test_latency_is_from_the_send_to_the_receipt(tool: Path, tmp_path: Pat
     arguments = "-mode e2e -conns 6 -topics 3 -queues 2 -topic Late -rate 100 -warm 0s -dur 600ms"
     async with running_broker(tmp_path, **LARGER) as broker, connected(broker) as other:
         quick = await run(tool, broker, arguments)
-        stored = records(broker.parts.store.files)
+        stored = records(broker.context.store.files)
         table = other.connections[0].table
         handler = table.routes[RequestCode.SEND_MESSAGE_V2].full
 

@@ -129,7 +129,7 @@ async def test_mixed_requests_are_accepted_by_the_full_way(name: str, tmp_path: 
 
 def stored(broker: BrokerController) -> int:
     topics = {message.topic for message in mixed.messages()}
-    queues = broker.parts.store.queues
+    queues = broker.context.store.queues
     return sum(queues.next_offset(topic, queue) for topic in topics for queue in range(mixed.QUEUES))
 
 

@@ -69,7 +69,7 @@ async def test_a_topic_that_a_send_makes_anew_while_it_is_deleted(
 ) -> None:
     """What was acknowledged after the deletion belongs to the new topic."""
     await client.send("Orders", b"old")
-    topics = broker.parts.topics
+    topics = broker.context.topics
     usual = topics.persisted
 
     async def meanwhile() -> None:
@@ -165,8 +165,8 @@ async def test_queues_of_topics_that_are_not_there_are_cleaned(broker: BrokerCon
     """CLEAN_UNUSED_TOPIC (316): what is left of a topic whose deletion was cut short."""
     await client.send("Orders")
     await client.send("Left")
-    store = broker.parts.store
-    assert broker.parts.topics.delete("Left")
+    store = broker.context.store
+    assert broker.context.topics.delete("Left")
     assert store.topics().keys() >= {"Orders", "Left"}
     assert (await client.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == ResponseCode.SUCCESS
     assert "Orders" in store.topics()
@@ -176,7 +176,7 @@ async def test_queues_of_topics_that_are_not_there_are_cleaned(broker: BrokerCon
 async def test_a_topic_that_a_send_makes_anew_while_others_are_cleaned(
     broker: BrokerController, client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, topics = broker.parts.store, broker.parts.topics
+    store, topics = broker.context.store, broker.context.topics
     for topic in ("Left", "Made"):
         await client.send(topic)
         assert topics.delete(topic)
@@ -202,7 +202,7 @@ async def test_expired_files_and_then_empty_queues_go_by_hand(tmp_path: Path) ->
             await client.send("Old", properties={"UNIQ_KEY": unique})
         for _ in range(3):
             await client.send("Orders", b"x" * 40_000)
-        store = broker.parts.store
+        store = broker.context.store
         assert await store.write_path.sync.flush()
         for path in sorted((tmp_path / "commitlog").iterdir())[:2]:
             os.utime(path, (0, 0))
@@ -362,7 +362,7 @@ async def test_reset_in_a_queue_that_is_not_there(
     reply = await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET | place)
     assert reply.code == ResponseCode.INVALID_PARAMETER
     assert "queueId is" in (reply.remark or "")
-    assert broker.parts.offsets.offset_table == broker.parts.offsets.reset_offset_table == {}
+    assert broker.context.offsets.offset_table == broker.context.offsets.reset_offset_table == {}
 
 
 async def test_reset_wakes_a_held_pull(client: WireClient) -> None:
@@ -389,10 +389,10 @@ async def test_deleting_a_topic_wakes_its_held_pulls_and_no_others(
     ]
     offset = {"topic": "Orders", "queueId": 0}
     await client.ask(RequestCode.GET_MAX_OFFSET, offset)  # answered behind them: they are held now
-    assert broker.parts.long_polling.held == 2, "a queue without messages is asked for at offset 0 only"
+    assert broker.context.long_polling.held == 2, "a queue without messages is asked for at offset 0 only"
     assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Orders"})).code == ResponseCode.SUCCESS
     assert (await client.reply(opaque[0], timeout=3)).code == ResponseCode.TOPIC_NOT_EXIST
-    assert broker.parts.long_polling.held == 1
+    assert broker.context.long_polling.held == 1
     assert opaque[2] not in client.replies
 
 

@@ -108,7 +108,7 @@ async def test_offsets_of_a_topic_that_nobody_asked_for_are_not_copied(
     await client.pull("Orders", 1, sysFlag=5, commitOffset=1)
     ext = {"srcGroup": "G", "destGroup": "H", "topic": "Nowhere", "offline": "true"}
     assert (await client.ask(RequestCode.CLONE_GROUP_OFFSET, ext)).code == ResponseCode.SUCCESS
-    assert broker.parts.offsets.query("H", "Orders", 0) == -1
+    assert broker.context.offsets.query("H", "Orders", 0) == -1
 
 
 # the address that a broker tells clients

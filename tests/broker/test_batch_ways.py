@@ -91,11 +91,11 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, s
         assert hashes[:COUNT] == hashes[COUNT:]
         assert set(map(len, hashes)) == {3}  # with the tag's
         assert [message.body for message in messages[:COUNT]] == [b"body%04d" % at for at in range(COUNT)]
-        index = broker.parts.store.index
+        index = broker.context.store.index
         assert index is not None
         await index.flush_pending()
         for key in ("k0003", f"7F0000010001AABBCCDD00000001{3:04X}"):
-            found = broker.parts.store.query_message("Orders", key, 32, 0, 1 << 62)
+            found = broker.context.store.query_message("Orders", key, 32, 0, 1 << 62)
             assert found is not None
             assert found.count == 3  # one in the batch that made the topic
             found.release()
@@ -126,12 +126,12 @@ async def test_what_is_not_ordinary_is_left_to_the_long_way(
     client: WireClient, broker: BrokerController, change: dict[str, str], body: bytes, code: int
 ) -> None:
     await made(client, broker)
-    before = broker.parts.store.max_phy_offset
+    before = broker.context.store.max_phy_offset
     short, long = await both(client, fields(**change), body)
     assert short[:2] == long[:2]
     assert short[0] == code
     assert not taken(broker)
-    assert (broker.parts.store.max_phy_offset > before) is (code == 0)
+    assert (broker.context.store.max_phy_offset > before) is (code == 0)
 
 
 async def test_a_batch_that_is_larger_than_a_message_may_be_is_refused_by_both(
@@ -139,11 +139,11 @@ async def test_a_batch_that_is_larger_than_a_message_may_be_is_refused_by_both(
 ) -> None:
     await made(client, broker)
     assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=3000")).code == 0
-    before = broker.parts.store.max_phy_offset
+    before = broker.context.store.max_phy_offset
     short, long = await both(client, fields(), batch(body=b"b" * 200))
     assert short[:2] == long[:2]
     assert short[0] != 0
-    assert broker.parts.store.max_phy_offset == before
+    assert broker.context.store.max_phy_offset == before
     assert not taken(broker)
 
 
@@ -164,7 +164,7 @@ async def test_a_batch_that_is_larger_than_a_message_may_be_is_refused_by_both(
 )
 async def test_messages_of_all_kinds_take_it(client: WireClient, broker: BrokerController, body: bytes) -> None:
     await made(client, broker)
-    before = broker.parts.store.max_offset("Orders", 1)
+    before = broker.context.store.max_offset("Orders", 1)
     (code, _, first), _ = await both(client, fields(), body)
     assert code == 0
     assert first["queueOffset"] == str(before)
@@ -200,20 +200,20 @@ async def test_oneways_and_refusals(client: WireClient, broker: BrokerController
     await made(client, broker)
     await ask(client, fields(), batch(), short=True, flag=2)
     assert len(await client.pull_messages("Orders", queueId=1)) == COUNT  # so it has been served
-    broker.parts.store.flags.set(Flag.DISK_FULL, "the disk is full")
+    broker.context.store.flags.set(Flag.DISK_FULL, "the disk is full")
     short, long = await both(client, fields(), batch())
     assert short[:2] == long[:2]
     assert short[0] == 14
-    broker.parts.store.flags.clear(Flag.DISK_FULL)
+    broker.context.store.flags.clear(Flag.DISK_FULL)
     assert not taken(broker)
-    assert broker.parts.store.max_offset("Orders", 1) == COUNT
+    assert broker.context.store.max_offset("Orders", 1) == COUNT
     assert (await both(client, fields(), batch()))[0][0] == 0
     assert taken(broker)
 
 
 async def test_they_are_counted_as_any_others(client: WireClient, broker: BrokerController) -> None:
     await made(client, broker)
-    items = [broker.parts.stats.items(name)["Orders"] for name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")]
+    items = [broker.context.stats.items(name)["Orders"] for name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")]
     steps = []
     for short in (True, False):
         before = [item.value for item in items]

@@ -22,7 +22,7 @@ from trimq.remoting.server.handlers import Served, Span
 
 
 def make_topic(broker: BrokerController, *, order: bool) -> None:
-    broker.parts.topics.put(
+    broker.context.topics.put(
         TopicConfig(topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES, perm=6, order=order)
     )
 
@@ -53,7 +53,7 @@ async def test_order_topics_are_refused_and_others_pass(
     # guards that the fast ways leave such sends to the full one, and that a change counts at once in both directions
     make_topic(broker, order=True)
     assert [reply.code for reply in await every_way(client)] == [0] * 5
-    stored = broker.parts.store.max_phy_offset
+    stored = broker.context.store.max_phy_offset
     await set_permission(client, permission)
     for reply in await every_way(client):
         assert reply.code == ResponseCode.NO_PERMISSION
@@ -61,12 +61,12 @@ async def test_order_topics_are_refused_and_others_pass(
             reply.remark == f"this broker takes no messages for the order topic Orders (brokerPermission={permission})"
         )
         assert reply.ext_fields()["MSG_REGION"] == "DefaultRegion"
-    assert broker.parts.store.max_phy_offset == stored
-    config = broker.parts.topics.table[TOPIC]
-    broker.parts.topics.put(msgspec.structs.replace(config, order=False))
+    assert broker.context.store.max_phy_offset == stored
+    config = broker.context.topics.table[TOPIC]
+    broker.context.topics.put(msgspec.structs.replace(config, order=False))
     assert [reply.code for reply in await every_way(client)] == [0] * 5
     assert (await client.send("New")).code == 0  # and a new topic is none of order
-    broker.parts.topics.put(config)
+    broker.context.topics.put(config)
     await set_permission(client, 6)
     assert [reply.code for reply in await every_way(client)] == [0] * 5
 

@@ -221,16 +221,16 @@ async def test_commits_that_cannot_be(
     assert named in (reply.remark or "")
     await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, commit, flag=ONEWAY_FLAG)
     await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, OFFSET | {"commitOffset": 461168601842738790})
-    assert broker.parts.offsets.offset_table == {"Orders@G": {0: 461168601842738790}}
-    assert broker.parts.offsets.refused == 2
+    assert broker.context.offsets.offset_table == {"Orders@G": {0: 461168601842738790}}
+    assert broker.context.offsets.refused == 2
 
 
 async def test_commits_in_queues_that_a_topic_had_before(broker: BrokerController, client: WireClient) -> None:
     """Guards consumers that are still at work on a queue when its topic gets fewer; and those of retry topics."""
     await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
     await client.send("Orders", queue_id=3)
-    config = broker.parts.topics.table["Orders"]
-    broker.parts.topics.put(type(config)(topic_name="Orders", read_queue_nums=1, write_queue_nums=2))
+    config = broker.context.topics.table["Orders"]
+    broker.context.topics.put(type(config)(topic_name="Orders", read_queue_nums=1, write_queue_nums=2))
     update = RequestCode.UPDATE_CONSUMER_OFFSET
     codes = [
         (await client.ask(update, OFFSET | {"queueId": queue, "commitOffset": 1})).code for queue in (0, 1, 2, 3, 4)
@@ -247,7 +247,7 @@ async def test_groups_are_bounded(tmp_path: Path) -> None:
         running_broker(tmp_path, maxOffsetGroups=2, enableCreateSysGroup=False) as broker,
         WireClient.connect(broker.endpoint) as client,
     ):
-        groups, offsets = broker.parts.groups, broker.parts.offsets
+        groups, offsets = broker.context.groups, broker.context.offsets
         await client.send("Orders")
         for name in ("A", "B"):
             assert (await client.pull("Orders", group=name, sysFlag=5, commitOffset=1)).code == ResponseCode.SUCCESS
@@ -268,7 +268,7 @@ async def test_groups_are_bounded(tmp_path: Path) -> None:
         clone = {"srcGroup": "A", "destGroup": "C", "topic": "", "offline": "true"}
         assert (await client.ask(RequestCode.CLONE_GROUP_OFFSET, clone)).code == ResponseCode.SYSTEM_BUSY
         assert (set(groups.table), set(offsets.offset_table)) == ({"A", "B"}, {"Orders@A", "Orders@B"})
-        assert "%RETRY%C" not in broker.parts.topics.table
+        assert "%RETRY%C" not in broker.context.topics.table
         assert groups.refused == 4
 
         # a group that goes makes room for another one; its offsets, where they stay, do not
@@ -459,7 +459,7 @@ async def test_a_heartbeat_is_answered_when_the_retry_topic_is_on_disk(tmp_path:
                 while not disk.waiting:
                     await trio.lowlevel.checkpoint()
             await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "Orders", "queueId": 0})  # this one is quicker
-            assert "%RETRY%Fresh" in broker.parts.topics.table
+            assert "%RETRY%Fresh" in broker.context.topics.table
             assert opaque not in client.replies
         finally:
             disk.gate.set()

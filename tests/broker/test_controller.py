@@ -88,7 +88,7 @@ async def test_the_store_knows_from_where_on_groups_have_yet_to_read(
     await client.send("One")
     await client.heartbeat("c1", consumers=[consumer("G", "One")])
     assert (await client.pull("One", maxMsgNums=1)).code == ResponseCode.SUCCESS
-    store = broker.parts.store
+    store = broker.context.store
     with trio.fail_after(10):
         while not store.write_path.room.reuse.unread_from():
             await trio.lowlevel.checkpoint()

@@ -79,7 +79,7 @@ class Life:
 
     async def kill(self) -> None:
         """From here on the store is what a SIGKILL leaves now: for the next life."""
-        await self._broker.parts.schedule.persist()  # else deliveries of the last seconds are made once more
+        await self._broker.context.schedule.persist()  # else deliveries of the last seconds are made once more
         await self.settled()  # no file is replaced while it is copied
         self._lives += 1
         before, self.directory = self.directory, self.directory.with_name(f"life{self._lives}")
@@ -88,7 +88,7 @@ class Life:
     @property
     def delivered(self) -> int:
         """Delayed messages that the present broker has delivered, readable or not yet."""
-        return self._broker.parts.schedule.delivered
+        return self._broker.context.schedule.delivered
 
     async def advance(self, seconds: float) -> None:
         await self.settled()

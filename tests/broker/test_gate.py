@@ -121,7 +121,7 @@ class Both:
         return await client.reply(opaque)
 
     def end(self) -> int:
-        return self.broker.parts.store.max_phy_offset
+        return self.broker.context.store.max_phy_offset
 
     def connection(self, client: WireClient) -> Connection:
         """The broker's end of a client's connection."""
@@ -178,7 +178,7 @@ async def test_nothing_gets_past_a_veto(tmp_path: Path, flush: str) -> None:
         veto.fails = True
         broker.gate.register(veto.feature)
         end = found.end()
-        stats = broker.parts.store.stats
+        stats = broker.context.store.stats
         handed_out = stats.transferred_messages_total
         for client in found.clients:
             table = found.table(client)

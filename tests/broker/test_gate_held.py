@@ -29,7 +29,7 @@ class Held:
 
     def __init__(self, found: Both, client: WireClient, code: int, form: Form) -> None:
         self.found, self.client, self.code, self.form = found, client, code, form
-        self.offset = found.broker.parts.store.max_offset(TOPIC, 0)
+        self.offset = found.broker.context.store.max_offset(TOPIC, 0)
         self.ext = texts(pull_ext(TOPIC, self.offset, sysFlag=6))
         self.opaque = found.next()
 
@@ -51,7 +51,7 @@ class Held:
 
 async def hold(found: Both, client: WireClient, code: int = 11, form: Form = code_first) -> Held:
     held = Held(found, client, code, form)
-    holds = found.broker.parts.long_polling
+    holds = found.broker.context.long_polling
     before = holds.held
     await client.stream.send_all(form(code, held.opaque, held.ext, b""))
     with trio.fail_after(5):
@@ -74,7 +74,7 @@ async def is_found(held: Held) -> bool:
 
 
 def transferred(found: Both) -> int:
-    return found.broker.parts.store.stats.transferred_messages_total
+    return found.broker.context.store.stats.transferred_messages_total
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
@@ -82,7 +82,7 @@ def transferred(found: Both) -> int:
 @pytest.mark.parametrize("told", [True, False], ids=["", "nobody told them"])
 async def test_a_feature_that_came_while_it_was_held_sees_it(tmp_path: Path, code: int, form: Form, told: bool) -> None:
     async with both(tmp_path) as found:
-        gate, holds = found.broker.gate, found.broker.parts.long_polling
+        gate, holds = found.broker.gate, found.broker.context.long_polling
         if not told:  # they are woken by the message then
             gate.listeners.remove(holds.wake_all)
         client = found.clients[0]
@@ -117,7 +117,7 @@ async def test_held_pulls_are_woken_when_the_features_change(tmp_path: Path, wha
         }
         actions[what]()
         assert await held.is_to_ask_again()
-        assert found.broker.parts.long_polling.held == 0
+        assert found.broker.context.long_polling.held == 0
 
 
 @pytest.mark.parametrize(("before", "then"), [(True, True), (True, False), (False, False), (False, True)])
@@ -175,7 +175,7 @@ async def test_one_that_nobody_is_admitted_for_is_served_as_it_was_let_through(t
 async def test_a_feature_that_came_while_the_pull_was_read_for_sees_it(tmp_path: Path) -> None:
     """It is held by what the gate said when it came, not when it was found that there is nothing."""
     async with both(tmp_path) as found:
-        store: Any = found.broker.parts.store
+        store: Any = found.broker.context.store
         usual = store.get_message, store.get_message_cold
         veto = Counting(codes=PULLS)
         veto.fails = True

@@ -120,7 +120,7 @@ async def test_disk_over_its_limit(tmp_path: Path) -> None:
     async with running_broker(tmp_path, disk=disk, healthPort=0, cleanResourceInterval=100) as broker:
         assert await reasons(broker) == {}
         disk.free = 5
-        await broker.parts.store.delete_expired_now()
+        await broker.context.store.delete_expired_now()
         found = await reasons_until(broker, bool)
         assert list(found) == ["disk_full"]
         assert "is 95 % full, the limit (diskSpaceWarningLevelRatio) is 90 %" in found["disk_full"]

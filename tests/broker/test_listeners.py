@@ -37,7 +37,7 @@ async def test_each_client_gets_the_address_of_the_listener_it_came_to(tmp_path:
         "advertisedListeners": "outside=broker.example:20911; vpn=10.8.0.1:10911",
     }
     async with running_broker(tmp_path, **keys) as broker:
-        assert await broker.parts.registration.registered()
+        assert await broker.context.registration.registered()
         namesrv = broker.namesrv
         assert namesrv is not None
         assert namesrv.address is not None

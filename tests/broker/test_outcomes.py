@@ -98,7 +98,7 @@ async def test_outcomes_of_a_put_the_short_way(tmp_path: Path, status: PutMessag
 
     ext = send_ext("TBW102", {"UNIQ_KEY": "U1"})
     async with running_broker(tmp_path, flushDiskType="SYNC_FLUSH") as broker:
-        stats = broker.parts.stats
+        stats = broker.context.stats
         async with store_that(broker, put_message=put, put_now=put_now) as client:
             answers = []
             for direct in (False, True):
@@ -134,12 +134,12 @@ async def test_message_that_cannot_be_sent_back(broker: BrokerController, client
 
 def store_that(broker: BrokerController, **methods: Callable[..., Any]) -> Any:
     """A client of a port whose sends go to a store with other methods."""
-    kept = {name: getattr(broker.parts.store, name) for name in methods}
+    kept = {name: getattr(broker.context.store, name) for name in methods}
     for name, method in methods.items():
-        setattr(broker.parts.store, name, method)
+        setattr(broker.context.store, name, method)
     table = HandlerTable()
-    send_processor(broker.parts).register(table)
-    send_back_processor(broker.parts).register(table)
+    send_processor(broker.context).register(table)
+    send_back_processor(broker.context).register(table)
     table.register(RequestCode.GET_MAX_OFFSET, lambda _, command: command.reply(header={"offset": "0"}))
     sock = listen("127.0.0.1", 0)
     address = sock.getsockname()
@@ -157,7 +157,7 @@ class _restoring:  # noqa: N801 - used like a function
 
     async def __aexit__(self, *error: object) -> None:
         for name, method in self.kept.items():
-            setattr(self.broker.parts.store, name, method)
+            setattr(self.broker.context.store, name, method)
         await self.inner.__aexit__(*error)
 
 
@@ -183,7 +183,7 @@ async def test_outcomes_of_a_get(
     released = []
     result = GetMessageResult(status, 5, 2, 9, release=lambda: released.append(1))
 
-    store = broker.parts.store
+    store = broker.context.store
     usual = store.get_message  # the delivery of delayed messages asks too
 
     async def get_cold(*_: Any) -> GetMessageResult:
@@ -205,7 +205,7 @@ async def test_outcomes_of_a_get(
 
 async def test_cold_data(broker: BrokerController, client: WireClient) -> None:
     sent = await client.send("Orders", b"one", {"KEYS": "k"})
-    store = broker.parts.store
+    store = broker.context.store
     for name in ("get_message", "query_message", "look_message"):
         setattr(store, name, lambda *_: None)
     (message,) = await client.pull_messages("Orders")
@@ -224,11 +224,11 @@ async def test_handler_that_fails_costs_one_request(broker: BrokerController, cl
     def broken(*_: Any) -> Any:
         raise LookupError("inside")
 
-    kept = broker.parts.store.look_message
-    setattr(broker.parts.store, "look_message", broken)  # noqa: B010 - a method, to mypy
+    kept = broker.context.store.look_message
+    setattr(broker.context.store, "look_message", broken)  # noqa: B010 - a method, to mypy
     reply = await client.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": 0})
     assert (reply.code, reply.remark) == (ResponseCode.SYSTEM_ERROR, "LookupError: inside")
-    setattr(broker.parts.store, "look_message", kept)  # noqa: B010 - as above
+    setattr(broker.context.store, "look_message", kept)  # noqa: B010 - as above
     assert (await client.send("Orders")).code == ResponseCode.SUCCESS
 
 

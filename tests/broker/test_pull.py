@@ -202,8 +202,8 @@ async def test_a_commit_flag_with_an_offset_that_cannot_be(
     reply = await client.pull("Orders", 2, sysFlag=5, commitOffset=offset)
     assert reply.code == ResponseCode.INVALID_PARAMETER
     assert str(offset) in (reply.remark or "")
-    assert broker.parts.offsets.offset_table.get("Orders@G") == ({0: 2} if again else None)
-    assert broker.parts.offsets.refused == 1
+    assert broker.context.offsets.offset_table.get("Orders@G") == ({0: 2} if again else None)
+    assert broker.context.offsets.refused == 1
     assert (await client.pull("Orders", 2, sysFlag=4, commitOffset=offset)).code == ResponseCode.SUCCESS
 
 

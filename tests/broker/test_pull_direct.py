@@ -60,18 +60,18 @@ CASES: list[dict[str, Any]] = [
 
 
 def _traces(broker: BrokerController) -> dict[str, Any]:
-    parts = broker.parts
+    context = broker.context
     stats = {
-        name: {key: (item.value, item.times) for key, item in parts.stats.items(name).items()}
+        name: {key: (item.value, item.times) for key, item in context.stats.items(name).items()}
         for name in (GROUP_GET_NUMS, GROUP_GET_SIZE)
     }
-    store = parts.store.stats
+    store = context.store.stats
     return {
         **stats,
-        "total": parts.stats.get_total,
+        "total": context.stats.get_total,
         "found": (store.found_times_total, store.transferred_messages_total),
-        "offsets": {key: dict(table) for key, table in parts.offsets.offset_table.items()},
-        "pulled": {key: dict(table) for key, table in parts.offsets.pull_offset_table.items()},
+        "offsets": {key: dict(table) for key, table in context.offsets.offset_table.items()},
+        "pulled": {key: dict(table) for key, table in context.offsets.pull_offset_table.items()},
     }
 
 
@@ -99,9 +99,9 @@ async def test_both_ways_say_and_leave_the_same(broker: BrokerController, client
             fields = FIELDS | case
             replies, growths = [], []
             for direct in (False, True):
-                for table in (broker.parts.offsets.offset_table, broker.parts.offsets.pull_offset_table):
+                for table in (broker.context.offsets.offset_table, broker.context.offsets.pull_offset_table):
                     table.clear()
-                broker.parts.offsets.offset_table["Orders@group"] = {1: 0}  # a first commit is not for the fast way
+                broker.context.offsets.offset_table["Orders@group"] = {1: 0}  # a first commit is not for the fast way
                 before = _traces(broker)
                 replies.append(await raw.ask(json_frame(code, fields, direct=direct)))
                 growths.append(_growth(before, _traces(broker)))
@@ -116,7 +116,7 @@ async def test_what_is_changed_counts_at_once(broker: BrokerController, client: 
         raw = Raw(stream)
         frame = json_frame(11, FIELDS, direct=True)
         assert b"FOUND" in await raw.ask(frame)
-        topics, groups = broker.parts.topics.table, broker.parts.groups.table
+        topics, groups = broker.context.topics.table, broker.context.groups.table
         topic, group = topics["Orders"], groups["group"]
         topics["Orders"] = type(topic)(topic_name="Orders", perm=2)
         assert b"hands out no messages" in await raw.ask(frame)
@@ -125,10 +125,10 @@ async def test_what_is_changed_counts_at_once(broker: BrokerController, client: 
         assert b"may not consume" in await raw.ask(frame)
         groups["group"] = group
         assert b"FOUND" in await raw.ask(frame)
-        broker.parts.offsets.assign_reset("Orders", "group", 0, 0)
+        broker.context.offsets.assign_reset("Orders", "group", 0, 0)
         assert b"OFFSET_RESET" in await raw.ask(frame)
         assert b"FOUND" in await raw.ask(frame)
-        broker.parts.store.queues.drop_topic("Orders")
+        broker.context.store.queues.drop_topic("Orders")
         assert b"FOUND" not in await raw.ask(frame)
 
 
@@ -197,9 +197,9 @@ async def test_a_reset_that_waits_slows_down_nobody_else(broker: BrokerControlle
     for topic in ("Orders", "Other"):
         await client.send(topic, b"body")
         await client.pull(topic, group="group")
-    broker.parts.offsets.assign_reset("Other", "group", 0, 0)
+    broker.context.offsets.assign_reset("Other", "group", 0, 0)
     (connection,) = broker.reactor.connections.values()
-    serve = direct_pulls_of(broker.parts).serve
+    serve = direct_pulls_of(broker.context).serve
     answers = []
     for topic in ("Orders", "Other"):
         head = memoryview(json_frame(11, FIELDS | {"topic": topic}, direct=True))[8:]
@@ -224,8 +224,8 @@ async def test_what_a_consumer_will_ask_for_next_is_made_ahead(broker: BrokerCon
         await client.send("Orders", b"%d" % number)
     await client.pull("Orders", group="group")
     (connection,) = broker.reactor.connections.values()
-    pulls = direct_pulls_of(broker.parts)
-    stats = broker.parts.store.stats
+    pulls = direct_pulls_of(broker.context)
+    stats = broker.context.store.stats
 
     def ask(**fields: str) -> bytes:
         head = memoryview(json_frame(11, FIELDS | {"maxMsgNums": "8"} | fields, direct=True))[8:]
@@ -251,7 +251,7 @@ async def test_what_a_consumer_will_ask_for_next_is_made_ahead(broker: BrokerCon
     pulls.prepare()
     assert pulls._prepared is None, "fewer than a pull may get: more can come until it does"
     ask(queueOffset="0")
-    (queue,) = [queue for queue in broker.parts.store.queues.loaded_queues() if queue.next_offset]
+    (queue,) = [queue for queue in broker.context.store.queues.loaded_queues() if queue.next_offset]
     queue.deleted = True
     pulls.prepare()
     assert pulls._prepared is None

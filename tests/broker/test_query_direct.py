@@ -52,7 +52,7 @@ async def test_both_ways_say_the_same(broker: BrokerController, client: WireClie
             general = await raw.ask(json_frame(12, FIELDS | case, direct=False))
             assert await raw.ask(json_frame(12, FIELDS | case, direct=True)) == general, case
         assert b'"code":0' in await raw.ask(json_frame(12, FIELDS, direct=True))
-    assert not any(file.is_held for file in broker.parts.store.files.files)
+    assert not any(file.is_held for file in broker.context.store.files.files)
 
 
 async def by_tag(client: WireClient, topic: str, tag: str) -> list[bytes]:
@@ -84,7 +84,7 @@ async def test_messages_of_all_kinds_are_found_by_their_tag(tmp_path: Path) -> N
             assert await by_tag(client, "SCHEDULE_TOPIC_XXXX", "red") == ([b"later", b"alone"] if enabled else [])
             clock.advance(10)
             with trio.fail_after(10):
-                while broker.parts.schedule.delivered < 2:  # noqa: ASYNC110 - nobody tells
+                while broker.context.schedule.delivered < 2:  # noqa: ASYNC110 - nobody tells
                     await trio.sleep(0.01)
             assert await by_tag(client, "Orders", "red") == ([*now, b"later"] if enabled else [])
             assert await by_tag(client, "%RETRY%G", "red") == ([b"alone"] if enabled else [])

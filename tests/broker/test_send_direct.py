@@ -87,7 +87,7 @@ async def test_a_name_that_is_there_twice_is_stored_as_it_came(tmp_path: Path, t
             reply = await ask(client, v2(text), short=short)
             assert reply is not None
             assert reply.code == 0
-        store = broker.parts.store
+        store = broker.context.store
         units = await store.queue_units("Orders", 1, 0, 2)
         records = [bytes(await store.look_message_cold(offset)) for offset, _, _ in units]
         first, second = (record[record.index(b"Orders") :] for record in records)
@@ -101,7 +101,7 @@ async def test_a_topic_that_a_state_file_has_brought_is_refused_on_both_ways(
     client: WireClient, broker: BrokerController, name: str
 ) -> None:
     await made(client, broker)
-    broker.parts.topics.put(TopicConfig(topic_name=name))
+    broker.context.topics.put(TopicConfig(topic_name=name))
     assert (await both(client, v2(properties_text(USUAL), b=name)))[0] == ResponseCode.INVALID_PARAMETER
     assert not taken(broker)
 
@@ -133,8 +133,8 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, p
         assert ours == theirs
         assert len(ours) == 1 + len(properties.get("KEYS", "").split()) + ("TAGS" in properties)
         for key in [UNIQUE, *properties.get("KEYS", "").split()]:
-            await broker.parts.store.index.flush_pending()  # type: ignore[union-attr]
-            found = broker.parts.store.query_message("Orders", key, 32, 0, 1 << 62)
+            await broker.context.store.index.flush_pending()  # type: ignore[union-attr]
+            found = broker.context.store.query_message("Orders", key, 32, 0, 1 << 62)
             assert found is not None
             assert found.count >= 2
             found.release()
@@ -187,7 +187,7 @@ async def test_what_is_not_ordinary_is_left_to_the_long_way(
     assert short is not None
     assert long is not None
     assert (short.code, short.remark) == (long.code, long.remark)
-    assert set(broker.parts.store.topics()["Orders"]) <= {0, 1, 2, 3}
+    assert set(broker.context.store.topics()["Orders"]) <= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ async def test_topics_that_mean_something_are_left_to_the_long_way(
     fields = v2(properties_text(USUAL), b=topic, j=reconsumed, e="0") | ({"c": "none"} if code == 17 else {})
     assert (await both(client, fields))[0] == code
     assert not taken(broker)
-    assert broker.parts.store.max_offset("%DLQ%group", 0) == (2 if reconsumed == "17" else 0)
+    assert broker.context.store.max_offset("%DLQ%group", 0) == (2 if reconsumed == "17" else 0)
 
 
 async def test_empty_bodies_and_oneways(client: WireClient, broker: BrokerController) -> None:
@@ -230,9 +230,9 @@ async def test_a_topic_that_is_changed_or_made_anew_is_looked_at_again(
     await made(client, broker)
     fields = v2(properties_text(USUAL))
     assert (await ask(client, fields, short=True)) is not None
-    topics = broker.parts.topics
+    topics = broker.context.topics
     assert topics.delete("Orders")
-    await broker.parts.store.delete_topic("Orders")
+    await broker.context.store.delete_topic("Orders")
     reply = await ask(client, fields, short=True)
     assert reply is not None
     assert (reply.code, reply.ext_fields()["queueOffset"]) == (0, "0")
@@ -290,33 +290,33 @@ async def test_what_becomes_of_the_topic_counts_at_once(client: WireClient, brok
     await made(client, broker)
     fields = v2(properties_text(USUAL))
     assert (await both(client, fields))[0] == 0
-    topics = broker.parts.topics
+    topics = broker.context.topics
     config = topics.table["Orders"]
     topics.put(msgspec.structs.replace(config, write_queue_nums=1, read_queue_nums=1))
     assert (await both(client, fields))[0] == 29
     topics.put(msgspec.structs.replace(config, perm=4))  # only clients look at the permission to write
     assert (await both(client, fields))[0] == 0
-    broker.parts.store.flags.set(Flag.DISK_FULL, "the disk is full")
+    broker.context.store.flags.set(Flag.DISK_FULL, "the disk is full")
     assert (await both(client, fields))[0] == 14
-    broker.parts.store.flags.clear(Flag.DISK_FULL)
+    broker.context.store.flags.clear(Flag.DISK_FULL)
     assert (await both(client, fields))[0] == 0
     assert taken(broker)
 
 
 async def test_nothing_is_kept_of_a_deleted_topic(broker: BrokerController) -> None:
-    direct = direct_sends_of(broker.parts)
-    broker.parts.topics.put(TopicConfig(topic_name="Short-lived"))
+    direct = direct_sends_of(broker.context)
+    broker.context.topics.put(TopicConfig(topic_name="Short-lived"))
     assert direct._find("Short-lived") is not None
-    assert broker.parts.topics.delete("Short-lived")
+    assert broker.context.topics.delete("Short-lived")
     assert direct._topics == {}
 
 
 async def test_it_is_counted_as_any_other(client: WireClient, broker: BrokerController) -> None:
     await made(client, broker)
-    before = broker.parts.stats.put_total
-    size = broker.parts.stats.items("TOPIC_PUT_SIZE")["Orders"].value
-    end = broker.parts.store.max_phy_offset
+    before = broker.context.stats.put_total
+    size = broker.context.stats.items("TOPIC_PUT_SIZE")["Orders"].value
+    end = broker.context.store.max_phy_offset
     assert (await ask(client, v2(properties_text(USUAL)), short=True)) is not None
-    assert broker.parts.stats.put_total == before + 1
-    stored = broker.parts.store.max_phy_offset - end
-    assert broker.parts.stats.items("TOPIC_PUT_SIZE")["Orders"].value == size + stored
+    assert broker.context.stats.put_total == before + 1
+    stored = broker.context.store.max_phy_offset - end
+    assert broker.context.stats.items("TOPIC_PUT_SIZE")["Orders"].value == size + stored

@@ -192,7 +192,7 @@ def of_message(message: StoredMessage) -> dict[str, Any]:
 
 async def stored(side: Side) -> dict[str, Any]:
     """All that sends leave behind."""
-    store = side.broker.parts.store
+    store = side.broker.context.store
     assert store.index is not None
     await store.index.flush_pending()
     found: dict[str, Any] = {"end": store.max_phy_offset, "dispatched": store.dispatched_offset}
@@ -214,7 +214,7 @@ async def stored(side: Side) -> dict[str, Any]:
             result = await store.query_message_cold(message.topic, key, 64, 0, 1 << 62)
             found[f"key {key}"] = result.count
             result.release()
-    stats = side.broker.parts.stats
+    stats = side.broker.context.stats
     for topic in (TOPIC, OTHER):
         nums, sizes = stats.topic_counters(topic)
         found[f"counted {topic}"] = (stats.put_total, nums.value, nums.times, sizes.value, sizes.times)
@@ -545,12 +545,12 @@ async def same_batches(both: Sides, frames: list[Frame], expected: list[int]) ->
         assert fields[0] == fields[1]
     found = []
     for side in both.both:
-        store = side.broker.parts.store
+        store = side.broker.context.store
         assert store.index is not None
         await store.index.flush_pending()
         index = [(entry.phy, entry.key_hash) for file in store.index.files for entry in file.entries()]
         units = [await store.queue_units(TOPIC, queue_id, 0, 1000) for queue_id in range(QUEUES)]
-        nums, sizes = side.broker.parts.stats.topic_counters(TOPIC)
+        nums, sizes = side.broker.context.stats.topic_counters(TOPIC)
         counted = (nums.value, nums.times, sizes.value, sizes.times, store.stats.put_message_times_total)
         found.append((store.max_phy_offset, index, units, counted, await stored_texts(side)))
     assert found[0] == found[1]
@@ -593,7 +593,7 @@ async def test_the_topic_s_end_and_another_configuration(tmp_path: Path, monkeyp
         before = both.served
         await both[0].burst([send_frame(number) for number in numbers], numbers)
         assert both.served == before + MANY
-        queues = [both[0].broker.parts.store.queues.find(TOPIC, queue_id) for queue_id in range(QUEUES)]
+        queues = [both[0].broker.context.store.queues.find(TOPIC, queue_id) for queue_id in range(QUEUES)]
         assert sum(queue.next_offset for queue in queues if queue is not None) == 2 * MANY  # none in the deleted ones
 
 
@@ -613,13 +613,13 @@ async def test_a_topic_that_changes_between_rounds(tmp_path: Path, monkeypatch: 
         assert {number % QUEUES for number, reply in replies.items() if reply.code} == {3}
         before = both.served
         for side in both.both:  # a topic that is made again while its deletion goes on
-            side.broker.parts.store.commit_log.forget_topic(TOPIC)
+            side.broker.context.store.commit_log.forget_topic(TOPIC)
         good = [number for number in numbers if number % QUEUES != 3]
         replies = await same(both, [send_frame(number) for number in good], good)
         assert {reply.code for reply in replies.values()} == {0}
         assert both.served == before + len(good)
         for side in both.both:
-            assert side.broker.parts.topics.delete(TOPIC)
+            assert side.broker.context.topics.delete(TOPIC)
         replies = await same(both, [send_frame(number, default_topic="None") for number in numbers], numbers)
         assert all(reply.code for reply in replies.values())
 
@@ -734,7 +734,7 @@ async def test_a_device_that_fails_or_is_late(tmp_path: Path, monkeypatch: pytes
         numbers = list(range(1001, 1001 + MANY))
         found = []
         for side in both.both:
-            sync = side.broker.parts.store.write_path.sync
+            sync = side.broker.context.store.write_path.sync
             stuck = trio.Event()
 
             async def flush(event: trio.Event = stuck) -> bool:
@@ -763,7 +763,7 @@ async def test_no_more_wait_for_the_disk_than_may(tmp_path: Path, monkeypatch: p
         numbers = list(range(1001, 1001 + MANY))
         found = []
         for side in both.both:
-            sync = side.broker.parts.store.write_path.sync
+            sync = side.broker.context.store.write_path.sync
             stuck, flush_inline, advance = trio.Event(), sync.flush_inline, sync.advance
 
             async def flush(event: trio.Event = stuck, then: Any = advance) -> Any:
@@ -773,14 +773,14 @@ async def test_no_more_wait_for_the_disk_than_may(tmp_path: Path, monkeypatch: p
             monkeypatch.setattr(sync, "flush_inline", lambda: None)
             monkeypatch.setattr(sync, "advance", flush)
             monkeypatch.setattr(sync, "flush", flush)
-            before = side.broker.parts.store.stats.put_message_times_total
+            before = side.broker.context.store.stats.put_message_times_total
             await side.client.stream.send_all(b"".join(map(send_frame, numbers)))
             refused = {number: await side.client.reply(number) for number in numbers[most:]}
             assert side.broker.reactor.stats.inflight == most
             stuck.set()
             monkeypatch.setattr(sync, "flush_inline", flush_inline)
             stored_ones = {number: await side.client.reply(number) for number in numbers[:most]}
-            assert side.broker.parts.store.stats.put_message_times_total == before + most
+            assert side.broker.context.store.stats.put_message_times_total == before + most
             found.append({number: of_reply(reply) for number, reply in (stored_ones | refused).items()})
         assert found[0] == found[1]
         codes = [code for code, *_ in (found[0][number] for number in numbers)]
@@ -864,7 +864,7 @@ async def test_a_fault_of_the_leaf_where_the_device_has_failed(tmp_path: Path, m
         processor = find_processor(side.broker)
         processor._native._native = native
         processor._register()
-        sync = side.broker.parts.store.write_path.sync
+        sync = side.broker.context.store.write_path.sync
 
         async def flush() -> bool:
             return False

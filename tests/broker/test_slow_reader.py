@@ -21,7 +21,7 @@ PULLS = 40
 
 
 async def _fill_files(client: WireClient, broker: BrokerController, topic: str, files: int) -> None:
-    while len(broker.parts.store.files.files) < files:
+    while len(broker.context.store.files.files) < files:
         assert (await client.send(topic, BODY)).code == 0
 
 
@@ -64,7 +64,7 @@ async def test_it_is_closed_after_its_time_and_the_memory_is_free(tmp_path: Path
     }
     async with running_broker(tmp_path, **settings) as broker, WireClient.connect(broker.endpoint) as client:
         await _fill_files(client, broker, "Slow", 3)
-        first = broker.parts.store.files.files[0]
+        first = broker.context.store.files.files[0]
         slow = await _slow_reader(broker.endpoint, "Slow")
         healthy = await client.pull("Slow", 0)
         assert healthy.code == 0
@@ -84,5 +84,5 @@ async def test_it_is_closed_after_its_time_and_the_memory_is_free(tmp_path: Path
         # everybody else goes on
         assert not client.closed
         assert (await client.send("Slow", b"more")).code == 0
-        assert (await client.pull("Slow", broker.parts.store.min_offset("Slow", 0))).code == 0
+        assert (await client.pull("Slow", broker.context.store.min_offset("Slow", 0))).code == 0
         await slow.aclose()

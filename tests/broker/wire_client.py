@@ -171,7 +171,7 @@ class WireClient:
 
 async def hashes_of(broker: BrokerController, messages: list[StoredMessage]) -> list[list[int]]:
     """What the index has of each message, in its order."""
-    index = broker.parts.store.index
+    index = broker.context.store.index
     assert index is not None
     await index.flush_pending()
     entries = [entry for file in index.files for entry in file.entries()]

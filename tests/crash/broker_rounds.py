@@ -138,7 +138,7 @@ class Round:
             running_broker(Path("/store"), clock=LoopClock(), disk=disk, **_SETTINGS) as broker,
             WireClient.connect(broker.endpoint) as client,
         ):
-            recovered = broker.parts.store.recovered
+            recovered = broker.context.store.recovered
             assert recovered is not None
             present: dict[bytes, StoredMessage] = {}
             for topic in TOPICS:

@@ -175,8 +175,8 @@ async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged(tmp_pa
         nursery.start_soon(send, client)
         while sent < 400:
             await trio.lowlevel.checkpoint()
-        broker.parts.offsets.commit("c", "G", "T", 0, 7)
-        await broker.parts.offsets.persisted()
+        broker.context.offsets.commit("c", "G", "T", 0, 7)
+        await broker.context.offsets.persisted()
         before = sent
         await trio.run_process(["sh", "-ec", ALL["operate backup"]], env=environment)
         nursery.cancel_scope.cancel()
@@ -185,8 +185,8 @@ async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged(tmp_pa
         running_broker(tmp_path / "backup", mappedFileSizeCommitLog=1 << 20) as broker,
         WireClient.connect(broker.endpoint) as client,
     ):
-        assert broker.parts.store.max_offset("T", 0) >= before
-        assert broker.parts.offsets.query("G", "T", 0) == 7
+        assert broker.context.store.max_offset("T", 0) >= before
+        assert broker.context.offsets.query("G", "T", 0) == 7
         offset = 0
         while offset < before:
             found = await client.pull_messages("T", offset)
@@ -212,7 +212,7 @@ async def test_a_restored_store_is_sound_before_a_broker_opens_it(tmp_path: Path
     await trio.to_thread.run_sync(sh, "operate restore", environment)
     await trio.to_thread.run_sync(sh, "operate move", environment)
     async with running_broker(tmp_path / "backup", mappedFileSizeCommitLog=1 << 20) as broker:
-        assert broker.parts.store.max_offset("T", 0) == 300
+        assert broker.context.store.max_offset("T", 0) == 300
 
 
 @pytest.mark.parametrize("unit", ["trimq-broker.service", "trimq-namesrv.service"])

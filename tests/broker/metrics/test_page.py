@@ -67,7 +67,7 @@ async def test_messages_in_and_out_by_topic_and_group(broker: BrokerController, 
     assert page.value("rocketmq_messages_out_total", **group, **here) == 3
     assert page.value("rocketmq_throughput_out_total", **group, **here) > 300
     assert page.value("trimq_put_messages_total") == 3
-    assert page.value("rocketmq_storage_size", storage_medium="disk") == broker.parts.store.max_phy_offset
+    assert page.value("rocketmq_storage_size", storage_medium="disk") == broker.context.store.max_phy_offset
     assert page.value("trimq_ready") == 1
     assert page.value("trimq_connections") == 1
     assert page.value("process_resident_memory_bytes") > 1e6
@@ -78,7 +78,7 @@ async def test_lag_is_the_distance_from_the_committed_offsets(broker: BrokerCont
     for queue_id in (0, 1, 1, 1):
         await client.send("T", queue_id=queue_id)
     for queue_id, offset in ((0, 1), (1, 1)):
-        broker.parts.offsets.commit("c", "G", "T", queue_id, offset)
+        broker.context.offsets.commit("c", "G", "T", queue_id, offset)
     page = await scrape(broker)
     assert page.value("rocketmq_consumer_lag_messages", topic="T", consumer_group="G") == 2
 
@@ -86,12 +86,12 @@ async def test_lag_is_the_distance_from_the_committed_offsets(broker: BrokerCont
 async def test_lag_does_not_load_queues_that_nobody_uses(tmp_path: Path) -> None:
     async with running_broker(tmp_path, **ON) as broker, WireClient.connect(broker.endpoint) as client:
         await client.send("T")
-        broker.parts.offsets.commit("c", "G", "T", 0, 0)
+        broker.context.offsets.commit("c", "G", "T", 0, 0)
     async with running_broker(tmp_path, **ON) as broker:
-        before = dict(broker.parts.store.queues.queues)
+        before = dict(broker.context.store.queues.queues)
         page = await scrape(broker)
         assert page.value("rocketmq_consumer_lag_messages", topic="T", consumer_group="G") == 1
-        assert broker.parts.store.queues.queues == before
+        assert broker.context.store.queues.queues == before
 
 
 async def test_who_is_connected(broker: BrokerController, client: WireClient) -> None:
@@ -106,7 +106,7 @@ async def test_who_is_connected(broker: BrokerController, client: WireClient) ->
 async def test_held_pulls_and_the_probe(broker: BrokerController, client: WireClient) -> None:
     await client.send("T")
     await client.post(RequestCode.PULL_MESSAGE, pull_ext("T", 1, sysFlag=6))
-    while not broker.parts.long_polling.held:
+    while not broker.context.long_polling.held:
         await trio.lowlevel.checkpoint()
     page = await scrape(broker)
     assert page.value("trimq_long_polls_held") == 1
@@ -138,7 +138,7 @@ async def test_a_flush_is_timed(tmp_path: Path) -> None:
 async def test_series_beyond_the_limit_are_left_out_and_counted(tmp_path: Path) -> None:
     async with running_broker(tmp_path, **ON, metricsOtelCardinalityLimit=5) as broker:
         for number in range(8):
-            broker.parts.stats.topic_put(f"T{number}", 1, 1)
+            broker.context.stats.topic_put(f"T{number}", 1, 1)
         page = await scrape(broker)
     assert page.count("rocketmq_messages_in_total") == 5
     assert page.value("rocketmq_messages_in_total", topic="T0") == 1
@@ -147,7 +147,7 @@ async def test_series_beyond_the_limit_are_left_out_and_counted(tmp_path: Path) 
 
 
 async def test_strange_names_stay_inside_their_quotes(broker: BrokerController) -> None:
-    broker.parts.offsets.commit("c", 'a"b\\c\nd', "T", 0, 0)
+    broker.context.offsets.commit("c", 'a"b\\c\nd', "T", 0, 0)
     page = await scrape(broker)
     assert page.value("rocketmq_consumer_lag_messages", consumer_group='a"b\\c\nd') == 0
 
@@ -174,9 +174,9 @@ SCRAPES = 3
 async def test_ten_thousand_topics_neither_stop_the_loop_nor_cost_much(broker: BrokerController) -> None:
     """CPU time, the least of several scrapes: neighbours on the machine only ever add to it."""
     for number in range(10_000):
-        broker.parts.stats.topic_put(f"topic-{number:05}", 1, 100)
-        broker.parts.stats.group_get("G", f"topic-{number:05}", 1, 100)
-        broker.parts.offsets.commit("c", "G", f"topic-{number:05}", 0, 0)
+        broker.context.stats.topic_put(f"topic-{number:05}", 1, 100)
+        broker.context.stats.group_get("G", f"topic-{number:05}", 1, 100)
+        broker.context.offsets.commit("c", "G", f"topic-{number:05}", 0, 0)
     assert (await get(broker.web_endpoints[0], "/metrics")).status == 200  # the first one imports and fills caches
     in_all: list[float] = []
     longest: list[float] = []

@@ -42,7 +42,7 @@ async def full_page(broker: BrokerController) -> str:
         await client.send("T")
         await client.heartbeat("c1", consumers=[consumer("G", "T")], producers=["P"])
         await client.pull_messages("T")
-        broker.parts.offsets.commit("c", "G", "T", 0, 0)
+        broker.context.offsets.commit("c", "G", "T", 0, 0)
         return (await get(broker.web_endpoints[0], "/metrics")).body
 
 
@@ -125,10 +125,10 @@ async def test_prometheus_scrapes_the_broker_and_an_alert_fires(tmp_path: Path) 
                 await trio.sleep(0.2)
             (sample,) = found["result"]
             assert (sample["metric"]["topic"], sample["value"][1]) == ("T", "1")
-            broker.parts.store.flags.set(Flag.NOT_WRITEABLE, "a test has broken it")
+            broker.context.store.flags.set(Flag.NOT_WRITEABLE, "a test has broken it")
             firing: list[str] = []
             while "TrimqStoreReadOnly" not in firing:
                 alerts = (await ask(server, "alerts"))["alerts"]
                 firing = [alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"]
                 await trio.sleep(0.2)
-            broker.parts.store.flags.clear(Flag.NOT_WRITEABLE)
+            broker.context.store.flags.clear(Flag.NOT_WRITEABLE)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class BrokerParts:
+class BrokerContext:
     """One broker's parts. ``store_host`` is ``identity.address``, packed."""
 
     identity: "BrokerIdentity"
