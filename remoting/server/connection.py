@@ -84,7 +84,7 @@ class ConnectionOwner(Protocol):
         """The number of a request of ours."""
         ...
 
-    def serve_held(self) -> None:
+    def serve_group(self) -> None:
         """Serve the frames that wait for others of their round: one of their connections is closed next."""
         ...
 
@@ -124,7 +124,7 @@ class Connection:
         "encoding",
         "frame",
         "held",
-        "held_back",
+        "in_group",
         "inflight",
         "mask",
         "on_close",
@@ -155,7 +155,7 @@ class Connection:
         # The rest is the reactor's.
         self.sock = sock
         self.table = table
-        self.held_back = False  # has frames that wait for others of their round
+        self.in_group = False  # has frames that wait for others of their round
         self.out = OutBuffer()
         self.rest = b""  # bytes received and not yet served
         self.ready = False  # rest begins with a whole frame
@@ -346,8 +346,8 @@ class Connection:
 
         ``reason`` goes to the log: a warning where the peer is to blame (``broken``), for debugging only if ``quiet``.
         """
-        if self.held_back:
-            self._owner.serve_held()
+        if self.in_group:
+            self._owner.serve_group()
         if self.closed:
             return
         if self.out.chunks:

@@ -14,9 +14,9 @@ from trimq.remoting.runtime.clock import CoarseTime
 from trimq.remoting.server.big_frame import SPARE_SIZE, SPARES, BigFrame
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.failures import Failures
+from trimq.remoting.server.grouping import FEW, GROUP_BYTES, LONGEST_REST, Grouping
 from trimq.remoting.server.handler_table import FRONT, FastPath
 from trimq.remoting.server.handlers import DEFERRED, Later, Outcome
-from trimq.remoting.server.held_frames import FEW, HELD_BYTES, LONGEST_REST, HeldFrames
 from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits, ReactorStats
 from trimq.remoting.server.outcomes import Outcomes
 from trimq.remoting.server.unfinished import UnfinishedFrames
@@ -75,17 +75,17 @@ class Intake:
         self._max_inflight_here = limits.max_inflight_per_connection
         self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + FRONT)  # a look at a front never ends behind it
         self.view = memoryview(self._buffer)[:RECEIVE_BUFFER]
-        self.held = HeldFrames(self.view, limits, stats, failures, one_by_one=self.serve_received, send_now=send_now)
+        self.grouping = Grouping(self.view, limits, stats, failures, one_by_one=self.serve_received, send_now=send_now)
         self._spares: list[bytearray] = []
         self.turn_end = 0.0
         """When the turn that is going on has to stop, in perf_counter's time."""
 
     def serve(self, conn: Connection) -> None:  # noqa: PLR0912, PLR0915 - as for ``_frames``
         """One turn of a connection: what it has sent, as far as one read brings it, or what is left of the last one."""
-        held = self.held
-        begin = held.end
-        if begin and (begin >= HELD_BYTES or conn.held_back or len(conn.rest) > LONGEST_REST or conn.big is not None):
-            held.serve()
+        grouping = self.grouping
+        begin = grouping.end
+        if begin and (begin >= GROUP_BYTES or conn.in_group or len(conn.rest) > LONGEST_REST or conn.big is not None):
+            grouping.serve()
             begin = 0
         if conn.big is not None:
             self._serve_big(conn, conn.big)
@@ -120,11 +120,11 @@ class Intake:
         server = conn.table.grouped.get(front)
         if server is None and word >> _KIND == Encoding.ROCKETMQ:
             server = conn.table.grouped.get(front[:2])
-        if server is not None and self._groups and (held.many or length * FEW <= end - begin):
-            held.take(conn, server, begin, end, continues=continues)
+        if server is not None and self._groups and (grouping.many or length * FEW <= end - begin):
+            grouping.take(conn, server, begin, end, continues=continues)
             return
         if begin:
-            held.serve()
+            grouping.serve()
             if conn.closed:
                 return
             server = conn.table.grouped.get(front)  # what was served may have changed the gate

@@ -102,7 +102,7 @@ class Reactor:
         self.conclude = self.outcomes.conclude
         self.resumed = self.outcomes.start
         self.client_gone = self.outcomes.client_gone
-        self.serve_held = self.intake.held.serve
+        self.serve_group = self.intake.grouping.serve
         self.hook_failed = self._failures.of_hook
         self._wake_wanted = False
         self._waker = trio.lowlevel.ParkingLot()
@@ -305,14 +305,14 @@ class Reactor:
 
     def _end_round(self) -> None:
         self._sender.in_round = True
-        held = self.intake.held
-        if held.end:
-            held.serve()
+        grouping = self.intake.grouping
+        if grouping.end:
+            grouping.serve()
         if self.at_round_end:
             self._call(self.at_round_end)
         self._sender.send_marked()
         self._sender.in_round = False
-        held.round_ended()  # who waits for a reply need not wait for this
+        grouping.round_ended()  # who waits for a reply need not wait for this
         if not self._sender.reads and self._is_drained():
             self._drained.set()
 

@@ -25,8 +25,8 @@ from trimq.protocol.frame import encode
 from trimq.protocol.native import NATIVE
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Readiness, Sees
+from trimq.remoting.server.grouping import FEW, LEAST
 from trimq.remoting.server.handler_table import HandlerTable, json_front
-from trimq.remoting.server.held_frames import FEW, LEAST
 
 TOPIC = "Orders"
 MANY = LEAST + 8
@@ -115,7 +115,7 @@ class Both:
 
     async def ask(self, client: WireClient, form: Form, code: int, ext: dict[str, Any], body: bytes) -> RemotingCommand:
         """By itself: not held for others, as it would be for a while behind a burst."""
-        self.broker.reactor.intake.held.many = False
+        self.broker.reactor.intake.grouping.many = False
         opaque = self.next()
         await client.stream.send_all(form(code, opaque, ext, body))
         return await client.reply(opaque)

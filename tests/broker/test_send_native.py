@@ -28,8 +28,8 @@ from trimq.protocol.native import NATIVE, Leaf, NativeLeaf
 from trimq.protocol.property_text import decode_properties
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.grouping import LEAST
 from trimq.remoting.server.handlers import Served, Span
-from trimq.remoting.server.held_frames import LEAST
 
 pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
 

@@ -1,4 +1,4 @@
-"""HeldFrames: requests of one round, kept where they were received until all are there.
+"""Grouping: requests of one round, kept where they were received until all are there.
 
 To serve a request by itself costs more than what it has of its own. So where many come in one round, and somebody
 serves requests of their code together (a GroupedServer), they stay in the receive buffer side by side, and are served
@@ -18,7 +18,7 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import GroupedServer, Served, Span
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 
-HELD_BYTES: Final = 128 * 1024
+GROUP_BYTES: Final = 128 * 1024
 """Held frames that reach this size are served before more is received."""
 LONGEST_REST: Final = 64 * 1024
 """What a connection has left of its last turn is put behind held frames up to this size: there has to be more room."""
@@ -46,7 +46,7 @@ class OneByOne(Protocol):
         ...
 
 
-class HeldFrames:
+class Grouping:
     """``end`` is where the held frames end in the receive buffer, 0 without any.
 
     ``many``: one of the last rounds had so many requests that those of clients with one at a time are held too.
@@ -112,7 +112,7 @@ class HeldFrames:
         most = self._max_inflight_here - conn.inflight
         self._spans.append(Span(conn, begin - self.begin, end - self.begin, most, continues))
         self.end = end
-        conn.held_back = True
+        conn.in_group = True
 
     def serve(self) -> None:
         """Serve all that is held. ``end`` is 0 afterwards."""
@@ -122,7 +122,7 @@ class HeldFrames:
         assert server is not None
         assert table is not None
         for span in spans:
-            span.connection.held_back = False
+            span.connection.in_group = False
         most = min(MOST, self._max_inflight - self._stats.inflight)  # at its end all of them may be in flight
         if table.changes != self._changes:  # something that was served meanwhile may have shut this way
             most = 0

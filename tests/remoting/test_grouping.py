@@ -18,9 +18,9 @@ from trimq.protocol.frame import encode
 from trimq.protocol.headers.base import Empty
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.gate import Feature, Gate, Sees
+from trimq.remoting.server.grouping import FEW, GROUP_BYTES, LEAST, LONGEST_REST, MOST
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Later, Outcome, Served, Span
-from trimq.remoting.server.held_frames import FEW, HELD_BYTES, LEAST, LONGEST_REST, MOST
 from trimq.remoting.server.limits import ReactorLimits
 from trimq.remoting.server.reactor import Connection
 
@@ -303,7 +303,7 @@ async def test_what_is_left_of_a_turn_is_held_behind_others() -> None:
         intake.turn_end = float("inf")
         raw_socket(peers[1]).sendall(data[1][:-5])
         intake.serve(connections[1])
-        intake.held.serve()
+        intake.grouping.serve()
         assert connections[1].rest
         age = connections[1].frame
         raw_socket(peers[1]).sendall(data[1][-5:] + data[1])
@@ -311,7 +311,7 @@ async def test_what_is_left_of_a_turn_is_held_behind_others() -> None:
             raw_socket(peer).sendall(part)
         for connection in connections:
             intake.serve(connection)
-        assert intake.held.end, "all three are held"
+        assert intake.grouping.end, "all three are held"
         fixture.server.reactor.wake()
         for peer in (peers[0], peers[2]):
             assert len(await replies_to(peer, FEW + 1)) == FEW + 1
@@ -327,10 +327,10 @@ async def test_a_long_rest_is_not_put_behind_others() -> None:
         by_port = {connection.peer[1]: connection for connection in fixture.server.reactor.connections.values()}
         first, second = (by_port[raw_socket(peer).getsockname()[1]] for peer in (one, two))
         intake.turn_end = float("inf")
-        many = (HELD_BYTES - 1000) // len(frame(1000))
+        many = (GROUP_BYTES - 1000) // len(frame(1000))
         raw_socket(one).sendall(b"".join(map(frame, opaques(1000, many))))
         intake.serve(first)
-        assert intake.held.end
+        assert intake.grouping.end
         waiting = b"".join(map(frame, opaques(8000, (LONGEST_REST + 1000) // len(frame(8000)))))
         intake._unfinished.keep(second, waiting)
         second.ready = True
@@ -512,8 +512,8 @@ async def test_replies_over_the_mark_are_sent_at_once() -> None:
         raw_socket(peer).sendall(b"".join(map(frame, opaques(1000, LEAST))))
         intake.turn_end = float("inf")
         intake.serve(connection)
-        assert connection.held_back
-        intake.held.serve()
+        assert connection.in_group
+        intake.grouping.serve()
         assert not connection.out.chunks, "without a round's end"
         assert await replies_to(peer, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"together")
 
@@ -675,7 +675,7 @@ async def test_a_way_that_is_shut_within_a_round_is_shut_for_the_rest_of_it(many
         first.table.register(ALSO, echo, header=Empty, fast=direct, grouped=also)
         raw_socket(one).sendall(b"".join(map(frame, opaques(1000, FEW))) + frame(1500, code=SWITCH))
         intake.serve(first)
-        assert intake.held.end
+        assert intake.grouping.end
         numbers = opaques(2000, LEAST if many else 1)
         raw_socket(two).sendall(b"".join(frame(opaque, code=ALSO) for opaque in numbers))
         intake.serve(second)
@@ -697,11 +697,11 @@ async def test_held_frames_are_looked_at_where_the_gate_has_changed_since() -> N
         second.on_close.append(lambda _: looks.register())
         raw_socket(one).sendall(b"".join(map(frame, opaques(1000, LEAST))))
         intake.serve(first)
-        assert intake.held.end
+        assert intake.grouping.end
         raw_socket(two).shutdown(socket.SHUT_WR)  # the reactor does not get the loop meanwhile
         intake.serve(second)
         assert second.closed
-        assert intake.held.end, "still held"
+        assert intake.grouping.end, "still held"
         fixture.server.reactor.wake()
         assert await replies_to(one, LEAST) == dict.fromkeys(opaques(1000, LEAST), b"body")
         assert looks.seen == list(opaques(1000, LEAST))
@@ -725,7 +725,7 @@ async def test_one_that_is_not_admitted_is_looked_at_among_others_that_are(admit
             for peer, connection, own in zip(peers, connections, owned, strict=True):
                 raw_socket(peer).sendall(b"".join(map(frame, own)))
                 intake.serve(connection)
-            assert intake.held.end
+            assert intake.grouping.end
             fixture.server.reactor.wake()
             found = [await replies_to(peer, LEAST) for peer in peers]
             if len(known) == 1:
