@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimq.broker.unsupported_config import INERT, UNSUPPORTED
 from trimq.broker.store_config import (
     DEFAULT_DELAY_LEVELS,
     BrokerRole,
@@ -20,6 +19,7 @@ from trimq.broker.store_config import (
     MessageStoreConfig,
     parse_delay_levels,
 )
+from trimq.broker.unsupported_config import INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.environment import apply_environment, variable_of

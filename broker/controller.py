@@ -1,4 +1,4 @@
-"""BrokerController: the composition root. Builds what a broker consists of, starts the services, serves, and stops in order.
+"""BrokerController: the composition root. Builds the broker, starts its services, serves, and stops in order.
 
 Start: the store is locked and recovered, the addresses are taken, the state files are read, the sockets listen, the
 services run, the reactor serves, the broker registers. Stop, within shutdownWaitTimeSeconds: unregister, answer the
@@ -17,9 +17,9 @@ import trio
 
 from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.context import BrokerContext
 from trimq.broker.health import name_server_reasons, native_notes, store_reasons
 from trimq.broker.identity import BrokerIdentity
-from trimq.broker.context import BrokerContext
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumers import ConsumerManager
@@ -78,8 +78,8 @@ class BrokerController:
 
     After the start ``address`` is what clients are told to connect to, ``endpoint`` where this machine can,
     ``listening`` and ``name_servers`` say where it listens and registers, ``web_endpoints`` where ``health`` and
-    metrics are to be read, ``context`` has what it consists of. What has to see requests is registered with ``gate``. ``stopped``
-    is set at the end.
+    metrics are to be read, ``context`` has its services. What has to see requests is registered with ``gate``.
+    ``stopped`` is set at the end.
     """
 
     def __init__(

@@ -35,8 +35,8 @@ def render_python(data: dict[str, Any]) -> str:
         "",
     ]
     for name, members, doc in (
-        ("FAST_NAMES", _names(entries, fast=True), "A message that has none but these may go the fast way."),
-        ("SLOW_NAMES", _names(entries, fast=False), "A message that has one of these goes the full way."),
+        ("FAST_NAMES", _names(entries, fast=True), "A message that has none but these may go the fast path."),
+        ("SLOW_NAMES", _names(entries, fast=False), "A message that has one of these goes the full path."),
         ("NOT_IN_A_BATCH", _names(entries, batch=False), "A message of a batch may not have these."),
     ):
         lines += [f"{name}: Final = frozenset(", "    {"]
@@ -45,7 +45,7 @@ def render_python(data: dict[str, Any]) -> str:
     prefixes = ", ".join(map(quoted, data["prefix"]))
     lines += [f"SLOW_PREFIXES: Final = ({prefixes})"]
     lines += [
-        '"""A name that is not listed and begins so goes the full way. Other names that are not listed are users\'."""'
+        '"""A name that is not listed and begins so goes the full path. Other names that are not listed are users\'."""'
     ]
     return "\n".join([*lines, ""])
 

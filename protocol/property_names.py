@@ -116,7 +116,7 @@ FAST_NAMES: Final = frozenset(
         "__transactionId__",
     }
 )
-"""A message that has none but these may go the fast way."""
+"""A message that has none but these may go the fast path."""
 
 SLOW_NAMES: Final = frozenset(
     {
@@ -161,7 +161,7 @@ SLOW_NAMES: Final = frozenset(
         "__RMQ.TRANSIENT.TOPIC_SYS_FLAG",
     }
 )
-"""A message that has one of these goes the full way."""
+"""A message that has one of these goes the full path."""
 
 NOT_IN_A_BATCH: Final = frozenset(
     {
@@ -176,4 +176,4 @@ NOT_IN_A_BATCH: Final = frozenset(
 """A message of a batch may not have these."""
 
 SLOW_PREFIXES: Final = ("__", "INNER_", "POP_")
-"""A name that is not listed and begins so goes the full way. Other names that are not listed are users'."""
+"""A name that is not listed and begins so goes the full path. Other names that are not listed are users'."""

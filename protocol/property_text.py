@@ -90,7 +90,7 @@ def property_of(text: str, name: str) -> str:
 
 
 def are_fast(names: Iterable[str], reserved: frozenset[str]) -> bool:
-    """Whether none of these properties keeps a message from the fast way. ``reserved``: names that features look at."""
+    """Whether a message with these properties may take the fast path. ``reserved``: names that features look at."""
     return not any(
         name in SLOW_NAMES or name in reserved or (name not in FAST_NAMES and name.startswith(SLOW_PREFIXES))
         for name in names

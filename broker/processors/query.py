@@ -41,11 +41,11 @@ class QueryMessageProcessor:
 
     def register(self, table: HandlerTable) -> None:
         """Take the codes of this family."""
-        table.register(RequestCode.QUERY_MESSAGE, self.query, header=QueryMessageRequestHeader, fast=self._direct())
+        table.register(RequestCode.QUERY_MESSAGE, self.query, header=QueryMessageRequestHeader, fast=self._fast_path())
         table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
-    def _direct(self) -> FastHandler:
-        """The fast way: from the header to the reply's bytes, where few records are found in memory."""
+    def _fast_path(self) -> FastHandler:
+        """The fast path: from the header to the reply's bytes, where few records are found in memory."""
         query = self._store.query_hot
 
         def serve(_connection: Connection, request: TypedRequest[Any]) -> bytes | None:

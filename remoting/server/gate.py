@@ -159,7 +159,7 @@ class Gate:
 
     @property
     def properties(self) -> frozenset[str]:
-        """Names of properties: a way that offers PROPERTIES leaves messages that have one of them to the full way."""
+        """Names of properties: a way that offers PROPERTIES leaves messages that have one of them to the full path."""
         return frozenset().union(*(feature.properties for feature in self.features))
 
     def checked(self, code: int, handler: Handler) -> Handler:

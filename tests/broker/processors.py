@@ -1,13 +1,13 @@
-"""Fast ways made of a broker's context, for tests that call them without a connection's bytes."""
+"""Fast paths made of a broker's context, for tests that call them without a connection's bytes."""
 
 from trimq.broker.context import BrokerContext
-from trimq.broker.processors.pull.pull_direct import DirectPulls
-from trimq.broker.processors.send.send_direct import DirectSends
+from trimq.broker.processors.pull.pull_fast_path import PullFastPath
+from trimq.broker.processors.send.send_fast_path import SendFastPath
 
 
-def direct_sends_of(context: BrokerContext) -> DirectSends:
+def send_fast_path_of(context: BrokerContext) -> SendFastPath:
     """They answer nothing to what has failed."""
-    return DirectSends(
+    return SendFastPath(
         configuration=context.configuration,
         topics=context.topics,
         store=context.store,
@@ -17,9 +17,9 @@ def direct_sends_of(context: BrokerContext) -> DirectSends:
     )
 
 
-def direct_pulls_of(context: BrokerContext) -> DirectPulls:
+def pull_fast_path_of(context: BrokerContext) -> PullFastPath:
     """They know no filter."""
-    return DirectPulls(
+    return PullFastPath(
         topics=context.topics,
         groups=context.groups,
         offsets=context.offsets,

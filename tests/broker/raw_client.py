@@ -7,12 +7,12 @@ from typing import Any
 import trio
 
 
-def json_frame(code: int, fields: dict[str, Any], *, direct: bool, body: bytes = b"") -> bytes:
-    """A request whose code stands in front, for the fast way, or behind another field."""
+def json_frame(code: int, fields: dict[str, Any], *, fast: bool, body: bytes = b"") -> bytes:
+    """A request whose code stands in front, for the fast path, or behind another field."""
     ext = ",".join(
         f'"{name}":{value if isinstance(value, int) else json.dumps(value)}' for name, value in fields.items()
     )
-    front, back = ("", ',"flag":0') if direct else ('"flag":0,', "")
+    front, back = ("", ',"flag":0') if fast else ('"flag":0,', "")
     header = f'{{{front}"code":{code},"extFields":{{{ext}}},"opaque":7{back},"language":"GO","version":453}}'.encode()
     return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
 

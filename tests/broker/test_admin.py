@@ -198,7 +198,7 @@ async def test_expired_files_and_then_empty_queues_go_by_hand(tmp_path: Path) ->
     """DELETE_EXPIRED_COMMITLOG (329) whatever the hour is, then CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
     settings: dict[str, Any] = {"mappedFileSizeCommitLog": 65536, "deleteCommitLogFilesInterval": 1}
     async with running_broker(tmp_path, **settings) as broker, WireClient.connect(broker.endpoint) as client:
-        for unique in ("U1", "U2"):  # the second one goes the fast way, which remembers the queue
+        for unique in ("U1", "U2"):  # the second one goes the fast path, which remembers the queue
             await client.send("Old", properties={"UNIQ_KEY": unique})
         for _ in range(3):
             await client.send("Orders", b"x" * 40_000)

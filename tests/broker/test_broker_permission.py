@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.broker.test_batch_ways import ask as ask_batch
-from tests.broker.test_batch_ways import batch, fields
-from tests.broker.test_send_direct import ask, v2
+from tests.broker.test_batch_paths import ask as ask_batch
+from tests.broker.test_batch_paths import batch, fields
+from tests.broker.test_send_fast_path import ask, v2
 from tests.broker.test_send_native import MANY, QUEUES, TOPIC, USUAL, Side, send_frame
 from tests.broker.wire_client import WireClient, properties_text
 from trimq.broker.controller import BrokerController
@@ -33,7 +33,7 @@ async def set_permission(client: WireClient, permission: int) -> None:
 
 
 async def every_way(client: WireClient) -> list[RemotingCommand]:
-    """The replies to single sends and batches, each by the fast way and by the full one; the others are awaited."""
+    """The replies to single sends and batches, each by the fast path and by the full one; the others are awaited."""
     text = properties_text({key: value.format(1) for key, value in USUAL.items()})
     replies = [await client.send(TOPIC, code=RequestCode.SEND_MESSAGE, v1=True)]
     for short in (True, False):
@@ -50,7 +50,7 @@ async def every_way(client: WireClient) -> list[RemotingCommand]:
 async def test_order_topics_are_refused_and_others_pass(
     client: WireClient, broker: BrokerController, permission: int
 ) -> None:
-    # guards that the fast ways leave such sends to the full one, and that a change counts at once in both directions
+    # guards that the fast paths leave such sends to the full one, and that a change counts at once in both directions
     make_topic(broker, order=True)
     assert [reply.code for reply in await every_way(client)] == [0] * 5
     stored = broker.context.store.max_phy_offset

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.broker.fast_ways import fast_ways
+from tests.broker.fast_paths import fast_paths
 from tests.broker.test_send_native import send_frame
 from tests.broker.wire_client import WireClient, pull_ext, send_ext
 from tests.ports import free_port
@@ -33,9 +33,9 @@ MANY = LEAST + 8
 UNKNOWN = (1, 9, 99, 7777, 99_999)
 SENDS = frozenset({10, 310, 320})
 BATCHES = {320} if NATIVE.is_on else set()
-"""Batches have no other fast way."""
+"""Batches have no other fast path."""
 SLOW = 0 if NATIVE.is_on else 2
-"""How many of ``requests`` have no fast way."""
+"""How many of ``requests`` have no fast path."""
 
 Form = Callable[[int, int, dict[str, Any], bytes], bytes]
 
@@ -71,7 +71,7 @@ def batch(count: int) -> bytes:
 
 
 def requests(unique: str) -> Iterator[tuple[int, dict[str, Any], bytes]]:
-    """What is ordinary: each of them has a fast way."""
+    """What is ordinary: each of them has a fast path."""
     properties = {"KEYS": "k1", "UNIQ_KEY": unique, "TAGS": "TagA", "WAIT": "true"}
     yield RequestCode.SEND_MESSAGE, _texts(send_ext(TOPIC, properties, v1=True)), b"one"
     yield RequestCode.SEND_MESSAGE_V2, _texts(send_ext(TOPIC, properties)), b"two"
@@ -306,7 +306,7 @@ async def test_a_feature_of_before_the_start_sees_the_first_request(tmp_path: Pa
         await nursery.start(broker.run)
         try:
             async with connected(broker, port) as found:
-                for queue_id in range(4):  # where nothing has been stored yet, everything goes the full way
+                for queue_id in range(4):  # where nothing has been stored yet, everything goes the full path
                     ext = _texts(send_ext(TOPIC, batch="true", queue_id=queue_id))
                     assert (await found.ask(found.clients[0], code_first, 320, ext, batch(2))).code == 0
                 end = found.end()
@@ -332,7 +332,7 @@ async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path) -> 
         counting = Counting()
         found.broker.gate.register(counting.feature)
         found.broker.gate.remove(counting.feature)
-        served = fast_ways(found.broker)
+        served = fast_paths(found.broker)
         for code, ext, body in requests("D0"):
             await found.ask(found.clients[0], code_first, code, ext, body)
         assert set(served) == {10, 310, 11, 361, 12} | BATCHES
@@ -376,7 +376,7 @@ async def test_a_feature_sees_the_messages_with_its_property_and_no_others(tmp_p
         client = found.clients[0]
         counting = Counting(Sees.PROPERTIES, codes=SENDS, properties=frozenset({name}))
         found.broker.gate.register(counting.feature)
-        served = fast_ways(found.broker)
+        served = fast_paths(found.broker)
         usual = {"UNIQ_KEY": "F0"} if name != "UNIQ_KEY" else {}
         for v1 in (False, True):
             code = 10 if v1 else 310

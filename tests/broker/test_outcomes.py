@@ -81,7 +81,7 @@ async def test_outcomes_of_a_put(broker: BrokerController, status: PutMessageSta
     ],
 )
 async def test_outcomes_of_a_put_the_short_way(tmp_path: Path, status: PutMessageStatus) -> None:
-    """Under SYNC_FLUSH its outcome comes later too: it is answered, and counted, as on the full way."""
+    """Under SYNC_FLUSH its outcome comes later too: it is answered, and counted, as on the full path."""
     result = PutMessageResult(status, 1000, 7, 100, 1, remark="because")
     callbacks: list[PutCallback] = []
 
@@ -101,8 +101,8 @@ async def test_outcomes_of_a_put_the_short_way(tmp_path: Path, status: PutMessag
         stats = broker.context.stats
         async with store_that(broker, put_message=put, put_now=put_now) as client:
             answers = []
-            for direct in (False, True):
-                await client.stream.send_all(json_frame(RequestCode.SEND_MESSAGE_V2, ext, direct=direct, body=b"x"))
+            for fast in (False, True):
+                await client.stream.send_all(json_frame(RequestCode.SEND_MESSAGE_V2, ext, fast=fast, body=b"x"))
                 await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "TBW102", "queueId": 0})
                 assert 7 not in client.replies
                 before = stats.put_total

@@ -132,7 +132,7 @@ async def make_topic(side: Side, topic: str, queues: int = QUEUES) -> None:
 
 
 def only_python(table: Any) -> None:
-    """Take the leaf's ways out of a table: batches have no other fast way."""
+    """Take the leaf's ways out of a table: batches have no other fast path."""
     for code, route in list(table.routes.items()):
         batches = code == RequestCode.SEND_BATCH_MESSAGE
         table.route(code, replace(route, grouped=None, fast=None if batches else route.fast))

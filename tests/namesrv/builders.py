@@ -56,7 +56,7 @@ def registration_body(
 
 
 class Cluster:
-    """A RouteInfoManager with its clock, its configuration, and short ways to register."""
+    """A RouteInfoManager with its clock, its configuration, and fast paths to register."""
 
     def __init__(self, **config: object) -> None:
         self.clock = ManualClock()

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trimq.broker.processors.send.send_batch import parts_of
-from trimq.broker.processors.send.send_direct import HEADERS, MEANINGLESS
+from trimq.broker.processors.send.send_fast_path import HEADERS, MEANINGLESS
 from trimq.protocol import record
 from trimq.protocol.batch import BatchError, encode_batch
 from trimq.protocol.codes import VERSION, LanguageCode
@@ -78,7 +78,7 @@ def by_python(
 ) -> Sent | None:
     """What Python's way makes of a frame; None where it is not an ordinary send that is within the limits.
 
-    As DirectSends.serve has it, and the log's limits; what depends on topics is left out.
+    As SendFastPath.serve has it, and the log's limits; what depends on topics is left out.
     """
     view = memoryview(frame)[4:]
     try:

@@ -16,7 +16,7 @@ ENTRIES: dict[str, dict[str, Any]] = TABLE["property"]
 ENTRY_NAMES = {entry["name"] for entry in ENTRIES.values()}
 ROOT = Path(__file__).parents[2]
 SEEN_BY_THE_FAST_WAY = {"KEYS", "UNIQ_KEY", "TAGS", "WAIT"}
-"""What the fast ways of sends look at themselves."""
+"""What the fast paths of sends look at themselves."""
 
 
 @pytest.mark.parametrize("generator", [generate_codes, generate_properties])

@@ -125,14 +125,14 @@ async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]
     together = Together()
     single: list[int] = []
 
-    def direct(_connection: Connection, request: TypedRequest[Empty]) -> bytes | None:
+    def fast(_connection: Connection, request: TypedRequest[Empty]) -> bytes | None:
         single.append(request.opaque)
         together.order.append(single[-1])
         return answered(single[-1], b"single")
 
     table = HandlerTable()
     table.register(OTHER, echo)
-    table.register(ECHO, echo, header=Empty, fast=direct, grouped=together)
+    table.register(ECHO, echo, header=Empty, fast=fast, grouped=together)
     async with serving(table, limits) as server:
         fixture = Fixture(server, together, single)
         yield fixture
@@ -669,10 +669,10 @@ async def test_a_way_that_is_shut_within_a_round_is_shut_for_the_rest_of_it(many
         also.alone = []
         looks = switching(first, sees)
 
-        def direct(_connection: Connection, request: TypedRequest[Empty]) -> bytes | None:
+        def fast(_connection: Connection, request: TypedRequest[Empty]) -> bytes | None:
             return answered(request.opaque, b"single")
 
-        first.table.register(ALSO, echo, header=Empty, fast=direct, grouped=also)
+        first.table.register(ALSO, echo, header=Empty, fast=fast, grouped=also)
         raw_socket(one).sendall(b"".join(map(frame, opaques(1000, FEW))) + frame(1500, code=SWITCH))
         intake.serve(first)
         assert intake.grouping.end

@@ -23,7 +23,7 @@ from trimq.remoting.server import large_reply
 from trimq.remoting.server.large_reply import LargeReply, in_slices
 from trimq.remoting.server.reactor import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
 
-PLAIN, TASK, WAITS, LARGE, DEFER, HOLD, DIRECT = 5, 6, 7, 8, 9, 10, 11
+PLAIN, TASK, WAITS, LARGE, DEFER, HOLD, FAST = 5, 6, 7, 8, 9, 10, 11
 SIZE = 100_000
 HEAD = 400
 MARK = 300_000
@@ -41,12 +41,12 @@ EXT = {"word": "w"}
 class Handlers:
     """Each way in which a reply of ``SIZE`` bytes may come.
 
-    ``begun`` counts requests by code, ``direct_ones`` those that the fast handler has served.
+    ``begun`` counts requests by code, ``fast_ones`` those that the fast handler has served.
     """
 
     def __init__(self) -> None:
         self.begun: Counter[int] = Counter()
-        self.direct_ones = 0
+        self.fast_ones = 0
         self.kept: list[tuple[Connection, RemotingCommand]] = []
         self.gate = trio.Event()
         self.done: list[bytes] = []
@@ -59,7 +59,7 @@ class Handlers:
         table.register(LARGE, self.large)
         table.register(DEFER, self.keep, copy_body=True)
         table.register(HOLD, self.keep, copy_body=True)
-        table.register(DIRECT, self.plain, header=Fields, fast=self.direct)
+        table.register(FAST, self.plain, header=Fields, fast=self.fast)
         return table
 
     def plain(self, _connection: Connection, command: RemotingCommand) -> Outcome:
@@ -85,10 +85,10 @@ class Handlers:
         self.kept.append((connection, command))
         return DEFERRED if command.code == DEFER else HELD
 
-    def direct(self, _connection: Connection, asked: TypedRequest[Fields]) -> bytes:
-        self.begun[DIRECT] += 1
-        self.direct_ones += 1
-        command = request(DIRECT, opaque=asked.opaque)
+    def fast(self, _connection: Connection, asked: TypedRequest[Fields]) -> bytes:
+        self.begun[FAST] += 1
+        self.fast_ones += 1
+        command = request(FAST, opaque=asked.opaque)
         return encode(command.reply(body=bytes(SIZE)))
 
     def release(self) -> None:
@@ -124,12 +124,12 @@ async def test_direct_replies_count_within_a_turn() -> None:
     handlers = Handlers()
     limits = ReactorLimits(high_water=MARK, low_water=100_000, turn=10.0)
     async with serving(handlers.table(), limits) as server, server.peer(receive_buffer=4096) as peer:
-        await peer.send(*[request(DIRECT, opaque=number, ext=EXT) for number in range(300)])
+        await peer.send(*[request(FAST, opaque=number, ext=EXT) for number in range(300)])
         await until(server, "s.paused")
         await trio.testing.wait_all_tasks_blocked()
         assert server.connection().waiting <= MARK + 16 * (SIZE + HEAD)
         assert [(await peer.receive()).opaque for _ in range(300)] == list(range(300))
-        assert handlers.direct_ones == 300
+        assert handlers.fast_ones == 300
 
 
 @pytest.mark.parametrize("code", [DEFER, HOLD])
@@ -363,7 +363,7 @@ async def _read_slowly(peer: Peer, count: int, sizes: list[int]) -> list[int]:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    codes=st.lists(st.sampled_from([PLAIN, TASK, LARGE, DEFER, HOLD, DIRECT, ECHO]), min_size=1, max_size=120),
+    codes=st.lists(st.sampled_from([PLAIN, TASK, LARGE, DEFER, HOLD, FAST, ECHO]), min_size=1, max_size=120),
     sizes=st.lists(st.integers(1000, 200_000), min_size=1, max_size=5),
     binary=st.booleans(),
 )
@@ -390,6 +390,6 @@ def test_an_honest_client_that_reads_slowly_gets_every_reply_once(
             assert sorted(arrived) == list(range(len(codes)))
             stats = server.reactor.stats
             assert (stats.inflight, stats.held, stats.paused, stats.busy) == (0, 0, 0, 0)
-            assert handlers.direct_ones == (0 if binary else codes.count(DIRECT))
+            assert handlers.fast_ones == (0 if binary else codes.count(FAST))
 
     trio.run(main)

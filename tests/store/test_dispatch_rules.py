@@ -83,7 +83,7 @@ async def test_what_is_read_from_the_log_later_makes_the_same() -> None:
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("fast", [False, True])
 async def test_a_delayed_message_has_its_due_time_whichever_way_it_comes(sync: bool, fast: bool) -> None:
-    """Nothing delayed comes the fast way today; what follows an append is the same for both all the same."""
+    """Nothing delayed comes the fast path today; what follows an append is the same for both all the same."""
     async with opened(SimDisk(), settings(sync=sync)) as store:
         await put(store)
         later = message(topic=SCHEDULE_TOPIC, queue_id=0, properties=b"DELAY\x011\x02TAGS\x01T\x02")

@@ -267,7 +267,7 @@ async def _compare(
     size: int,
     filter: MessageFilter | None,
 ) -> None:
-    """The fast ways give what the full one does, which looks at every unit and record."""
+    """The fast paths give what the full one does, which looks at every unit and record."""
     known, queue.known_from = queue.known_from, queue.next_offset
     try:
         general = await store.get_message_cold(TOPIC, 0, offset, count, size, filter)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.store.builders import HOST, Answers, batch, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, opened, settings
-from tests.store.test_plain_put import _traces
+from tests.store.test_put_fast_path import _traces
 from trimq.broker.store.log.message_rows import MessageRows
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.message_store import MessageStore

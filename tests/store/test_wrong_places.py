@@ -14,7 +14,7 @@ import trio
 from structlog.testing import capture_logs
 
 from tests.broker.raw_client import Raw, json_frame
-from tests.broker.test_pull_direct import FIELDS
+from tests.broker.test_pull_fast_path import FIELDS
 from tests.broker.wire_client import WireClient
 from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, by_key, fill, opened, settings
@@ -34,7 +34,7 @@ FAULTS = ["unit", "offset", "high offset", "queue", "place", "topic length", "pr
 
 
 class Everything:
-    """Takes all, by way of the records' properties where asked to: those pulls go the full way."""
+    """Takes all, by way of the records' properties where asked to: those pulls go the full path."""
 
     def __init__(self, *, records: bool) -> None:
         self.needs_properties = records
@@ -233,7 +233,7 @@ def test_what_is_a_message(flags: int, topic: str) -> None:
 
 @pytest.mark.parametrize("fault", ["unit", "offset", "topic length"])
 async def test_the_whole_broker_after_a_restart(tmp_path: Path, fault: str) -> None:
-    """The fast way of a pull and what is made ahead of it: 20 tells the consumer to go on, and it does."""
+    """The fast path of a pull and what is made ahead of it: 20 tells the consumer to go on, and it does."""
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         for number in range(COUNT):
             for topic in ("Orders", "Others"):
@@ -257,7 +257,7 @@ async def test_the_whole_broker_after_a_restart(tmp_path: Path, fault: str) -> N
                 offset, found = 0, []
                 while offset < COUNT:
                     fields = FIELDS | {"queueOffset": str(offset), "maxMsgNums": str(count)}
-                    reply = await raw.ask(json_frame(11, fields, direct=True))
+                    reply = await raw.ask(json_frame(11, fields, fast=True))
                     length = int.from_bytes(reply[4:8], "big") & 0xFFFFFF
                     following = int(reply.split(b'"nextBeginOffset":"')[1].split(b'"')[0])
                     assert following > offset

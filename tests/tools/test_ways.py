@@ -91,5 +91,5 @@ def test_it_runs_a_broker() -> None:
             assert appends == 1 or (kind == "sends of a round" and appends <= 64)
             assert kinds[kind]["broker/store/dispatch/dispatcher.py"]["StoreDispatcher.dispatch"] == appends
             assert kinds[kind]["broker/store/durability/write_path.py"]
-        assert "broker/processors/send/send_direct.py" in kinds["send, JSON"]
-        assert "broker/processors/send/send_direct.py" not in kinds["send, binary"]
+        assert "broker/processors/send/send_fast_path.py" in kinds["send, JSON"]
+        assert "broker/processors/send/send_fast_path.py" not in kinds["send, binary"]

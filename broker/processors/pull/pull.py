@@ -10,7 +10,7 @@ from typing import Any, Final
 from trimq.broker.config import BrokerConfig
 from trimq.broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
 from trimq.broker.processors.common import check_commit_offset, invalid, no_such_topic
-from trimq.broker.processors.pull.pull_direct import COPIED, DirectPulls
+from trimq.broker.processors.pull.pull_fast_path import COPIED, PullFastPath
 from trimq.broker.processors.pull.pull_reply import (
     BROADCASTING_FORBIDDEN,
     BROKER_FORBIDDEN,
@@ -86,10 +86,10 @@ class PullMessageProcessor:
         self._count = stats.group_get
         self._store = store
         self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
-        self._direct = DirectPulls(
+        self._fast_path = PullFastPath(
             topics=topics, groups=groups, offsets=offsets, stats=stats, store=store, filter_of=self._filter
         )
-        self.prepare = self._direct.prepare
+        self.prepare = self._fast_path.prepare
         self._handlers: HandlerTable | None = None
         self._terms = Gate().terms
         configuration.listeners.append(lambda _keys: self._register())
@@ -105,7 +105,7 @@ class PullMessageProcessor:
         if table is None:
             return
         config = self._section(BrokerConfig)
-        fast = self._direct.serve if config.broker_permission & PERM_READ else None
+        fast = self._fast_path.serve if config.broker_permission & PERM_READ else None
         lite = fast if config.lite_pull_message_enable else None
         header = PullMessageRequestHeader
         table.register(RequestCode.PULL_MESSAGE, self.pull, header=header, fast=fast)

@@ -1,7 +1,7 @@
 """Sending: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), with and without a reply.
 
-This is the full way, which knows all of them. Ordinary sends are served by send_direct.py and send_native.py, where the
-gate lets them; what these leave comes here with its header decoded.
+This is the full path, which knows all of them. Ordinary sends are served by send_fast_path.py and send_native.py, where
+the gate lets them; what these leave comes here with its header decoded.
 Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each message with its own properties only).
 """
 
@@ -21,7 +21,7 @@ from trimq.broker.processors.send.send_checks import (
     random_queue,
 )
 from trimq.broker.processors.send.send_codes import STORED, refusal_code
-from trimq.broker.processors.send.send_direct import HEADERS, DirectSends
+from trimq.broker.processors.send.send_fast_path import HEADERS, SendFastPath
 from trimq.broker.processors.send.send_native import GroupedSends, NativeBatches, NativeSends
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
@@ -97,7 +97,7 @@ class SendMessageProcessor:
         self._store_host = store_host
         self._host_hex = store_host.hex().upper()
         self._next_unique = unique_ids.next
-        self._direct = DirectSends(
+        self._fast_path = SendFastPath(
             configuration=configuration,
             topics=topics,
             store=store,
@@ -107,7 +107,7 @@ class SendMessageProcessor:
         )
         self._native = NativeSends(
             native=native,
-            direct=self._direct,
+            fast_path=self._fast_path,
             store=store,
             answer_batch=self._answer_batch,
         )
@@ -141,10 +141,10 @@ class SendMessageProcessor:
         table = self._handlers
         if table is None:
             return
-        direct, native = self._direct, self._native
-        direct.configure(table.gate.properties)
+        fast_path, native = self._fast_path, self._native
+        fast_path.configure(table.gate.properties)
         native.configure()
-        fast = direct.serve if direct.usable else None
+        fast = fast_path.serve if fast_path.usable else None
         for code, full in ((RequestCode.SEND_MESSAGE, self.send_v1), (RequestCode.SEND_MESSAGE_V2, self.send_v2)):
             grouped = None if native.reader is None else GroupedSends(native, code)
             table.register(code, full, header=HEADERS[code], fast=fast, grouped=grouped, offers=Sees.PROPERTIES)
@@ -217,7 +217,7 @@ class SendMessageProcessor:
         if not len(command.body):
             raise _no_body()
         properties = _properties(text)
-        as_it_came = text if self._direct.ordinary(closed(text)) else None
+        as_it_came = text if self._fast_path.ordinary(closed(text)) else None
         return self._put_one(connection, command, header, properties, header.topic, queue_id, as_it_came)
 
     def _put_one(
@@ -232,7 +232,7 @@ class SendMessageProcessor:
     ) -> Outcome:
         """``as_it_came``: the text of ordinary ``properties``, which is stored as the client wrote it.
 
-        That is what the fast way does, and makes a difference only where a name is there twice.
+        That is what the fast path does, and makes a difference only where a name is there twice.
         """
         if not len(command.body):
             raise _no_body()

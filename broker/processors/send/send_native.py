@@ -1,6 +1,6 @@
 """Sends of a round, and batches, by the native leaf: what it knows becomes records without an object for each message.
 
-What send_direct.py and send.py do for one request is done for all of them, by the same rules. What the leaf does not
+What send_fast_path.py and send.py do for one request is done for all of them, by the same rules. What the leaf does not
 know it hands back before there are side effects; tests hold both ways to the same records, queue units, index entries
 and replies.
 """
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from trimq.broker.processors.common import born_host
 from trimq.broker.processors.send.send_batch import SentBatch
-from trimq.broker.processors.send.send_direct import MEANINGLESS, DirectSends, SendTopic
+from trimq.broker.processors.send.send_fast_path import MEANINGLESS, SendFastPath, SendTopic
 from trimq.broker.store.log.message_rows import MessageRows
 from trimq.broker.store.message_store import MessageStore, TopicQueue
 from trimq.broker.store.types import PutMessageResult
@@ -38,12 +38,12 @@ class NativeSends:
         self,
         *,
         native: NativeLeaf,
-        direct: DirectSends,
+        fast_path: SendFastPath,
         store: MessageStore,
         answer_batch: BatchAnswer,
     ) -> None:
-        """``direct`` does the same for one send, and knows topics and queues that can be sent to."""
-        self.direct = direct
+        """``fast_path`` does the same for one send, and knows topics and queues that can be sent to."""
+        self.fast_path = fast_path
         self.answer_batch = answer_batch
         self.store = store
         self._reader: Reader | None = None
@@ -55,22 +55,22 @@ class NativeSends:
         return self._reader if self._native.is_on else None
 
     def configure(self) -> None:
-        """As ``direct`` is configured now."""
-        leaf, direct = self._native.leaf, self.direct
-        if leaf is None or not direct.usable:
+        """As ``fast_path`` is configured now."""
+        leaf, fast_path = self._native.leaf, self.fast_path
+        if leaf is None or not fast_path.usable:
             self._reader = None
             return
-        fast = FAST_NAMES - direct.reserved
+        fast = FAST_NAMES - fast_path.reserved
         self._reader = leaf.Reader(
-            slow=_raw(SLOW_NAMES | direct.reserved),
+            slow=_raw(SLOW_NAMES | fast_path.reserved),
             fast=_raw(name for name in fast if name.startswith(SLOW_PREFIXES)),
             slow_prefixes=_raw(SLOW_PREFIXES),
             not_in_a_batch=_raw(NOT_IN_A_BATCH),
-            added=direct.added,
-            tags=direct.tags,
-            store_host=direct.store_host,
-            region=direct.region,
-            trace=direct.trace,
+            added=fast_path.added,
+            tags=fast_path.tags,
+            store_host=fast_path.store_host,
+            region=fast_path.region,
+            trace=fast_path.trace,
             language=(LANGUAGE, int(LanguageCode[LANGUAGE])),
             version=VERSION,
         )
@@ -117,7 +117,7 @@ class GroupedSends:
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
         """See GroupedServer."""
         native = self._native
-        reader, direct = native.reader, native.direct
+        reader, fast_path = native.reader, native.fast_path
         if reader is None:
             return None
         places = [(span.begin, span.end, span.most) for span in spans]
@@ -129,13 +129,13 @@ class GroupedSends:
                 return None
             put = MessageRows(messages, frames, queues.queues, queues.counts)
             asked = _Asked(spans, messages.parts(), put, queues)
-            result = direct.put(put, partial(self._durable, asked) if direct.waits else None)
+            result = fast_path.put(put, partial(self._durable, asked) if fast_path.waits else None)
         except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
             native.failed(error)
             return None
         if result is None:
             return None
-        if direct.waits:
+        if fast_path.waits:
             return Served(asked.parts, deferred=True)
         self._count(asked)
         return Served(asked.parts, put.replies)
@@ -143,7 +143,7 @@ class GroupedSends:
     def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
         """See GroupedServer."""
         native = self._native
-        reader, direct = native.reader, native.direct
+        reader, fast_path = native.reader, native.fast_path
         if reader is None:
             return None
         try:
@@ -154,18 +154,18 @@ class GroupedSends:
         if found is None:
             return None
         name, queue_id, body_at, properties, born, flag, sys_flag, times, tags_code, keys, unique, opaque = found
-        topic = direct.topic(name)
+        topic = fast_path.topic(name)
         if topic is None:
             return None
         body = frame[body_at:]
-        return direct.store(
+        return fast_path.store(
             connection, topic, queue_id, body, properties, born, flag, sys_flag, times, tags_code, keys, unique, opaque
         )
 
     def _queues(self, messages: Messages) -> _Queues | None:
         """Where they go; what goes nowhere is left out of them. None where nothing is left."""
         targets = self._targets
-        version = self._native.direct.topics.data_version
+        version = self._native.fast_path.topics.data_version
         if version is not self._version:
             targets.clear()
             self._version = version
@@ -182,9 +182,9 @@ class GroupedSends:
         return None
 
     def _target(self, name: str, queue_id: int) -> tuple[SendTopic, TopicQueue] | None:
-        direct = self._native.direct
-        topic = direct.topic(name)
-        queue = None if topic is None else direct.queue(topic, queue_id)
+        fast_path = self._native.fast_path
+        topic = fast_path.topic(name)
+        queue = None if topic is None else fast_path.queue(topic, queue_id)
         if topic is None or queue is None:
             return None
         target = self._targets[name, queue_id] = (topic, queue)
@@ -197,7 +197,7 @@ class GroupedSends:
             nums.times += count
             volume.value += size
             volume.times += count
-        put = self._native.direct.broker_put
+        put = self._native.fast_path.broker_put
         count = asked.put.count
         put.value += count
         put.times += count
@@ -213,8 +213,8 @@ class GroupedSends:
                 of.connection.complete(replies, count)
 
     def _refuse(self, asked: _Asked, failure: PutMessageResult) -> None:
-        """What has become of all of them: the full way's reply to each request, which it counts."""
-        direct, spans = self._native.direct, asked.spans
+        """What has become of all of them: the full path's reply to each request, which it counts."""
+        fast_path, spans = self._native.fast_path, asked.spans
         try:
             requests = asked.put.messages.requests()
         except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
@@ -228,12 +228,12 @@ class GroupedSends:
             own = PutMessageResult(failure.status, remark=failure.remark)
             if failure.physical_offset >= 0:
                 own.physical_offset, own.queue_offset, own.size = physical, in_queue, size
-            reply = direct.answer(command, queue.topic, queue.queue_id, unique, own)
+            reply = fast_path.answer(command, queue.topic, queue.queue_id, unique, own)
             spans[span].connection.complete(reply)
 
 
 class NativeBatches:
-    """The fast way of batches: to a topic that exists, with ordinary messages, where the log has room."""
+    """The fast path of batches: to a topic that exists, with ordinary messages, where the log has room."""
 
     def __init__(self, native: NativeSends) -> None:
         self._native = native
@@ -241,18 +241,18 @@ class NativeBatches:
     def serve(self, connection: Connection, request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
         """See FastHandler."""
         native, header = self._native, request.header
-        reader, direct = native.reader, native.direct
-        topic = direct.topic(header.topic)
+        reader, fast_path = native.reader, native.fast_path
+        topic = fast_path.topic(header.topic)
         if reader is None or topic is None or request.flag or not header.batch or header.sys_flag & ~MEANINGLESS:
             return None
         unique = None
         text = header.properties
         if text:
-            match = direct.ordinary(closed(text))
+            match = fast_path.ordinary(closed(text))
             if match is None or len(text) > MAX_PROPERTIES:
                 return None
             unique = match[2]
-        queue = direct.queue(topic, header.queue_id)
+        queue = fast_path.queue(topic, header.queue_id)
         if queue is None:
             return None
         host = connection.data.get("host") or born_host(connection)
@@ -265,13 +265,13 @@ class NativeBatches:
             command = RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, request.opaque)
             sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)
             put = MessageRows(messages, request.body, (queue,), (count,), is_batch=True)
-            result = direct.put(put, partial(self._durable, connection, sent) if direct.waits else None)
+            result = fast_path.put(put, partial(self._durable, connection, sent) if fast_path.waits else None)
         except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
             native.failed(error)
             return None
         if result is None:
             return None
-        if direct.waits:
+        if fast_path.waits:
             return DEFERRED
         reply = native.answer_batch(sent, result)
         return reply if isinstance(reply, bytes) else encode(reply)

@@ -1,4 +1,4 @@
-"""The fast way of a query by key gives, byte for byte, the replies of the full one."""
+"""The fast path of a query by key gives, byte for byte, the replies of the full one."""
 
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,11 @@ async def test_both_ways_say_the_same(broker: BrokerController, client: WireClie
         await client.send("Orders", b"x" * 20_000, properties="KEYS\x01big\x02")
     async with await trio.open_tcp_stream(*broker.endpoint) as stream:
         raw = Raw(stream)
-        await raw.ask(json_frame(12, FIELDS, direct=False))  # the index makes its first file
+        await raw.ask(json_frame(12, FIELDS, fast=False))  # the index makes its first file
         for case in CASES:
-            general = await raw.ask(json_frame(12, FIELDS | case, direct=False))
-            assert await raw.ask(json_frame(12, FIELDS | case, direct=True)) == general, case
-        assert b'"code":0' in await raw.ask(json_frame(12, FIELDS, direct=True))
+            general = await raw.ask(json_frame(12, FIELDS | case, fast=False))
+            assert await raw.ask(json_frame(12, FIELDS | case, fast=True)) == general, case
+        assert b'"code":0' in await raw.ask(json_frame(12, FIELDS, fast=True))
     assert not any(file.is_held for file in broker.context.store.files.files)
 
 

@@ -1,4 +1,4 @@
-"""The fast way of a send, which most of them take: from its header, decoded in one pass, to the bytes of its reply.
+"""The fast path of a send, which most of them take: from its header, decoded in one pass, to the bytes of its reply.
 
 An ordinary message to an existing topic takes it: JSON header, no flag or property that means something to the broker,
 room in the log. What is found to be otherwise is left to send.py before there are side effects; it gets the same
@@ -47,7 +47,7 @@ MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSI
 """Bits of sysFlag that are stored as they come."""
 _LONGEST_REPLY: Final = 1024
 _LONGEST_UNIQUE: Final = 256
-"""Longer unique keys, which no client makes, are answered by the full way."""
+"""Longer unique keys, which no client makes, are answered by the full path."""
 _WORDS: Final = tuple((size + 4).to_bytes(4, "big") + size.to_bytes(4, "big") for size in range(_LONGEST_REPLY))
 """The two words in front of a reply's header, by the header's length."""
 
@@ -64,7 +64,7 @@ class SendTopic:
         self.sizes = sizes
 
 
-class DirectSends:
+class SendFastPath:
     """Serves ordinary sends."""
 
     def __init__(
@@ -105,7 +105,7 @@ class DirectSends:
     def configure(self, reserved: frozenset[str]) -> None:
         """Work out what all sends have in common, as the configuration says now.
 
-        ``reserved``: messages with one of these properties go the full way.
+        ``reserved``: messages with one of these properties go the full path.
         """
         self.reserved = reserved
         self.ordinary = ordinary(reserved)
@@ -265,7 +265,7 @@ class DirectSends:
         broker_put.times += 1
 
     def topic(self, name: str) -> SendTopic | None:
-        """What sends to a topic need to know of it; None where they have to go the full way."""
+        """What sends to a topic need to know of it; None where they have to go the full path."""
         topic = self._topics.get(name)
         if topic is None or topic.config is not self._table.get(name):
             topic = self._find(name)

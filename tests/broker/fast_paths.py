@@ -1,4 +1,4 @@
-"""What a broker's fast ways have served."""
+"""What a broker's fast paths have served."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from trimq.remoting.server.handlers import GroupedServer, Later, Served, Span
 _served: WeakKeyDictionary[BrokerController, list[int]] = WeakKeyDictionary()
 
 
-def fast_ways(broker: BrokerController) -> list[int]:
+def fast_paths(broker: BrokerController) -> list[int]:
     """The codes of what was served since the first call for ``broker``, one for each request, by itself or with others.
 
     A client has to be connected. It ends where the configuration or the features are changed.

@@ -1,4 +1,4 @@
-"""The fast way of a pull gives, byte for byte, the replies of the full one, and leaves it the same traces."""
+"""The fast path of a pull gives, byte for byte, the replies of the full one, and leaves it the same traces."""
 
 import json
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import trio
 
-from tests.broker.processors import direct_pulls_of
+from tests.broker.processors import pull_fast_path_of
 from tests.broker.raw_client import Raw, json_frame
 from tests.broker.wire_client import WireClient, consumer
 from trimq.broker.controller import BrokerController
-from trimq.broker.processors.pull.pull_direct import COPIED
+from trimq.broker.processors.pull.pull_fast_path import COPIED
 from trimq.broker.services.stats import GROUP_GET_NUMS, GROUP_GET_SIZE
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.frame import decode
@@ -94,16 +94,16 @@ async def test_both_ways_say_and_leave_the_same(broker: BrokerController, client
     stream = await trio.open_tcp_stream(*broker.endpoint)
     async with stream:
         raw = Raw(stream)
-        await raw.ask(json_frame(code, FIELDS, direct=True))  # the group is made, the counters are there
+        await raw.ask(json_frame(code, FIELDS, fast=True))  # the group is made, the counters are there
         for case in CASES:
             fields = FIELDS | case
             replies, growths = [], []
-            for direct in (False, True):
+            for fast in (False, True):
                 for table in (broker.context.offsets.offset_table, broker.context.offsets.pull_offset_table):
                     table.clear()
-                broker.context.offsets.offset_table["Orders@group"] = {1: 0}  # a first commit is not for the fast way
+                broker.context.offsets.offset_table["Orders@group"] = {1: 0}  # a first commit is not for the fast path
                 before = _traces(broker)
-                replies.append(await raw.ask(json_frame(code, fields, direct=direct)))
+                replies.append(await raw.ask(json_frame(code, fields, fast=fast)))
                 growths.append(_growth(before, _traces(broker)))
             assert replies[0] == replies[1], case
             assert growths[0] == growths[1], case
@@ -114,7 +114,7 @@ async def test_what_is_changed_counts_at_once(broker: BrokerController, client: 
     stream = await trio.open_tcp_stream(*broker.endpoint)
     async with stream:
         raw = Raw(stream)
-        frame = json_frame(11, FIELDS, direct=True)
+        frame = json_frame(11, FIELDS, fast=True)
         assert b"FOUND" in await raw.ask(frame)
         topics, groups = broker.context.topics.table, broker.context.groups.table
         topic, group = topics["Orders"], groups["group"]
@@ -156,8 +156,8 @@ async def test_what_the_configuration_says_counts_at_once(
 
 async def both(raw: Raw, code: int, fields: dict[str, Any]) -> int:
     """The code that both ways answer, with the same bytes."""
-    general = await raw.ask(json_frame(code, fields, direct=False))
-    assert await raw.ask(json_frame(code, fields, direct=True)) == general
+    general = await raw.ask(json_frame(code, fields, fast=False))
+    assert await raw.ask(json_frame(code, fields, fast=True)) == general
     return decode(memoryview(general)[4:]).code
 
 
@@ -185,7 +185,7 @@ async def test_what_administrators_do_counts_at_once(broker: BrokerController, c
         other = json.dumps({"groupName": "group", "groupSysFlag": 5}).encode()
         await client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=other)
         assert await answers() == [0, 0, 29]
-        assert b'"groupSysFlag":"5"' in await raw.ask(json_frame(11, FIELDS, direct=True))
+        assert b'"groupSysFlag":"5"' in await raw.ask(json_frame(11, FIELDS, fast=True))
         await client.heartbeat("c1", consumers=[consumer("group", "Other")])
         assert await answers() == [0, 24, 29]
         await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=false")
@@ -199,10 +199,10 @@ async def test_a_reset_that_waits_slows_down_nobody_else(broker: BrokerControlle
         await client.pull(topic, group="group")
     broker.context.offsets.assign_reset("Other", "group", 0, 0)
     (connection,) = broker.reactor.connections.values()
-    serve = direct_pulls_of(broker.context).serve
+    serve = pull_fast_path_of(broker.context).serve
     answers = []
     for topic in ("Orders", "Other"):
-        head = memoryview(json_frame(11, FIELDS | {"topic": topic}, direct=True))[8:]
+        head = memoryview(json_frame(11, FIELDS | {"topic": topic}, fast=True))[8:]
         answers.append(serve(connection, DECODE(head)))
     assert isinstance(answers[0], bytes)
     assert b"FOUND" in answers[0]
@@ -224,11 +224,11 @@ async def test_what_a_consumer_will_ask_for_next_is_made_ahead(broker: BrokerCon
         await client.send("Orders", b"%d" % number)
     await client.pull("Orders", group="group")
     (connection,) = broker.reactor.connections.values()
-    pulls = direct_pulls_of(broker.context)
+    pulls = pull_fast_path_of(broker.context)
     stats = broker.context.store.stats
 
     def ask(**fields: str) -> bytes:
-        head = memoryview(json_frame(11, FIELDS | {"maxMsgNums": "8"} | fields, direct=True))[8:]
+        head = memoryview(json_frame(11, FIELDS | {"maxMsgNums": "8"} | fields, fast=True))[8:]
         answer = pulls.serve(connection, DECODE(head))
         return answer if isinstance(answer, bytes) else b""
 

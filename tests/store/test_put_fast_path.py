@@ -1,4 +1,4 @@
-"""The fast way into the store leaves what the full one leaves, refuses what it refuses, and hides what it hides."""
+"""The fast path into the store leaves what the full one leaves, refuses what it refuses, and hides what it hides."""
 
 import errno
 from functools import partial
@@ -27,7 +27,7 @@ ROOMY = settings(mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 
 
 
 class Sender:
-    """Puts as the broker does: the fast way first, then the full one; or only the full one."""
+    """Puts as the broker does: the fast path first, then the full one; or only the full one."""
 
     def __init__(self, store: MessageStore, *, short: bool) -> None:
         self.store = store

@@ -39,31 +39,31 @@ def answered(asked: TypedRequest[Fields], text: bytes) -> bytes:
 
 
 async def test_it_gets_header_and_body_and_its_replies_keep_their_order() -> None:
-    def direct(_connection: Connection, asked: TypedRequest[Fields]) -> bytes | None:
-        return answered(asked, b"direct " + bytes(asked.body)) if bytes(asked.body) != b"pass" else None
+    def fast(_connection: Connection, asked: TypedRequest[Fields]) -> bytes | None:
+        return answered(asked, b"fast " + bytes(asked.body)) if bytes(asked.body) != b"pass" else None
 
-    async with serving(table(direct)) as server, server.peer() as peer:
+    async with serving(table(fast)) as server, server.peer() as peer:
         await peer.send(request(body=b"one"), request(body=b"pass"), request(body=b"two"))
         replies = sorted([await peer.receive() for _ in range(3)], key=lambda reply: reply.opaque)
-        assert [bytes(reply.body) for reply in replies] == [b"direct one", b"pass", b"direct two"]
+        assert [bytes(reply.body) for reply in replies] == [b"fast one", b"pass", b"fast two"]
         assert server.reactor.stats.frames == 3
 
 
 @pytest.mark.parametrize("encoding", [Encoding.ROCKETMQ, Encoding.MSGPACK])
 async def test_other_encodings_do_not_get_there(encoding: Encoding) -> None:
-    def direct(*_: object) -> bytes | None:
+    def fast(*_: object) -> bytes | None:
         raise AssertionError
 
-    async with serving(table(direct)) as server, server.peer() as peer:
+    async with serving(table(fast)) as server, server.peer() as peer:
         reply = await peer.ask(request(body=b"x", encoding=encoding))
         assert (reply.code, reply.body) == (0, b"x")
 
 
 async def test_what_it_raises_becomes_a_reply_and_is_not_served_again() -> None:
-    def direct(*_: object) -> bytes | None:
+    def fast(*_: object) -> bytes | None:
         raise ValueError("broken")
 
-    async with serving(table(direct)) as server, server.peer() as peer:
+    async with serving(table(fast)) as server, server.peer() as peer:
         reply = await peer.ask(request(body=b"x"))
         assert reply.code == ResponseCode.SYSTEM_ERROR
         assert "broken" in (reply.remark or "")
@@ -73,12 +73,12 @@ async def test_what_it_raises_becomes_a_reply_and_is_not_served_again() -> None:
 async def test_a_deferred_one_counts_and_beyond_the_limit_the_other_handler_decides() -> None:
     waiting: list[tuple[Connection, int]] = []
 
-    def direct(connection: Connection, asked: TypedRequest[Fields]) -> Literal[Later.DEFERRED]:
+    def fast(connection: Connection, asked: TypedRequest[Fields]) -> Literal[Later.DEFERRED]:
         waiting.append((connection, asked.opaque))
         return DEFERRED
 
     limits = ReactorLimits(max_inflight_per_connection=1)
-    async with serving(table(direct), limits) as server, server.peer() as peer:
+    async with serving(table(fast), limits) as server, server.peer() as peer:
         first = request()
         await peer.send(first)
         await until(server, "s.inflight == 1")
@@ -106,10 +106,10 @@ async def test_the_longest_frame(over: int) -> None:
     """One that is longer by a byte costs its connection, also where it is all that has come."""
     longest = 400
 
-    def direct(_connection: Connection, asked: TypedRequest[Fields]) -> bytes | None:
+    def fast(_connection: Connection, asked: TypedRequest[Fields]) -> bytes | None:
         return answered(asked, b"%d" % len(asked.body))
 
-    async with serving(table(direct), ReactorLimits(max_frame=longest)) as server, server.peer() as peer:
+    async with serving(table(fast), ReactorLimits(max_frame=longest)) as server, server.peer() as peer:
         command = request()
         command.body = bytes(longest + over - len(encode(command)))
         assert len(encode(command)) == longest + over

@@ -1,4 +1,4 @@
-"""The fast way of a pull: from its header, decoded in one pass, to the bytes of its reply.
+"""The fast path of a pull: from its header, decoded in one pass, to the bytes of its reply.
 
 A pull that finds messages in memory takes it, of a known group and topic, with a JSON header. What is found to be
 otherwise (nothing new, cold data, a reset, a refusal) is left to pull.py before there are side effects; it gets the
@@ -51,7 +51,7 @@ _Place = tuple[ConsumeQueue, int, int, int]
 """What a pull without a filter asks for: queue, offset, messages and bytes at most."""
 
 
-class DirectPulls:
+class PullFastPath:
     """Serves pulls that find something in memory.
 
     A consumer that works through a backlog asks for the next messages when it has these. Where the loop has nothing to

@@ -1,4 +1,4 @@
-"""The fast way of a batch: the same records and replies as the full one, and nothing done where it passes over."""
+"""The fast path of a batch: the same records and replies as the full one, and nothing done where it passes over."""
 
 import json
 import struct
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.broker.fast_ways import fast_ways
-from tests.broker.test_send_direct import ask as ask_any
-from tests.broker.test_send_direct import v2
+from tests.broker.fast_paths import fast_paths
+from tests.broker.test_send_fast_path import ask as ask_any
+from tests.broker.test_send_fast_path import v2
 from tests.broker.wire_client import WireClient, hashes_of, pull_ext
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.running_flags import Flag
@@ -41,7 +41,7 @@ async def ask(
 
 
 async def both(client: WireClient, ext: dict[str, str], body: bytes) -> list[tuple[int, str | None, dict[str, Any]]]:
-    """What a batch is answered on the fast way, and on the full one."""
+    """What a batch is answered on the fast path, and on the full one."""
     replies = []
     for short in (True, False):
         reply = await ask(client, ext, body, short=short)
@@ -51,8 +51,8 @@ async def both(client: WireClient, ext: dict[str, str], body: bytes) -> list[tup
 
 
 def taken(broker: BrokerController) -> bool:
-    """Whether a batch has come the fast way since it was asked for the first time."""
-    return RequestCode.SEND_BATCH_MESSAGE in fast_ways(broker)
+    """Whether a batch has come the fast path since it was asked for the first time."""
+    return RequestCode.SEND_BATCH_MESSAGE in fast_paths(broker)
 
 
 async def made(client: WireClient, broker: BrokerController) -> None:

@@ -1,4 +1,4 @@
-"""The fast way of a send: the same records and replies as the full one, and nothing done where it passes over."""
+"""The fast path of a send: the same records and replies as the full one, and nothing done where it passes over."""
 
 import json
 import struct
@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.broker.fast_ways import fast_ways
-from tests.broker.processors import direct_sends_of
+from tests.broker.fast_paths import fast_paths
+from tests.broker.processors import send_fast_path_of
 from tests.broker.wire_client import WireClient, consumer, hashes_of, properties_text
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.running_flags import Flag
@@ -45,7 +45,7 @@ def v2(properties: str, **more: str) -> dict[str, str]:
 async def ask(
     client: WireClient, ext: dict[str, str], *, short: bool, code: int = 310, flag: int = 0, body: bytes = b"body"
 ) -> RemotingCommand | None:
-    """Send a frame whose code stands in front, or behind a blank: then nobody takes it for the fast way."""
+    """Send a frame whose code stands in front, or behind a blank: then nobody takes it for the fast path."""
     opaque = next(_opaque)
     header = json.dumps({"code": code, "extFields": ext, "flag": flag, "opaque": opaque}, separators=(",", ":"))
     raw = header.encode() if short else b" " + header.encode()
@@ -62,8 +62,8 @@ async def made(client: WireClient, broker: BrokerController) -> None:
 
 
 def taken(broker: BrokerController) -> bool:
-    """Whether a message has come the fast way since it was asked for the first time."""
-    return bool(fast_ways(broker))
+    """Whether a message has come the fast path since it was asked for the first time."""
+    return bool(fast_paths(broker))
 
 
 def comparable(message: StoredMessage) -> dict[str, Any]:
@@ -304,11 +304,11 @@ async def test_what_becomes_of_the_topic_counts_at_once(client: WireClient, brok
 
 
 async def test_nothing_is_kept_of_a_deleted_topic(broker: BrokerController) -> None:
-    direct = direct_sends_of(broker.context)
+    fast_path = send_fast_path_of(broker.context)
     broker.context.topics.put(TopicConfig(topic_name="Short-lived"))
-    assert direct._find("Short-lived") is not None
+    assert fast_path._find("Short-lived") is not None
     assert broker.context.topics.delete("Short-lived")
-    assert direct._topics == {}
+    assert fast_path._topics == {}
 
 
 async def test_it_is_counted_as_any_other(client: WireClient, broker: BrokerController) -> None:
