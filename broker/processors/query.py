@@ -46,7 +46,7 @@ class QueryMessageProcessor:
 
     def _fast_path(self) -> FastHandler:
         """The fast path: from the header to the reply's bytes, where few records are found in memory."""
-        query = self._store.query_hot
+        query = self._store.query_in_memory
 
         def serve(_connection: Connection, request: TypedRequest[Any]) -> bytes | None:
             header = request.header

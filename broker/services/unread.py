@@ -1,6 +1,6 @@
 """From where on groups that have members have yet to read the log: the store keeps that in memory while it can.
 
-Only asked for while the log takes its memory for new messages out of its old part (broker/store/log/page_reuse.py),
+Only asked for while the log takes its memory for new messages out of its old part (broker/store/log/page_recycling.py),
 and then worked out about once a second, in slices: the answer is from then.
 """
 

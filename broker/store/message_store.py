@@ -23,7 +23,7 @@ from trimq.broker.store.dispatch.dispatcher import MessageArriving, StoreDispatc
 from trimq.broker.store.dispatch.reput import ReputMessageService
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.durability.write_path import WritePath
-from trimq.broker.store.hot_calls import HotCalls
+from trimq.broker.store.in_memory_calls import InMemoryCalls
 from trimq.broker.store.index.index_file import IndexShape
 from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.log.commit_log import CommitLog
@@ -35,7 +35,7 @@ from trimq.broker.store.queue.queue_clean import QueueCleaner
 from trimq.broker.store.read.get_message import MessageGetter
 from trimq.broker.store.read.query import BoundaryType, MessageFinder
 from trimq.broker.store.recovery.checkpoint import CheckpointService, StoreCheckpoint
-from trimq.broker.store.recovery.fault_note import FaultNote
+from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
@@ -74,10 +74,10 @@ class StoreWaits(NamedTuple):
     busy: int
 
 
-class MessageStore(HotCalls):
+class MessageStore(InMemoryCalls):
     """One store. ``async with store.opened():`` is its life; ``stats`` and ``flags`` may be read at any time.
 
-    Puts, gets and queries are those of HotCalls.
+    Puts, gets and queries are those of InMemoryCalls.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class MessageStore(HotCalls):
         self._sync_place = sync_place
         self._accept_missing_log = accept_missing_log
         self._abort = AbortFile(self.disk, self.root)
-        self._fault = FaultNote(self.disk, self.root)
+        self._failed_sync = FailedSyncMarker(self.disk, self.root)
         self._memory = memory_limit()
         delays = config.delay_levels_ms
         directory = str(config.commit_log_path)
@@ -143,11 +143,11 @@ class MessageStore(HotCalls):
         self.peek_max_offset = self.queues.peek_next_offset
         self.get_message = self._getter.get
         self.get_message_cold = self._getter.get_cold
-        self.get_hot = self._getter.hot
+        self.get_in_memory = self._getter.in_memory
         self.get_ahead = self._getter.ahead
         self.count_found = self._getter.count
         self.query_message = self._finder.query
-        self.query_hot = self._finder.query_hot
+        self.query_in_memory = self._finder.query_in_memory
         self.query_message_cold = self._finder.query_cold
 
     # -- life
@@ -187,7 +187,7 @@ class MessageStore(HotCalls):
         make_durable_directory(disk, self.files.directory)
         abort.create()
         index = None if self.index is None else self.index.directory
-        await self._fault.mend(self.files, self.queues.directory, index)
+        await self._failed_sync.mend(self.files, self.queues.directory, index)
         recovery = StoreRecovery(
             self.files,
             self.queues,
@@ -201,8 +201,8 @@ class MessageStore(HotCalls):
         self.recovering = recovery.report
         self.recovered = await recovery.run()
         self.recovering = None
-        self._fault.remove()
-        self.flags.on_broken = lambda flag, reason: self._fault.note(flag, self.flushed_offset, reason)
+        self._failed_sync.remove()
+        self.flags.on_broken = lambda flag, reason: self._failed_sync.note(flag, self.flushed_offset, reason)
         self.commit_log.last_store_timestamp = self.recovered.last_store_timestamp
         path = WritePath(
             self.commit_log,
@@ -294,7 +294,7 @@ class MessageStore(HotCalls):
 
     def keep_unread(self, unread_from: Callable[[], int]) -> None:
         """What lies from the log offset on that ``unread_from`` tells stays in memory, as far as it fits."""
-        self.write_path.room.reuse.unread_from = unread_from
+        self.write_path.room.recycling.unread_from = unread_from
 
     @property
     def indexes_tags(self) -> bool:

@@ -180,15 +180,15 @@ async def test_a_topic_that_a_send_makes_anew_while_others_are_cleaned(
     for topic in ("Left", "Made"):
         await client.send(topic)
         assert topics.delete(topic)
-    usual = store.queues.dropped.save
+    usual = store.queues.deleted_topics.save
 
     async def meanwhile() -> None:
-        assert set(store.queues.dropped.topics) == {"Left"}
+        assert set(store.queues.deleted_topics.topics) == {"Left"}
         async with WireClient.connect(broker.endpoint) as producer:
             assert (await producer.send("Made", b"new")).code == ResponseCode.SUCCESS
         await usual()
 
-    monkeypatch.setattr(store.queues.dropped, "save", meanwhile)
+    monkeypatch.setattr(store.queues.deleted_topics, "save", meanwhile)
     assert (await client.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == ResponseCode.SUCCESS
     assert not store.has_queue("Left", 0)
     assert (await client.pull_messages("Made"))[-1].body == b"new"

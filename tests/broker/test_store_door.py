@@ -4,13 +4,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from trimq.broker.store.hot_calls import HotCalls
+from trimq.broker.store.in_memory_calls import InMemoryCalls
 from trimq.broker.store.message_store import MessageStore
 
 BROKER = Path(__file__).parents[2] / "broker"
 SEEN = ("config", "clock", "disk", "root", "stats", "recovered", "recovering", "on_overdue")
 """Attributes of a store that are for everybody."""
-DOOR = {name for name in {*vars(MessageStore), *HotCalls.__annotations__} if not name.startswith("_")} | {*SEEN}
+DOOR = {name for name in {*vars(MessageStore), *InMemoryCalls.__annotations__} if not name.startswith("_")} | {*SEEN}
 
 
 def uses(text: str) -> Iterator[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.queue.consume_queue import QueueShape
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore, QueueState
-from trimq.broker.store.queue.dropped_topics import DroppedTopics
+from trimq.broker.store.queue.deleted_topics import DeletedTopics
 from trimq.broker.store.queue.queue_snapshot import read_snapshot
-from trimq.broker.store.recovery.fault_note import FaultNote
+from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
 from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
 from trimq.protocol.command import Encoding, RemotingCommand
@@ -96,19 +96,19 @@ def test_queue_snapshot(tmp_path: Path) -> None:
     assert read_snapshot(queues, 8193, 4096) is None
 
 
-async def test_dropped_topics(tmp_path: Path) -> None:
-    dropped = DroppedTopics(RealDisk(), str(tmp_path))
-    dropped.note("Orders", 8192, 1_700_000_000_123)
-    await dropped.save()
+async def test_deleted_topics(tmp_path: Path) -> None:
+    deleted = DeletedTopics(RealDisk(), str(tmp_path))
+    deleted.note("Orders", 8192, 1_700_000_000_123)
+    await deleted.save()
     assert (tmp_path / "topics.dropped").read_text() == EXAMPLES["topics-dropped"].strip()
-    assert dropped.has("Orders", 8191, 1_700_000_000_123)
-    assert not dropped.has("Orders", 8192, 1_700_000_000_123)
+    assert deleted.has("Orders", 8191, 1_700_000_000_123)
+    assert not deleted.has("Orders", 8192, 1_700_000_000_123)
 
 
 def test_failed_sync(tmp_path: Path) -> None:
-    note = FaultNote(RealDisk(), str(tmp_path))
-    note.add(Flag.WRITE_LOGICS_QUEUE_ERROR, 4096, "first")
-    note.add(Flag.NOT_WRITEABLE, 8192, "Input/output error")
+    marker = FailedSyncMarker(RealDisk(), str(tmp_path))
+    marker.add(Flag.WRITE_LOGICS_QUEUE_ERROR, 4096, "first")
+    marker.add(Flag.NOT_WRITEABLE, 8192, "Input/output error")
     assert (tmp_path / "failed_sync").read_text() == EXAMPLES["failed-sync"].strip()
 
 

@@ -57,7 +57,7 @@ def changes(text: str) -> Iterator[str]:
         ("del out.chunks[:2]", {"chunks"}),
         ("out.sent += 1", {"sent"}),
         ("count = conn.inflight + len(out.chunks)", set()),
-        ("chunks = warm.chunks_of(file)\nchunks.append(1)", set()),
+        ("chunks = page_cache.chunks_of(file)\nchunks.append(1)", set()),
     ],
 )
 def test_changes_are_found(text: str, found: set[str]) -> None:

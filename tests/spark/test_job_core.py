@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.spark.logs import START, LogWriter
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SLOTS, by_broker, entries, mixed, queue_files
 from trimq.broker.store.disk.real_disk import RealDisk
-from trimq.broker.store.queue.dropped_topics import Dropped, DroppedTopics
+from trimq.broker.store.queue.deleted_topics import DeletedTopic, DeletedTopics
 from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
 from trimq.pipeline.jobs.index_files import read_index_file, write_index_files
 from trimq.pipeline.jobs.rebuild import write_queue_files, write_whole_queues
@@ -109,8 +109,8 @@ def test_a_deleted_topics_records_have_no_units(tmp_path: Path) -> None:
     root = LogWriter(tmp_path / "store").put_all(mixed(200)).write()
     rows = dispatch_rows(root, 3000)
     later = next(row["phy"] for row in rows[150:] if row["topic"] == "A")
-    noted = DroppedTopics(RealDisk(), str(root))
-    noted.topics = {"A": Dropped(later, START + 1_000_000), "B": Dropped(1 << 40, START + 60 * 700)}
+    noted = DeletedTopics(RealDisk(), str(root))
+    noted.topics = {"A": DeletedTopic(later, START + 1_000_000), "B": DeletedTopic(1 << 40, START + 60 * 700)}
     (root / "topics.dropped").write_bytes(msgspec.json.encode(noted.topics))
     noted.load()
     dropped = dropped_topics(StoreFiles(str(root)))

@@ -137,7 +137,7 @@ class Rig:
         *,
         wall_ms: Callable[[], int] = lambda: 1_700_000_000_000,
         directory: str = LOG,
-        hot_bytes: int = 1 << 30,
+        in_memory_bytes: int = 1 << 30,
     ) -> None:
         self.disk = disk or SimDisk()
         self.config = settings or config()
@@ -156,7 +156,7 @@ class Rig:
             self.flags,
             self.stats,
             self.config,
-            memory=LogMemory(hot_bytes, 1 << 30, 0),
+            memory=LogMemory(in_memory_bytes, 1 << 30, 0),
             delay_ms=(0, 1000, 5000),
             sync_place=SyncPlace.THREAD,
         )

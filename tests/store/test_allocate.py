@@ -15,7 +15,7 @@ from tests.store.simdisk import SimDisk
 from trimq.broker.store.disk.disk import FileSystem
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.real_disk import RealDisk
-from trimq.broker.store.log.page_reuse import PageReuse
+from trimq.broker.store.log.page_recycling import PageRecycling
 from trimq.broker.store.log.transient_store_pool import PooledMappedFile
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.types import PutMessageStatus
@@ -275,11 +275,11 @@ async def test_on_the_real_disk(tmp_path: Path) -> None:
 async def test_room_that_is_made_while_nothing_comes_is_not_taken_for_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     paces: list[float] = []
 
-    def made(_self: PageReuse, _file: MappedFile, _begin: int, _end: int, *, cost: float, pace: float) -> None:
+    def made(_self: PageRecycling, _file: MappedFile, _begin: int, _end: int, *, cost: float, pace: float) -> None:
         assert cost >= 0
         paces.append(pace)
 
-    monkeypatch.setattr(PageReuse, "made", made)
+    monkeypatch.setattr(PageRecycling, "made", made)
     async with Rig(settings=config(1 << 20, step=65536, warm_maped_file_enable=True)).running() as rig:
         rig.put(message(b"x" * 900))
         await trio.testing.wait_all_tasks_blocked()

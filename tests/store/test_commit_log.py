@@ -210,7 +210,7 @@ async def test_reads_stop_at_the_end_of_the_log() -> None:
 
 
 async def test_what_has_cooled_down_is_not_read_from_the_map() -> None:
-    async with Rig(settings=config(4096), hot_bytes=0).running() as rig:
+    async with Rig(settings=config(4096), in_memory_bytes=0).running() as rig:
         for number in range(3):
             rig.put(message(bytes([number]) * 3000))
         await rig.answered(3)
@@ -222,7 +222,7 @@ async def test_what_has_cooled_down_is_not_read_from_the_map() -> None:
 
 
 async def test_the_hot_range_spans_files() -> None:
-    async with Rig(settings=config(4096), hot_bytes=5000).running() as rig:
+    async with Rig(settings=config(4096), in_memory_bytes=5000).running() as rig:
         for number in range(4):
             rig.put(message(bytes([number]) * 3000))
         await rig.answered(4)

@@ -125,9 +125,9 @@ async def test_limits_and_advice_where_messages_are_on_disk_only() -> None:
         assert known is not None
         assert (known.count, known.suggest_slave) == (20, False), "so far back, and in memory all the same"
         known.release()
-        store.files.files[0].hot_from = store.files.size
+        store.files.files[0].in_memory_from = store.files.size
         disk.cold = True
-        store.files.warm.forget(store.files.files[0], 0, store.files.size)
+        store.files.page_cache.forget(store.files.files[0], 0, store.files.size)
         assert getter.get(TOPIC, 0, 0, 32, 1 << 20, None) is None
         result = await getter.get_cold(TOPIC, 0, 0, 32, 1 << 20, None)
         assert (result.count, result.suggest_slave) == (3, True)
@@ -239,7 +239,7 @@ async def test_views_hold_their_files_until_they_are_released() -> None:
         assert not any(file.is_held for file in store.files.files)
         disk = store.disk
         assert isinstance(disk, SimDisk)
-        store.files.files[-1].hot_from = store.files.size
+        store.files.files[-1].in_memory_from = store.files.size
         disk.cold = True
         assert store.get_message(TOPIC, 0, 25, 32, 1 << 20, None) is None
         assert not any(file.is_held for file in store.files.files), "given back where the answer has to wait"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import FAR, TOPIC, by_key, fill, opened, put, settings
-from trimq.broker.store.disk.warm_ranges import CHUNK
+from trimq.broker.store.disk.page_cache import CHUNK
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.read.key_match import HEAD_SIZE, Matches, matches
 from trimq.broker.store.read.query import MessageFinder, _at_once, store_timestamp_of
@@ -334,8 +334,8 @@ async def test_a_head_that_ends_in_a_part_that_is_not_in_memory_is_not_looked_at
         phy = (await put(store, b"x", keys="k1")).physical_offset
         assert phy == CHUNK - 20
         (file,) = store.files.files
-        file.hot_from = file.size
-        store.files.warm.chunks_of(file)[0] = store.files.warm.tick() + 1000
+        file.in_memory_from = file.size
+        store.files.page_cache.chunks_of(file)[0] = store.files.page_cache.tick() + 1000
         disk.cold = True
         assert matches(store.files, [phy], TOPIC, "k1", 5, (0, 1), 1 << 30) is None
 

@@ -16,7 +16,7 @@ from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, opened, put, settings
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
-from trimq.broker.store.disk.warm_ranges import CHUNK
+from trimq.broker.store.disk.page_cache import CHUNK
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.read.read_ahead import AT_ONCE, FIRST_WINDOW, LARGEST_WINDOW, MOST_STREAMS, STEP, ReadAhead
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
@@ -55,7 +55,7 @@ class Log:
         """As a pull does that is served from memory."""
         file = self.files.find(position)
         assert file is not None
-        return self.files.warm.covers(file, position - file.start, position - file.start + 1)
+        return self.files.page_cache.covers(file, position - file.start, position - file.start + 1)
 
 
 @asynccontextmanager
@@ -118,9 +118,9 @@ async def test_a_reader_in_the_middle_of_a_window_lets_the_next_one_begin() -> N
 
 
 async def test_a_whole_log_without_waiting_twice() -> None:
-    """From one file into the next, up to what is hot."""
+    """From one file into the next, up to what is in memory."""
     log = Log(SimDisk())
-    log.files.files[-1].hot_from = SIZE - 3 * CHUNK
+    log.files.files[-1].in_memory_from = SIZE - 3 * CHUNK
     async with running(log):
         waited = 0
         for at in range(0, 2 * SIZE, CHUNK):
@@ -131,7 +131,7 @@ async def test_a_whole_log_without_waiting_twice() -> None:
             await trio.testing.wait_all_tasks_blocked()
         assert waited == 2
         assert sum(length for _, length in log.reads()) == 2 * SIZE - 3 * CHUNK
-        assert not log.files.warm.marks
+        assert not log.files.page_cache.marks
 
 
 async def test_a_reader_that_finds_in_memory_what_follows_is_one_that_goes_on() -> None:
@@ -170,13 +170,13 @@ async def test_what_has_left_memory_again_is_read_again_and_less_of_it() -> None
             await log.ahead.bring_in(at, at + CHUNK)
         await trio.testing.wait_all_tasks_blocked()
         log.disk.forget_read_ahead()
-        log.files.warm.forget(log.files.files[0], 0, SIZE)
+        log.files.page_cache.forget(log.files.files[0], 0, SIZE)
         log.reads()
         await log.ahead.bring_in(2 * FIRST_WINDOW, 2 * FIRST_WINDOW + 1)
         await trio.testing.wait_all_tasks_blocked()
         assert log.reads() == [(2 * FIRST_WINDOW, FIRST_WINDOW)]
         half = 5 * FIRST_WINDOW // 2
-        assert {number * CHUNK for _, number in log.files.warm.marks} == set(
+        assert {number * CHUNK for _, number in log.files.page_cache.marks} == set(
             range(half, half + FIRST_WINDOW // 2, CHUNK)
         )
 
@@ -254,7 +254,7 @@ async def test_nothing_is_read_before_run_and_after_stop() -> None:
         assert log.look(CHUNK + FIRST_WINDOW // 2)
         await trio.testing.wait_all_tasks_blocked()
         assert log.reads() == []
-        assert not log.files.warm.marks
+        assert not log.files.page_cache.marks
 
 
 # -- faults
@@ -280,12 +280,12 @@ async def test_a_file_that_is_shorter_than_it_should_be(monkeypatch: pytest.Monk
     async with running(Log(SimDisk())) as log:
         monkeypatch.setattr(log.disk, "read_ahead", lambda _fd, begin, _end: begin + CHUNK + 100)
         await log.ahead.bring_in(0, 3 * CHUNK)
-        assert log.files.warm.is_read(log.files.files[0], 0, CHUNK)
-        assert not log.files.warm.is_read(log.files.files[0], CHUNK, SIZE)
+        assert log.files.page_cache.is_read(log.files.files[0], 0, CHUNK)
+        assert not log.files.page_cache.is_read(log.files.files[0], CHUNK, SIZE)
         monkeypatch.setattr(log.disk, "read_ahead", lambda _fd, begin, _end: begin)
         await log.ahead.bring_in(2 * CHUNK, 3 * CHUNK)
         await log.ahead.bring_in(5 << 20, (5 << 20) + 1)
-        assert not log.files.warm.is_read(log.files.files[0], CHUNK, SIZE)
+        assert not log.files.page_cache.is_read(log.files.files[0], CHUNK, SIZE)
 
 
 async def test_a_file_that_is_deleted_meanwhile_stays_open_until_it_has_been_read() -> None:
@@ -301,7 +301,7 @@ async def test_a_file_that_is_deleted_meanwhile_stays_open_until_it_has_been_rea
             assert first.is_held
             disk.gate.set()
         assert disk.open_files() == 1
-        assert not log.files.warm.is_read(first, 0, CHUNK)
+        assert not log.files.page_cache.is_read(first, 0, CHUNK)
         await log.ahead.bring_in(0, 1)
         assert len(log.reads()) == 1, "what is gone is not looked for again"
 
@@ -354,8 +354,8 @@ def _age(store: MessageStore) -> None:
     assert isinstance(disk, SimDisk)
     disk.cold = True
     for file in store.files.files:
-        file.hot_from = file.size
-        store.files.warm.forget(file, 0, file.size)
+        file.in_memory_from = file.size
+        store.files.page_cache.forget(file, 0, file.size)
 
 
 async def _drain(store: MessageStore, queue_id: int = 0) -> tuple[list[bytes], int]:

@@ -43,7 +43,7 @@ async def test_what_was_left_behind_is_dispatched_in_the_order_of_the_log(cold: 
         if cold:
             disk.cold = True
             for file in store.files.files:
-                file.hot_from = file.size
+                file.in_memory_from = file.size
         _resume(store, position)
         assert store.dispatch_behind_bytes > 0
         await store._reput.catch_up()
@@ -88,7 +88,7 @@ async def test_a_damaged_record_is_passed_over(cold: bool) -> None:
         if cold:
             disk.cold = True
             for mapped in store.files.files:
-                mapped.hot_from = mapped.size
+                mapped.in_memory_from = mapped.size
         await store._reput.catch_up()
         offsets = [one.queue_offset for one in await drain(store)]
         assert offsets == [at for at in range(30) if at not in (5, 8)]
@@ -165,7 +165,7 @@ async def test_records_larger_than_what_is_read_at_once_are_dispatched(cold: boo
         if cold:
             disk.cold = True
             for file in store.files.files:
-                file.hot_from = file.size
+                file.in_memory_from = file.size
         _resume(store, position)
         await store._reput.catch_up()
         disk.cold = False

@@ -119,7 +119,7 @@ async def test_a_cold_read_ends_where_the_commit_ended(autojump_clock: trio.test
         await commit(store)
         await fill(store, 3, first=3)
         file = store.files.files[0]
-        file.hot_from = file.size
+        file.in_memory_from = file.size
         committed = store.max_phy_offset
         assert len(await store.commit_log.read_cold(0, 8192)) == committed
         assert len(store.commit_log.read(0, 8192) or b"") == committed

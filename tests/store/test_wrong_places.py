@@ -138,7 +138,7 @@ async def _walk(
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_pulls(fault: str, spread: bool, sync: bool, cold: bool) -> None:
-    """The fast path for units out of files (hot, no filter) and the full one (filters, or cold)."""
+    """The fast path for units out of files (in memory, no filter) and the full one (filters, or cold)."""
     right = [(TOPIC, offset) for offset in range(COUNT) if offset != WRONG]
     async with spoilt(fault, spread=spread, sync=sync) as (store, disk, phy):
         disk.cold = cold
@@ -196,7 +196,7 @@ async def test_a_record_of_another_place_than_its_own_is_not_taken_for_a_spoilt_
         assert not store.look_message(phy)
         (result,) = await by_key(store, f"u{TOPIC}0-7")
         assert result.queue_offset == WRONG ^ 2 == 7
-        assert store.query_hot(TOPIC, f"u{TOPIC}0-{WRONG}", 32, 0, FAR, 1 << 20) is None
+        assert store.query_in_memory(TOPIC, f"u{TOPIC}0-{WRONG}", 32, 0, FAR, 1 << 20) is None
 
 
 @pytest.mark.parametrize("flags", [0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6])

@@ -75,7 +75,7 @@ class PullFastPath:
         self._offsets = offsets
         self._stats = stats
         self._find_in_store = store.find_queue
-        self._hot = store.get_hot
+        self._in_memory = store.get_in_memory
         self._ahead = store.get_ahead
         self._count_found = store.count_found
         self._expected: _Place | None = None
@@ -87,7 +87,7 @@ class PullFastPath:
 
     def _handler(self) -> FastHandler:  # noqa: PLR0915 - as below
         readers, groups, topics = self._readers, self._groups, self._topics
-        offsets, filter_of, hot = self._offsets, self._filter_of, self._hot
+        offsets, filter_of, in_memory = self._offsets, self._filter_of, self._in_memory
         commit_pull, count_found, ahead = offsets.commit_pull, self._count_found, self._ahead
         broker_get = self._stats.broker_get
 
@@ -135,7 +135,11 @@ class PullFastPath:
                 size = len(body)
                 count_found(count)
             else:
-                found = ahead(queue, offset, nums, limit) if accept is None else hot(queue, offset, nums, limit, accept)
+                found = (
+                    ahead(queue, offset, nums, limit)
+                    if accept is None
+                    else in_memory(queue, offset, nums, limit, accept)
+                )
                 if found is None:
                     return None
                 _, (buffers, count, size), following = found

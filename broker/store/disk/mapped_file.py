@@ -36,7 +36,7 @@ class MappedFile:
         "fd",
         "flushed",
         "found",
-        "hot_from",
+        "in_memory_from",
         "path",
         "reserved",
         "size",
@@ -61,7 +61,7 @@ class MappedFile:
         self.flushed = 0
         self.reserved = 0
         self.append_limit = -1
-        self.hot_from = size
+        self.in_memory_from = size
         self.destroyed = False
 
     @classmethod
@@ -86,7 +86,7 @@ class MappedFile:
         try:
             file = (make or cls)(disk, path, start, size, fd)
             try:
-                file.hot_from = 0
+                file.in_memory_from = 0
                 file.found = False
                 reserve = min(reserve, size)
                 disk.data_sync(fd)  # of its length: what lies ready is still empty, nobody needs it on the device
@@ -137,7 +137,7 @@ class MappedFile:
     def set_position(self, position: int) -> None:
         """Recovery's word: records end at ``position`` and are durable. Space behind it counts as not reserved."""
         self.wrote = self.flushed = self.reserved = position
-        self.hot_from = position
+        self.in_memory_from = position
         self.append_limit = -1
 
     def mark_reserved(self, position: int) -> None:
@@ -174,7 +174,7 @@ class MappedFile:
 
         What was written lately is a view of the map (hold the file while you keep it), anything else a copy.
         """
-        if position >= self.hot_from:
+        if position >= self.in_memory_from:
             return self.view[position : position + length]
         return self._disk.pread_cached(self.fd, length, position)
 

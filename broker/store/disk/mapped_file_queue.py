@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.mapped_file import MappedFile
-from trimq.broker.store.disk.warm_ranges import WarmRanges
+from trimq.broker.store.disk.page_cache import PageCache
 from trimq.protocol.file_names import offset_name, parse_offset_name
 
 
@@ -62,7 +62,7 @@ class MappedFileQueue:
         self.directory = directory
         self.size = size
         self.files: list[MappedFile] = []
-        self.warm = WarmRanges()
+        self.page_cache = PageCache()
         self.own_from = sys.maxsize
         """Everything from this offset on was put by this process, and not found by it in files."""
 

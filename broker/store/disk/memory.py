@@ -30,7 +30,7 @@ def memory_limit() -> int:
 class LogMemory(NamedTuple):
     """What the newest part of the log may take of the memory."""
 
-    hot_bytes: int
+    in_memory_bytes: int
     """How far back from its end it is read through the map: pages written so lately are still in memory."""
     bulk_pace: int
     """Bytes a second from which on it is written in bulk: it would fill all memory within minutes."""
@@ -39,7 +39,7 @@ class LogMemory(NamedTuple):
 
 
 def log_memory(memory: int) -> LogMemory:
-    """An eighth of ``memory`` is hot, 1 GiB at most. What fills all of it within two minutes is bulk.
+    """An eighth of ``memory`` is taken to be in memory, 1 GiB at most. What fills all of it within two minutes is bulk.
 
     40 % of it is for what is to be read, which is what accessMessageInMemoryMaxRatio assumes if nobody sets it.
     """

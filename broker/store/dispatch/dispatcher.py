@@ -36,7 +36,7 @@ class StoreDispatcher:
     ) -> None:
         """``delay_ms`` is the delay of each level, [0] being none. Without ``index`` no keys are kept."""
         self._queues = queues
-        self._dropped = queues.dropped
+        self._deleted_topics = queues.deleted_topics
         self.index = index
         self._stats = stats
         self.delay_ms = delay_ms
@@ -72,10 +72,10 @@ class StoreDispatcher:
             put.dispatch_into(index, None, result)
             return
         queues: ConsumeQueueStore | None = self._queues
-        dropped = self._dropped
-        if position < dropped.end:
+        deleted_topics = self._deleted_topics
+        if position < deleted_topics.end:
             topics = put.topics
-            deleted = [topic for topic in topics if dropped.has(topic, position, result.store_timestamp)]
+            deleted = [topic for topic in topics if deleted_topics.has(topic, position, result.store_timestamp)]
             if len(deleted) == len(topics):
                 queues = None
             elif deleted:

@@ -8,10 +8,10 @@ import structlog
 import trio
 
 from trimq.broker.store.durability.flush import PAGE, FlushRealTimeService
+from trimq.broker.store.interval_service import IntervalService
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.log.puts import Dispatcher, Put
 from trimq.broker.store.log.transient_store_pool import PooledMappedFile, TransientStorePool, lock_limit_text
-from trimq.broker.store.paced import PacedService
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 
@@ -30,7 +30,7 @@ class _Pending(NamedTuple):
     result: PutMessageResult
 
 
-class CommitRealTimeService(PacedService):
+class CommitRealTimeService(IntervalService):
     """Commits when ``least_pages`` wait, a file is full, or ``thorough`` seconds are over; looks every ``interval``.
 
     ``committed_offset``: everything below may be read. A write that fails makes the store read-only; it is tried again,

@@ -13,9 +13,9 @@ import trio
 from msgspec import Struct
 
 from trimq.broker.store.durability.log_sync import LogSync
+from trimq.broker.store.interval_service import IntervalService
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.log.puts import Dispatcher, Put
-from trimq.broker.store.paced import PacedService
 from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 
 PAGE: Final = 4096
@@ -197,7 +197,7 @@ def _place(result: PutMessageResult) -> tuple[int, int, int, int, Sequence[int] 
     return (result.physical_offset, result.queue_offset, result.size, result.store_timestamp, result.offsets)
 
 
-class FlushRealTimeService(PacedService):
+class FlushRealTimeService(IntervalService):
     """ASYNC_FLUSH: a look every ``interval``; a sync where ``least_pages`` are dirty, a file is full, or time is up."""
 
     def __init__(

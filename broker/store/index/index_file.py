@@ -48,8 +48,8 @@ class IndexEntry(NamedTuple):
 class IndexFile:
     """``count`` is the number of the next entry (1 in an empty file); entries below ``ready`` have their blocks.
 
-    ``warm_from`` is the first entry that was written through this map since it was made; ``slots_warm`` says that the
-    slot table was read or made by this process.
+    ``in_memory_from`` is the first entry that was written through this map since it was made; ``slots_in_memory`` says
+    that the slot table was read or made by this process.
     """
 
     __slots__ = (
@@ -62,15 +62,15 @@ class IndexFile:
         "end_phy",
         "end_timestamp",
         "fd",
+        "in_memory_from",
         "path",
         "ready",
         "shape",
         "slot_count",
-        "slots_warm",
+        "slots_in_memory",
         "stamp",
         "unsynced",
         "view",
-        "warm_from",
     )
 
     def __init__(self, disk: Disk, path: str, shape: IndexShape, fd: int) -> None:
@@ -84,8 +84,8 @@ class IndexFile:
         self.closed = False
         self.unsynced = False
         self.ready = 0
-        self.warm_from = shape.entries
-        self.slots_warm = False
+        self.in_memory_from = shape.entries
+        self.slots_in_memory = False
         self.set_header((0, 0, 0, 0, 0, 1))
 
     @classmethod
@@ -98,8 +98,8 @@ class IndexFile:
                 end = min(entry_at(shape.slots, 0) + step, shape.file_size)
                 disk.reserve(fd, 0, file.view[:end])
                 file.ready = file.entries_below(end)
-                file.warm_from = 0
-                file.slots_warm = True
+                file.in_memory_from = 0
+                file.slots_in_memory = True
                 file.write_header()
                 disk.data_sync(fd)
                 disk.sync_directory(path.rpartition("/")[0])
@@ -197,14 +197,14 @@ class IndexFile:
     def mark_ready(self, position: int) -> None:
         """``make_ready`` has returned."""
         self.ready = self.entries_below(position)
-        self.warm_from = min(self.warm_from, self.count)
+        self.in_memory_from = min(self.in_memory_from, self.count)
 
-    def warm_slots(self) -> None:
+    def load_slots(self) -> None:
         """Read the slot table and write it back: every page of it has its block then, and is in memory. Blocks."""
         end = slot_at(self.shape.slots)
         for at in range(0, end, _COPY_STEP):
             self._disk.pwrite(self.fd, self._disk.pread(self.fd, min(_COPY_STEP, end - at), at), at)
-        self.slots_warm = True
+        self.slots_in_memory = True
 
     def sync(self) -> None:
         """Make the file's content durable. Blocks."""
@@ -223,7 +223,7 @@ class IndexFile:
         """
         read = self._read_waiting if wait else self._read_at_once
         table_at = slot_at(key_hash % self.shape.slots)
-        if self.slots_warm:
+        if self.slots_in_memory:
             number = int.from_bytes(self.view[table_at : table_at + SLOT_SIZE], "big", signed=True)
         else:
             number = int.from_bytes(read(table_at, SLOT_SIZE), "big", signed=True)
@@ -233,7 +233,7 @@ class IndexFile:
         earliest = -((self.begin_timestamp + 999 - begin) // 1000)
         latest = (end - self.begin_timestamp) // 1000
         entries_at = entry_at(self.shape.slots, 0)
-        warm_from, view = self.warm_from, self.view
+        in_memory_from, view = self.in_memory_from, self.view
         last = -1
         left = _STEPS
         while 0 < number < bound and len(found) < limit:
@@ -244,7 +244,7 @@ class IndexFile:
                 time.sleep(0)  # in a thread: the event loop has its turn
                 left = _STEPS
             at = entries_at + number * ENTRY_SIZE
-            if number >= warm_from:
+            if number >= in_memory_from:
                 stored_hash, phy, seconds, previous = _ENTRY_AT(view, at)
             else:
                 stored_hash, phy, seconds, previous = ENTRY.unpack(read(at, ENTRY_SIZE))
@@ -295,7 +295,7 @@ class IndexFile:
         table, used, changed = batch.link(self.view, self.shape.slots, self.count)
         stored = self.view[HEADER_SIZE : HEADER_SIZE + len(table)]
         if bytes(stored) != table:
-            self.warm_slots()
+            self.load_slots()
             stored[:] = table
             changed = True
         self.slot_count = used

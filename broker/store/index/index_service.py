@@ -226,8 +226,8 @@ class IndexService:
         async with self._space:
             file = self.files[-1] if self.files else None
             if file is not None and not file.is_full and file.ready < self.shape.entries:
-                if not file.slots_warm:
-                    await self._disk.run(file.warm_slots)
+                if not file.slots_in_memory:
+                    await self._disk.run(file.load_slots)
                 begin = entry_at(self.shape.slots, max(file.ready, file.count))
                 end = min(math.ceil((begin + 1) / _ENTRY_STEP + 1) * _ENTRY_STEP, self.shape.file_size)
                 if file.room() * 20 < _ENTRY_STEP // 2:

@@ -18,7 +18,7 @@ from trimq.broker.store.disk.disk import Disk, DiskSpace
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.memory import LogMemory
 from trimq.broker.store.log.commit_log import CommitLog
-from trimq.broker.store.log.page_reuse import PageReuse
+from trimq.broker.store.log.page_recycling import PageRecycling
 from trimq.broker.store.log.transient_store_pool import PooledMappedFile, TransientStorePool
 from trimq.broker.store.running_flags import Flag, RunningFlags
 
@@ -73,14 +73,14 @@ class AllocateMappedFileService:
         self._flags = flags
         self._max_step = config.commit_log_reserve_step
         self._step = min(self._max_step, _FIRST_STEP)
-        self._hot_bytes = memory.hot_bytes
+        self._in_memory_bytes = memory.in_memory_bytes
         # SYNC_FLUSH: zeros go onto the device ahead
         self._durable = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._warm = config.warm_maped_file_enable
         self._pool = pool
         self._fail_fast = config.fast_fail_if_no_buffer_in_store_pool
         self._making = False
-        self.reuse = PageReuse(log.files, memory.bulk_pace, memory.unread_bytes)
+        self.recycling = PageRecycling(log.files, memory.bulk_pace, memory.unread_bytes)
         if pool is not None:
             pool.on_returned = self._buffer_returned
         self._wake = trio.Event()
@@ -153,7 +153,7 @@ class AllocateMappedFileService:
             except OSError as error:
                 await self._refused(error)
             self._on_room()
-            await self.reuse.settle()
+            await self.recycling.settle()
 
     async def _no_space_text(self, error: OSError) -> str:
         directory = self._files.directory
@@ -245,13 +245,13 @@ class AllocateMappedFileService:
             file.mark_reserved(task.end)
         now, log_end = trio.current_time(), self._log.max_offset
         pace = (log_end - self._last_step_end) / max(now - self._last_step_at, 1e-6)
-        self.reuse.made(file, begin, min(task.end, file.size), cost=cost, pace=pace)
+        self.recycling.made(file, begin, min(task.end, file.size), cost=cost, pace=pace)
         if now - self._last_step_at < _QUICK:
             self._step = min(2 * self._step, self._max_step)
         elif now - self._last_step_at > _SLOW:
             self._step = max(self._step // 2, min(_FIRST_STEP, self._max_step))
         self._last_step_at, self._last_step_end = now, log_end
-        self._log.cool_down(self._hot_bytes)
+        self._log.cool_down(self._in_memory_bytes)
         self._space_is_back()
 
     async def _reserve(self, file: MappedFile, begin: int, end: int) -> float:

@@ -260,10 +260,10 @@ class CommitLog:
         finally:
             file.release()
 
-    def cool_down(self, hot_bytes: int) -> None:
-        """Take what lies further back than ``hot_bytes`` from the map: its pages may have left memory."""
-        border = self.max_offset - hot_bytes
+    def cool_down(self, in_memory_bytes: int) -> None:
+        """Take what lies further back than ``in_memory_bytes`` from the map: its pages may have left memory."""
+        border = self.max_offset - in_memory_bytes
         for file in reversed(self.files.files):
-            if file.hot_from == file.size:
+            if file.in_memory_from == file.size:
                 break
-            file.hot_from = max(file.hot_from, min(border - file.start, file.size))
+            file.in_memory_from = max(file.in_memory_from, min(border - file.start, file.size))

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.queue.consume_queue import ConsumeQueue, QueueShape, first_at_or_above
-from trimq.broker.store.queue.dropped_topics import DroppedTopics
+from trimq.broker.store.queue.deleted_topics import DeletedTopics
 from trimq.broker.store.queue.queue_files import DescriptorCache, LoadedQueue, load_queue, read_units
 from trimq.broker.store.queue.queue_sizes import QueueFileError, check_size, queue_directories
 from trimq.protocol.file_names import offset_name
@@ -44,7 +44,7 @@ class ConsumeQueueStore:
         self.file_size = shape.units_per_file * UNIT_SIZE
         self.queues: dict[str, dict[int, ConsumeQueue]] = {}
         self.descriptors = DescriptorCache(disk, max_open_files)
-        self.dropped = DroppedTopics(disk, root)
+        self.deleted_topics = DeletedTopics(disk, root)
         self.log_min = 0
         """Where the log began when the first offsets of all queues were last brought up to it."""
         self.dirty: list[ConsumeQueue] = []

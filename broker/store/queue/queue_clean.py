@@ -73,9 +73,9 @@ class QueueCleaner:
         """Delete topics with all their queues. A topic of the same name may be made again at once."""
         for topic in topics:
             queues = self._queues.drop_topic(topic)
-            self._queues.dropped.note(topic, log_end(), wall_ms())
+            self._queues.deleted_topics.note(topic, log_end(), wall_ms())
             async with self._flush_queues.lock:
-                await self._queues.dropped.save()
+                await self._queues.deleted_topics.save()
                 await self._delete(queues, f"{self._queues.directory}/{topic}")
 
     async def drop_expired(self) -> int:

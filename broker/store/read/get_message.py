@@ -13,11 +13,18 @@ import structlog
 
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.disk.mapped_file import Hold, MappedFile
-from trimq.broker.store.disk.warm_ranges import is_dense
+from trimq.broker.store.disk.page_cache import is_dense
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.read.hot_records import Found, checked_views, hot_records, place_unpacker, tagged, views_of
+from trimq.broker.store.read.in_memory_records import (
+    Found,
+    checked_views,
+    in_memory_records,
+    place_unpacker,
+    tagged,
+    views_of,
+)
 from trimq.broker.store.read.read_ahead import ReadAhead
 from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of
 from trimq.broker.store.stats import StoreStats
@@ -36,7 +43,7 @@ _REPORTED: Final = 1000
 
 ReadRequest = tuple[int, int, int]
 """Offset and length in the log; up to which offset most of what follows will be wanted too, 0 for none of it."""
-Hot = tuple[MappedFile, Found, int]
+InMemory = tuple[MappedFile, Found, int]
 """The log file, what was found in it, and the queue offset that follows."""
 Bytes = memoryview | bytes
 Steps = Generator[ReadRequest, Bytes, GetMessageResult]
@@ -70,7 +77,7 @@ class MessageGetter:
         self, log: CommitLog, queues: ConsumeQueueStore, stats: StoreStats, config: MessageStoreConfig, memory: int
     ) -> None:
         self._log = log
-        self._warm = log.files.warm
+        self._page_cache = log.files.page_cache
         self._queues = queues
         self._stats = stats
         self._ram = memory
@@ -98,9 +105,9 @@ class MessageGetter:
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.next_offset:
             return self._refuse(queue, offset)
-        hot = self.hot(queue, offset, max_count, max_bytes, filter)
-        if hot is not None:
-            file, (buffers, count, size), following = hot
+        found = self.in_memory(queue, offset, max_count, max_bytes, filter)
+        if found is not None:
+            file, (buffers, count, size), following = found
             low, high = queue.min_offset, queue.next_offset
             if not count:
                 return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
@@ -118,16 +125,16 @@ class MessageGetter:
         steps.close()
         return None
 
-    def hot(
+    def in_memory(
         self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
-    ) -> Hot | None:
+    ) -> InMemory | None:
         """Messages from a readable ``offset`` on that all lie in the memory of one log file; None for anything else.
 
         None of them where the filter wants none of those that it may look at. The views are good until the next await,
         or for as long as the caller holds the file.
         """
         if filter is not None:
-            return self._hot_tagged(queue, offset, max_count, max_bytes, filter)
+            return self._in_memory_tagged(queue, offset, max_count, max_bytes, filter)
         found = self.ahead(queue, offset, max_count, max_bytes)
         if found is not None:
             self.count(found[1][1])
@@ -138,9 +145,9 @@ class MessageGetter:
         self._stats.transferred_messages_total += messages
         self._stats.found_times_total += 1
 
-    def ahead(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> Hot | None:
-        """As ``hot`` without a filter, for somebody who has not asked yet: it is not counted."""
-        limit_bytes, limit_count = self._hot_limits(max_bytes, max_count)
+    def ahead(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> InMemory | None:
+        """As ``in_memory`` without a filter, for somebody who has not asked yet: it is not counted."""
+        limit_bytes, limit_count = self._in_memory_limits(max_bytes, max_count)
         if limit_count < 1:
             return None
         if offset >= queue.tail_offset:
@@ -151,37 +158,37 @@ class MessageGetter:
         if not units:
             return None
         fields = place_unpacker(len(units) // UNIT_SIZE)(units)
-        file = self._hot_file(fields[0])
+        file = self._in_memory_file(fields[0])
         if file is None:
             return None
         places, sizes = fields[::2], fields[1::2]
         if offset >= queue.known_from:
-            found = views_of(file, self._warm, places, sizes, limit_bytes)
+            found = views_of(file, self._page_cache, places, sizes, limit_bytes)
         else:
             place = place_of(queue.topic, queue.queue_id)
-            found = checked_views(file, self._warm, units, places, sizes, limit_bytes, offset, place)
+            found = checked_views(file, self._page_cache, units, places, sizes, limit_bytes, offset, place)
             if found is None:
-                found = hot_records(file, self._warm, units, limit_bytes, limit_count, offset, place)
+                found = in_memory_records(file, self._page_cache, units, limit_bytes, limit_count, offset, place)
         return None if found is None else (file, found, offset + found[1])
 
-    def _hot_limits(self, max_bytes: int, max_count: int) -> tuple[int, int]:
+    def _in_memory_limits(self, max_bytes: int, max_count: int) -> tuple[int, int]:
         limit_bytes, limit_count = self._memory_limits
         if max_bytes < limit_bytes:
             limit_bytes = max(max_bytes, _MIN_BYTES)
         return limit_bytes, min(max_count, limit_count)
 
-    def _hot_tagged(
+    def _in_memory_tagged(
         self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter
-    ) -> Hot | None:
+    ) -> InMemory | None:
         """The same for a filter by tags alone, among units that this process has put itself."""
-        limit_bytes, limit_count = self._hot_limits(max_bytes, max_count)
+        limit_bytes, limit_count = self._in_memory_limits(max_bytes, max_count)
         codes: frozenset[int] | None = getattr(filter, "codes", None)
         if codes is None or offset < queue.known_from:
             return None
         units = self._queues.read(queue, offset, self._units_to_read(limit_count, filter))
         if not units:
             return None
-        file = self._hot_file(int.from_bytes(units[:8], "big"))
+        file = self._in_memory_file(int.from_bytes(units[:8], "big"))
         if file is None:
             return None
         chosen = tagged(units, codes, limit_bytes, limit_count)
@@ -191,13 +198,13 @@ class MessageGetter:
         if not places:
             self._stats.missed_times_total += 1
             return file, ([], 0, 0), offset + scanned
-        found = views_of(file, self._warm, places, sizes, limit_bytes)
+        found = views_of(file, self._page_cache, places, sizes, limit_bytes)
         if found is None:
             return None
         self.count(found[1])
         return file, found, offset + scanned
 
-    def _hot_file(self, first: int) -> MappedFile | None:
+    def _in_memory_file(self, first: int) -> MappedFile | None:
         """The log file of a message, unless that counts as on disk."""
         log = self._log.files
         files = log.files
@@ -361,7 +368,7 @@ class MessageGetter:
                     if file is not None:
                         file.hold()
                         held.append(file)
-                if file is not None and begin - start >= file.hot_from and end - start <= file.wrote:
+                if file is not None and begin - start >= file.in_memory_from and end - start <= file.wrote:
                     data: Bytes = file.view[begin - start : end - start]
                 else:
                     read = log.read(begin, end - begin)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
-from trimq.broker.store.disk.warm_ranges import CHUNK
+from trimq.broker.store.disk.page_cache import CHUNK
 from trimq.protocol.hashing import crc32_of_each
 from trimq.protocol.message_keys import TAG_KEY
 from trimq.protocol.property_text import KEYS_NAME, has_key_for_sure, key_text
@@ -70,14 +70,14 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
     first, last = times
     text = key_text(key)
     keys = text.keys
-    warm = log.warm
-    covers, chunks, tick = warm.covers, warm.chunks_of(file), warm.tick()
+    page_cache = log.page_cache
+    covers, chunks, tick = page_cache.covers, page_cache.chunks_of(file), page_cache.tick()
     own_from = log.own_from
     found: list[bytes] = []
     bodies: list[memoryview] = []
     sums: list[int] = []
     left = most
-    start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
+    start, stop, in_memory_from, view = file.start, file.wrote, file.in_memory_from, file.view
     raw: Any = view.obj
     before = file.end
     for phy in offsets:
@@ -86,16 +86,16 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
             file = log.find(phy)
             if file is None:
                 return None
-            start, stop, hot_from, view = file.start, file.wrote, file.hot_from, file.view
-            raw, chunks = view.obj, warm.chunks_of(file)
+            start, stop, in_memory_from, view = file.start, file.wrote, file.in_memory_from, file.view
+            raw, chunks = view.obj, page_cache.chunks_of(file)
             at = phy - start
         if phy >= before or at + OVERHEAD_V1 > stop:
             return None
         before = phy
-        is_hot = at >= hot_from
+        is_in_memory = at >= in_memory_from
         within = at % CHUNK
         if (
-            not is_hot
+            not is_in_memory
             and (within > _LAST_HEAD or chunks[at // CHUNK] <= tick)
             and not covers(file, at, at + OVERHEAD_V1)
         ):
@@ -107,7 +107,7 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
         if not first <= store_time <= last:
             continue
         left -= size
-        if left < 0 or (not is_hot and within + size > CHUNK and not covers(file, at, end)):
+        if left < 0 or (not is_in_memory and within + size > CHUNK and not covers(file, at, end)):
             return None
         record = raw[at:end]
         behind = HEAD_SIZE + body_length

@@ -37,7 +37,7 @@ Reads = Generator[tuple[int, int] | tuple[ConsumeQueue, int], bytes, Any]
 
 _COPIED: Final = 1 << 20
 """Up to this much is copied out of the log; larger answers are sent from where they lie."""
-HotQuery = tuple[list[bytes], int, int, int]
+InMemoryQuery = tuple[list[bytes], int, int, int]
 """Records, oldest first, their bytes, and store time and log offset of the index's newest entry."""
 
 
@@ -55,7 +55,7 @@ class MessageFinder:
         self, log: CommitLog, queues: ConsumeQueueStore, index: IndexService | None, *, max_query: int = 64
     ) -> None:
         self._log = log
-        self._warm = log.files.warm
+        self._page_cache = log.files.page_cache
         self._queues = queues
         self._index = index
         self.max_query = max_query
@@ -133,19 +133,19 @@ class MessageFinder:
                 data = yield phy, size
         return data[:size] if len(data) >= size else b""
 
-    def _hot_record(self, phy: int) -> memoryview | None:
+    def _in_memory_record(self, phy: int) -> memoryview | None:
         """The record at a log offset where the map has it; None for anything else."""
         file = self._log.files.find(phy)
         if file is None:
             return None
         at = phy - file.start
         end = at + record.OVERHEAD_V1
-        if end > file.wrote or (at < file.hot_from and not self._warm.covers(file, at, end)):
+        if end > file.wrote or (at < file.in_memory_from and not self._page_cache.covers(file, at, end)):
             return None
         size, magic, place = _FRONT(file.view, at)
         if place != phy or magic not in _MAGICS or not record.OVERHEAD_V1 <= size <= file.wrote - at:
             return None
-        if at < file.hot_from and not self._warm.covers(file, at, at + size):
+        if at < file.in_memory_from and not self._page_cache.covers(file, at, at + size):
             return None
         return file.view[at : at + size]
 
@@ -165,15 +165,17 @@ class MessageFinder:
             offsets = self._index.select(topic, key, begin, end, _candidates(limit))
         except Cold:
             return None
-        hot = matches(self._log.files, offsets, topic, key, limit, (begin, end), _COPIED)
-        if hot is None or (offsets and offsets[-1] < self._log.files.own_from and not self._are_placed(hot[0])):
+        found = matches(self._log.files, offsets, topic, key, limit, (begin, end), _COPIED)
+        if found is None or (offsets and offsets[-1] < self._log.files.own_from and not self._are_placed(found[0])):
             result: QueryMessageResult | None = _at_once(self._match(offsets, topic, key, limit, begin, end))
             return result
-        records, size = hot
+        records, size = found
         timestamp, last_phy = self._index.last_update
         return QueryMessageResult(records, len(records), size, timestamp, last_phy)
 
-    def query_hot(self, topic: str, key: str, max_num: int, begin: int, end: int, most: int) -> HotQuery | None:
+    def query_in_memory(
+        self, topic: str, key: str, max_num: int, begin: int, end: int, most: int
+    ) -> InMemoryQuery | None:
         """The same where some are found, of ``most`` bytes, and all candidates are usual records in memory; or None."""
         index, limit = self._index, min(max_num, self.max_query)
         if index is None or limit <= 0:
@@ -202,7 +204,7 @@ class MessageFinder:
         complete = False
         try:
             for phy in offsets:
-                data = self._hot_record(phy)
+                data = self._in_memory_record(phy)
                 if data is None:
                     data = yield from self._record(phy)
                 if not data or not _has_key(data, topic, key, begin, end):

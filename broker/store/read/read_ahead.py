@@ -3,7 +3,7 @@
 A record that has to come from the device costs a turn of a thread, whatever its size, and devices are quick with large
 reads. So who asks for cold records that follow those that were asked for last gets more into memory than he wants:
 256 KiB, then twice as much each time, 8 MiB at most. From there the following pulls are served as all that is in memory
-is. The next window is begun when a reader is in the middle of this one (a mark in WarmRanges): he need not wait at its
+is. The next window is begun when a reader is in the middle of this one (a mark in PageCache): he need not wait at its
 end.
 
 Readers are told apart by where in the log they read, not by their names: consumers of several queues, or several of one
@@ -20,7 +20,7 @@ import trio
 
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
-from trimq.broker.store.disk.warm_ranges import CHUNK
+from trimq.broker.store.disk.page_cache import CHUNK
 
 _log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ class _Stream:
     """Readers that go through the log in one place. All positions are offsets in the log.
 
     [begin, end) was read lately, up to ``goal`` is to be read; a reader that comes to ``mark`` moves the goal.
-    ``keys``: see WarmRanges.mark.
+    ``keys``: see PageCache.mark.
     """
 
     __slots__ = ("begin", "changed", "end", "goal", "is_busy", "keys", "mark", "window")
@@ -88,7 +88,7 @@ class ReadAhead:
     def __init__(self, files: MappedFileQueue, memory: int) -> None:
         """``memory``: bytes of RAM that this process may count on."""
         self._files = files
-        self._warm = files.warm
+        self._page_cache = files.page_cache
         self._largest = min(LARGEST_WINDOW, max(memory // _MEMORY_SHARE // CHUNK * CHUNK, FIRST_WINDOW))
         self._streams: list[_Stream] = []
         """The one that was used last stands last."""
@@ -122,7 +122,7 @@ class ReadAhead:
         if self._nursery is None or file is None or begin >= end:
             return
         at = begin - file.start
-        if end <= file.end and self._warm.covers(file, at, end - file.start):
+        if end <= file.end and self._page_cache.covers(file, at, end - file.start):
             return
         stream = self._stream_at(begin - at % CHUNK, end)
         if stream is None:
@@ -175,7 +175,7 @@ class ReadAhead:
 
     def _forget_mark(self, stream: _Stream) -> None:
         for key in stream.keys:
-            self._warm.marks.pop(key, None)
+            self._page_cache.marks.pop(key, None)
         stream.keys = []
 
     # -- reading
@@ -215,7 +215,7 @@ class ReadAhead:
             if file is None:
                 break
             begin = stream.end - file.start
-            end = min(begin + STEP, stream.goal - file.start, file.hot_from, file.wrote)
+            end = min(begin + STEP, stream.goal - file.start, file.in_memory_from, file.wrote)
             if end <= begin:
                 break
             seen = file.in_memory(begin, end)
@@ -232,7 +232,7 @@ class ReadAhead:
 
     def _take(self, stream: _Stream, file: MappedFile, begin: int, end: int) -> None:
         """[begin, end) of a file is in memory."""
-        self._warm.note(file, begin, end)
+        self._page_cache.note(file, begin, end)
         self._mark(stream, file.start + begin, file.start + end)
         stream.end = file.start + end
 
@@ -241,10 +241,10 @@ class ReadAhead:
         begin, end = max(begin, stream.mark), min(end, stream.mark + _MARK)
         file = self._files.find(begin)
         if file is not None:
-            end = min(end, file.start + min(file.hot_from, file.wrote))
+            end = min(end, file.start + min(file.in_memory_from, file.wrote))
             if begin < end:
                 hear = partial(self._reached, stream)
-                stream.keys += self._warm.mark(file, begin - file.start, end - file.start, hear)
+                stream.keys += self._page_cache.mark(file, begin - file.start, end - file.start, hear)
 
     async def _read(self, file: MappedFile, begin: int, end: int) -> int:
         """Up to where [begin, end) could be read: where it could not, who wants the records will hear of the error."""

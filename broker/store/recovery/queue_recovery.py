@@ -70,7 +70,7 @@ class QueueRecovery:
         """Make the queues from their files, those that cannot be right empty; where in the log to begin with all."""
         self._queues.forget_all()
         for queue, loaded in self._queues.load(self._files.files[-1].end):
-            if self._is_dropped(queue, loaded):
+            if self._is_of_deleted_topic(queue, loaded):
                 self._note(f"queue {queue.topic}/{queue.queue_id} is of a topic that was deleted")
                 self._wipe(queue)
                 self._queues.drop_queue(queue)
@@ -80,14 +80,16 @@ class QueueRecovery:
         self._seen = {}
         return self._files.min_offset
 
-    def _is_dropped(self, queue: ConsumeQueue, loaded: LoadedQueue) -> bool:
+    def _is_of_deleted_topic(self, queue: ConsumeQueue, loaded: LoadedQueue) -> bool:
         """True where all units of a queue are older than the deletion of its topic."""
-        dropped = self._queues.dropped.topics.get(queue.topic)
-        return dropped is not None and loaded.last_phy < dropped.position
+        deleted = self._queues.deleted_topics.topics.get(queue.topic)
+        return deleted is not None and loaded.last_phy < deleted.position
 
     def _take_files(self, mark: CheckpointMark) -> bool:
         """The units below the mark, if there are as many as there were when it was written."""
-        late = [topic for topic, dropped in self._queues.dropped.topics.items() if dropped.position >= mark.position]
+        late = [
+            topic for topic, deleted in self._queues.deleted_topics.topics.items() if deleted.position >= mark.position
+        ]
         if late:
             self._note(f"topics were deleted after the checkpoint: {', '.join(late)}")
             return False
@@ -108,7 +110,7 @@ class QueueRecovery:
 
     def put(self, found: LogRecord, tags_code: int) -> None:
         """A record that belongs into a queue; in the order of the log."""
-        if self._queues.dropped.has(found.topic, found.phy, found.store_timestamp):
+        if self._queues.deleted_topics.has(found.topic, found.phy, found.store_timestamp):
             return
         queue = self._queues.find_or_create(found.topic, found.queue_id)
         if self._seen is None:

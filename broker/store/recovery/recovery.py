@@ -95,7 +95,7 @@ class StoreRecovery:
         report = self.report
         if self._index is not None and self._index.load():
             self._note("damaged index files were deleted")
-        self._queues.dropped.load()
+        self._queues.deleted_topics.load()
         if self._files.files:
             mark = self._trusted_mark()
             report.trusted = mark is not None
@@ -111,7 +111,7 @@ class StoreRecovery:
             await self._scan(start, mark, queues_from, index_from)
         else:
             await self._start_empty()
-        self._queues.dropped.settle(self._files.min_offset, report.position)
+        self._queues.deleted_topics.settle(self._files.min_offset, report.position)
         report.queues = sum(map(len, self._queues.topics().values()))
         report.seconds = time.perf_counter() - started
         self._tell()

@@ -5,7 +5,7 @@ what a pull costs. Anything unusual (a filler, another file, bytes that are no r
 
 Units that this process has put itself (``views_of``) tell the truth about records that it has written itself, so
 that nothing is looked up for each of them. Others came out of files: each record is compared (``checked_views`` by the
-native leaf, ``hot_records``).
+native leaf, ``in_memory_records``).
 """
 
 import struct
@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from trimq.broker.store.disk.mapped_file import MappedFile
-from trimq.broker.store.disk.warm_ranges import AHEAD, CHUNK, WarmRanges, is_dense
+from trimq.broker.store.disk.page_cache import AHEAD, CHUNK, PageCache, is_dense
 from trimq.broker.store.read.record_look import HEAD, HEAD_SIZE, V6, Place, end_of, is_message
 from trimq.protocol.native import NATIVE
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
@@ -43,7 +43,7 @@ def place_unpacker(count: int) -> Callable[[bytes | bytearray], tuple[Any, ...]]
 
 
 def views_of(
-    file: MappedFile, warm: WarmRanges, places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int
+    file: MappedFile, page_cache: PageCache, places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int
 ) -> Found | None:
     """Views of the records that units of this process tell of; None for anything unusual.
 
@@ -59,14 +59,16 @@ def views_of(
     start = file.start
     begin = places[0] - start
     end = places[-1] + sizes[-1] - start
-    if begin < 0 or end > file.wrote or (begin < file.hot_from and not warm.covers_all(file, places, sizes)):
+    if begin < 0 or end > file.wrote:
+        return None
+    if begin < file.in_memory_from and not page_cache.covers_all(file, places, sizes):
         return None
     return _views(file, places, sizes, total)
 
 
 def checked_views(
     file: MappedFile,
-    warm: WarmRanges,
+    page_cache: PageCache,
     units: bytes | bytearray,
     places: tuple[int, ...],
     sizes: tuple[int, ...],
@@ -94,7 +96,7 @@ def checked_views(
     # what the device has spoilt may say anything: the leaf looks at nothing outside of this span
     if not 0 <= begin < end <= file.wrote or not is_dense(end - begin, total):
         return None
-    if not warm.covers(file, begin, end, AHEAD):
+    if not page_cache.covers(file, begin, end, AHEAD):
         return None
     its = place.queue_id, place.magic, place.topic_parts[place.magic]
     try:
@@ -194,9 +196,9 @@ def _merged(view: memoryview, start: int, places: tuple[int, ...], sizes: tuple[
     return buffers
 
 
-def hot_records(
+def in_memory_records(
     file: MappedFile,
-    warm: WarmRanges,
+    page_cache: PageCache,
     units: bytes | bytearray,
     limit_bytes: int,
     limit_count: int,
@@ -210,12 +212,12 @@ def hot_records(
     """
     view = file.view
     raw: Any = view.obj
-    start, lowest, highest = file.start, file.hot_from, file.wrote
+    start, lowest, highest = file.start, file.in_memory_from, file.wrote
     buffers: list[memoryview] = []
     begin = 0
     end = -1
     total = count = 0
-    warm_from = warm_to = -1
+    cached_from = cached_to = -1
     queue_id, magic, part, ends = place.queue_id, place.magic, place.topic_parts[place.magic], place.ends
     width = len(part) + 2
     for phy, size, _ in _ITERATE(units[: limit_count * UNIT_SIZE]):
@@ -226,10 +228,10 @@ def hot_records(
         at = phy - start
         if at < 0 or at + size > highest or size < OVERHEAD_V1:
             return None
-        if at < lowest and not warm_from <= at <= warm_to - size:
-            if not warm.covers(file, at, at + size):
+        if at < lowest and not cached_from <= at <= cached_to - size:
+            if not page_cache.covers(file, at, at + size):
                 return None
-            warm_from, warm_to = at - at % CHUNK, -(-(at + size) // CHUNK) * CHUNK
+            cached_from, cached_to = at - at % CHUNK, -(-(at + size) // CHUNK) * CHUNK
         stored, its_magic, its_queue, its_offset, its_phy, sys_flag, body = HEAD(raw, at)
         if stored != size or its_phy != phy or its_offset != offset + count or its_queue != queue_id:
             return None

@@ -36,7 +36,7 @@ class _Part(NamedTuple):
     end: int
 
 
-class PageReuse:
+class PageRecycling:
     """Hears of each step of room that was made for the log; ``settle`` lets go of as much where that saves time."""
 
     def __init__(self, files: MappedFileQueue, bulk_pace: int, unread_bytes: int) -> None:
@@ -68,7 +68,7 @@ class PageReuse:
             return
         if cost >= _DEAR * size / _MIB:
             if not self._believed:
-                _log.info("log_memory_reused", cost_us_per_mib=round(cost * 1e6 * _MIB / size))
+                _log.info("log_memory_recycled", cost_us_per_mib=round(cost * 1e6 * _MIB / size))
             self._believed = _PROBE_AFTER
         elif self._believed:
             self._believed -= 1
@@ -97,10 +97,10 @@ class PageReuse:
             part = parts[0]
             file, begin, end = part
             leaves = self._has_left(file)
-            if not leaves and (end > min(file.hot_from, file.flushed, wanted - file.start) or file.is_held):
+            if not leaves and (end > min(file.in_memory_from, file.flushed, wanted - file.start) or file.is_held):
                 return None
             parts.popleft()
-            if not leaves and not self._files.warm.is_read(file, begin, end):
+            if not leaves and not self._files.page_cache.is_read(file, begin, end):
                 return part
         return None
 
@@ -115,4 +115,4 @@ class PageReuse:
             await self._files.disk.run(file.let_go, begin, end)
         finally:
             file.release()
-        self._files.warm.forget(file, begin, end)
+        self._files.page_cache.forget(file, begin, end)

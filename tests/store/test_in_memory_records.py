@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.store.builders import HOST_V6, message
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, drain, fill, opened, put, settings
-from trimq.broker.store.disk.warm_ranges import CHUNK
+from trimq.broker.store.disk.page_cache import CHUNK
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
-from trimq.broker.store.read.hot_records import Found, checked_views, hot_records, place_unpacker
+from trimq.broker.store.read.in_memory_records import Found, checked_views, in_memory_records, place_unpacker
 from trimq.broker.store.read.record_look import place_of
 from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.native import NATIVE
@@ -50,8 +50,8 @@ def _both(store: MessageStore, offset: int, count: int = 32, limit: int = 1 << 2
     file = store.files.find(fields[0]) or store.files.files[0]
     place = place_of(TOPIC, 0)
     return Both(
-        checked_views(file, store.files.warm, units, fields[::2], fields[1::2], limit, offset, place),
-        hot_records(file, store.files.warm, units, limit, count, offset, place),
+        checked_views(file, store.files.page_cache, units, fields[::2], fields[1::2], limit, offset, place),
+        in_memory_records(file, store.files.page_cache, units, limit, count, offset, place),
     )
 
 
@@ -140,7 +140,7 @@ async def test_what_is_not_in_memory_is_not_looked_at(monkeypatch: pytest.Monkey
     async with opened(disk, BIG) as store:
         await fill(store, 5)
         (file,) = store.files.files
-        file.hot_from = file.size
+        file.in_memory_from = file.size
         disk.cold = True
         monkeypatch.setattr(NATIVE, "leaf", _leaf(_unexpected))
         assert _both(store, 0) == (None, None)
@@ -153,7 +153,7 @@ async def test_a_unit_that_leads_out_of_the_file(place: tuple[int, int]) -> None
         await fill(store, 4)
         queue = _queue(store)
         (file,) = store.files.files
-        file.hot_from = file.size  # so that memory is looked at, too
+        file.in_memory_from = file.size  # so that memory is looked at, too
         assert _both(store, 0).leaf is not None
         for number in (0, 2, 3):
             kept = bytes(queue.tail)

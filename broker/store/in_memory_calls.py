@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable
 
 from trimq.broker.store.log.puts import PatientPut, Put
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
-from trimq.broker.store.read.get_message import Hot
-from trimq.broker.store.read.query import HotQuery
+from trimq.broker.store.read.get_message import InMemory
+from trimq.broker.store.read.query import InMemoryQuery
 from trimq.broker.store.types import GetMessageResult, MessageFilter, PutCallback, PutMessageResult, QueryMessageResult
 
 
-class HotCalls:
+class InMemoryCalls:
     """What the parts' docstrings say holds here. MessageStore sets them when it has made its parts."""
 
     put_message: Callable[[PatientPut, PutCallback], PutMessageResult | None]
@@ -26,14 +26,14 @@ class HotCalls:
     """(topic, queue id, offset, max count, max bytes, filter): None where the answer has to come from the device."""
     get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
     """The same, waiting for the device."""
-    get_hot: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], Hot | None]
-    """What a queue has in memory from a readable offset on, see MessageGetter.hot."""
-    get_ahead: Callable[[ConsumeQueue, int, int, int], Hot | None]
+    get_in_memory: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], InMemory | None]
+    """What a queue has in memory from a readable offset on, see MessageGetter.in_memory."""
+    get_ahead: Callable[[ConsumeQueue, int, int, int], InMemory | None]
     """The same without a filter and uncounted, see MessageGetter.ahead."""
     count_found: Callable[[int], None]
     """So many messages are given out that ``get_ahead`` has found."""
-    query_hot: Callable[[str, str, int, int, int, int], HotQuery | None]
-    """See MessageFinder.query_hot."""
+    query_in_memory: Callable[[str, str, int, int, int, int], InMemoryQuery | None]
+    """See MessageFinder.query_in_memory."""
     query_message: Callable[[str, str, int, int, int], QueryMessageResult | None]
     """(topic, key, max number, begin ms, end ms): None where the answer has to come from the device."""
     query_message_cold: Callable[[str, str, int, int, int], Awaitable[QueryMessageResult]]

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import trio
 
 
-class PacedService(ABC):
+class IntervalService(ABC):
     """Looks every ``interval`` seconds and when ``wake`` is called; works at least every ``thorough`` seconds."""
 
     def __init__(self, interval: float, thorough: float) -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, opened, put, settings
-from trimq.broker.store.disk import warm_ranges
+from trimq.broker.store.disk import page_cache
 from trimq.broker.store.disk.disk import MappedPart
-from trimq.broker.store.disk.warm_ranges import CHUNK, WARM_SECONDS, WarmRanges
+from trimq.broker.store.disk.page_cache import CACHED_SECONDS, CHUNK, PageCache
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
 from trimq.protocol.message import decode_messages
@@ -39,7 +39,7 @@ class CountingDisk(SimDisk):
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Now:
     clock = Now()
-    monkeypatch.setattr(warm_ranges, "monotonic", clock)
+    monkeypatch.setattr(page_cache, "monotonic", clock)
     return clock
 
 
@@ -53,7 +53,7 @@ def _get(store: MessageStore, offset: int = 0) -> GetMessageResult | None:
 def _age(store: MessageStore) -> None:
     """Nothing counts as written lately any more."""
     for file in store.files.files:
-        file.hot_from = file.size
+        file.in_memory_from = file.size
 
 
 async def test_a_chunk_is_looked_at_once_in_two_seconds(now: Now) -> None:
@@ -72,7 +72,7 @@ async def test_a_chunk_is_looked_at_once_in_two_seconds(now: Now) -> None:
         disk.looks.clear()
         assert _get(store) is not None
         assert not disk.looks
-        now.time += WARM_SECONDS + 0.1
+        now.time += CACHED_SECONDS + 0.1
         assert _get(store) is not None
         assert disk.looks == looks
 
@@ -85,7 +85,7 @@ async def test_what_has_left_memory_is_waited_for(now: Now) -> None:
         assert _get(store) is not None
         disk.cold = True
         assert _get(store) is not None, "found in memory a moment ago"
-        now.time += WARM_SECONDS + 0.1
+        now.time += CACHED_SECONDS + 0.1
         assert _get(store) is None
         result = await store.get_message_cold(TOPIC, 0, 0, 32, 1 << 20, None)
         assert [one.queue_offset for data in result.buffers for one in decode_messages(bytes(data))] == list(range(20))
@@ -103,7 +103,7 @@ async def test_queries_take_the_same_way(now: Now) -> None:
         assert found.count == 1
         found.release()
         disk.cold = True
-        now.time += WARM_SECONDS + 0.1
+        now.time += CACHED_SECONDS + 0.1
         assert store.query_message(TOPIC, "k1", 10, 0, 1 << 60) is None
 
 
@@ -127,18 +127,18 @@ async def test_not_more_chunks_than_agreed_are_remembered(now: Now, monkeypatch:
         while len(store.files.files) < 3:
             await put(store, bytes(4000))
         _age(store)
-        warm = WarmRanges()
+        cache = PageCache()
         first, second, third = store.files.files
-        monkeypatch.setattr(warm_ranges, "_MOST", 2 * 4)
-        assert all(warm.covers(file, 0, 10) for file in (first, second))
+        monkeypatch.setattr(page_cache, "_MOST", 2 * 4)
+        assert all(cache.covers(file, 0, 10) for file in (first, second))
         disk.cold = True
-        assert warm.covers(first, 0, 10), "two files are not more than agreed"
+        assert cache.covers(first, 0, 10), "two files are not more than agreed"
         disk.cold = False
-        assert warm.covers(third, 0, 10)
+        assert cache.covers(third, 0, 10)
         disk.cold = True
-        assert warm.covers(third, 0, 10)
-        assert not warm.covers(first, 0, 10), "forgotten"
-        assert not warm.is_read(second, 0, 10), "forgotten"
+        assert cache.covers(third, 0, 10)
+        assert not cache.covers(first, 0, 10), "forgotten"
+        assert not cache.is_read(second, 0, 10), "forgotten"
         assert now.time == 100.0
 
 
@@ -148,25 +148,25 @@ async def test_only_what_nobody_has_seen_is_looked_at_again(now: Now) -> None:
         for _ in range(80):
             await put(store, bytes(4000))
         _age(store)
-        warm = WarmRanges()
+        cache = PageCache()
         (file,) = store.files.files
-        assert warm.covers(file, 0, CHUNK)
-        assert warm.covers(file, 2 * CHUNK, 3 * CHUNK)
+        assert cache.covers(file, 0, CHUNK)
+        assert cache.covers(file, 2 * CHUNK, 3 * CHUNK)
         disk.looks.clear()
-        assert warm.covers(file, CHUNK - 1, 3 * CHUNK)
+        assert cache.covers(file, CHUNK - 1, 3 * CHUNK)
         assert disk.looks == [(CHUNK, 2 * CHUNK)]
-        file.hot_from = 4 * CHUNK
-        assert warm.covers(file, 0, 5 * CHUNK)
+        file.in_memory_from = 4 * CHUNK
+        assert cache.covers(file, 0, 5 * CHUNK)
         assert disk.looks[1:] == [(3 * CHUNK, 4 * CHUNK)], "what was written lately is in memory"
-        warm.forget(file, CHUNK, 2 * CHUNK)
-        assert [warm.is_read(file, at * CHUNK, at * CHUNK + 1) for at in range(5)] == [True, False, True, True, False]
+        cache.forget(file, CHUNK, 2 * CHUNK)
+        assert [cache.is_read(file, at * CHUNK, at * CHUNK + 1) for at in range(5)] == [True, False, True, True, False]
         disk.cold = True
-        now.time += WARM_SECONDS - 0.2
-        assert warm.covers(file, 0, CHUNK)
-        assert not warm.covers(file, 0, CHUNK + 1)
+        now.time += CACHED_SECONDS - 0.2
+        assert cache.covers(file, 0, CHUNK)
+        assert not cache.covers(file, 0, CHUNK + 1)
         now.time += 0.2
-        assert not warm.is_read(file, 0, 4 * CHUNK)
-        assert not warm.covers(file, 0, CHUNK)
+        assert not cache.is_read(file, 0, 4 * CHUNK)
+        assert not cache.covers(file, 0, CHUNK)
 
 
 @pytest.mark.parametrize("size", [0, -5])
@@ -177,12 +177,12 @@ async def test_a_record_of_no_bytes_is_looked_for_where_it_begins(now: Now, size
         for _ in range(20):
             await put(store, bytes(4000))
         _age(store)
-        warm = WarmRanges()
+        cache = PageCache()
         (file,) = store.files.files
         disk.cold = True
-        assert not warm.covers(file, CHUNK, CHUNK + size)
+        assert not cache.covers(file, CHUNK, CHUNK + size)
         disk.cold = False
-        assert all(warm.covers(file, CHUNK, CHUNK + size) for _ in range(2))
+        assert all(cache.covers(file, CHUNK, CHUNK + size) for _ in range(2))
         assert now.time == 100.0
 
 
@@ -196,11 +196,11 @@ async def test_what_a_look_sees_ends_with_the_first_page_that_is_gone(
         _age(store)
         (file,) = store.files.files
         monkeypatch.setattr(disk, "in_memory", lambda _fd, part: min(part.end, 3 * CHUNK + 4096))
-        warm = WarmRanges()
-        assert warm.covers(file, 10, 20, ahead=8)
-        assert warm.covers(file, 0, 3 * CHUNK, ahead=8)
-        assert not warm.covers(file, 2 * CHUNK, 3 * CHUNK + 1, ahead=8)
+        cache = PageCache()
+        assert cache.covers(file, 10, 20, ahead=8)
+        assert cache.covers(file, 0, 3 * CHUNK, ahead=8)
+        assert not cache.covers(file, 2 * CHUNK, 3 * CHUNK + 1, ahead=8)
         disk.cold = True
         monkeypatch.undo()
-        assert not warm.covers(file, 3 * CHUNK, 3 * CHUNK + 1)
+        assert not cache.covers(file, 3 * CHUNK, 3 * CHUNK + 1)
     assert now.time == 100.0

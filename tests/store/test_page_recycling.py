@@ -12,15 +12,15 @@ from tests.store.simdisk import SimDisk
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.disk.memory import log_memory
-from trimq.broker.store.disk.warm_ranges import CHUNK
-from trimq.broker.store.log import page_reuse
-from trimq.broker.store.log.page_reuse import PageReuse
+from trimq.broker.store.disk.page_cache import CHUNK
+from trimq.broker.store.log import page_recycling
+from trimq.broker.store.log.page_recycling import PageRecycling
 
 STEP = 4 * CHUNK
 SIZE = 8 * STEP
 QUICK = 50 << 20
 """Bytes a second."""
-DEAR = page_reuse._DEAR * STEP / (1 << 20)
+DEAR = page_recycling._DEAR * STEP / (1 << 20)
 
 
 class Log:
@@ -35,15 +35,15 @@ class Log:
             file.wrote = file.flushed = SIZE
             self.files.files.append(file)
         self.first, self.last = self.files.files
-        self.first.hot_from = SIZE
-        self.last.hot_from = 6 * STEP
-        self.reuse = PageReuse(self.files, QUICK, 6 * STEP)
+        self.first.in_memory_from = SIZE
+        self.last.in_memory_from = 6 * STEP
+        self.recycling = PageRecycling(self.files, QUICK, 6 * STEP)
 
     async def step(self, file: MappedFile, number: int, *, cost: float = DEAR, pace: float = QUICK) -> list[int]:
         """A step is made; which ones were let go then."""
         before = len(self.disk.history)
-        self.reuse.made(file, number * STEP, (number + 1) * STEP, cost=cost, pace=pace)
-        await self.reuse.settle()
+        self.recycling.made(file, number * STEP, (number + 1) * STEP, cost=cost, pace=pace)
+        await self.recycling.settle()
         gone = [entry.split()[1] for entry in self.disk.history[before:] if entry.startswith("let_go")]
         return [int(place.split("+")[0]) // STEP for place in gone]
 
@@ -58,7 +58,7 @@ def log() -> Iterator[Log]:
 async def test_as_much_is_let_go_as_is_made(log: Log) -> None:
     with capture_logs() as logs:
         assert [await log.step(log.first, number) for number in range(3)] == [[0], [1], [2]]
-    assert [entry["event"] for entry in logs] == ["log_memory_reused"]
+    assert [entry["event"] for entry in logs] == ["log_memory_recycled"]
     log.reuse.made(log.first, 3 * STEP, 7 * STEP, cost=4 * DEAR, pace=QUICK)
     await log.reuse.settle()
     await log.reuse.settle()
@@ -76,7 +76,7 @@ async def test_what_came_in_slowly_stays_and_so_it_does_while_little_comes(log: 
 
 
 async def test_after_a_while_the_kernel_is_asked_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_reuse, "_PROBE_AFTER", 2)
+    monkeypatch.setattr(page_recycling, "_PROBE_AFTER", 2)
     gone = [await log.step(log.first, number, cost=DEAR if not number else 0) for number in range(4)]
     assert gone == [[0], [1], [], []]
     assert await log.step(log.first, 4) == [2]
@@ -85,7 +85,7 @@ async def test_after_a_while_the_kernel_is_asked_again(log: Log, monkeypatch: py
 async def test_what_is_hot_or_not_on_the_device_or_held_waits(log: Log) -> None:
     assert await log.step(log.last, 5) == [5]
     assert await log.step(log.last, 6) == []
-    log.last.hot_from = SIZE
+    log.last.in_memory_from = SIZE
     log.last.flushed = 7 * STEP - 1
     assert await log.step(log.last, 7) == []
     log.last.flushed = SIZE
@@ -96,14 +96,14 @@ async def test_what_is_hot_or_not_on_the_device_or_held_waits(log: Log) -> None:
 
 
 async def test_what_somebody_reads_or_has_deleted_is_passed_over(log: Log) -> None:
-    assert log.files.warm.covers(log.last, STEP + CHUNK, STEP + CHUNK + 1)
+    assert log.files.page_cache.covers(log.last, STEP + CHUNK, STEP + CHUNK + 1)
     log.reuse.made(log.first, 0, STEP, cost=0, pace=QUICK)
     log.reuse.made(log.last, STEP, 2 * STEP, cost=0, pace=QUICK)
     log.files.files.remove(log.first)  # a cleaner does so, and closes it in a thread later
     assert await log.step(log.last, 2) == [2]
     log.first.destroy()
-    log.files.warm.forget(log.last, STEP, 2 * STEP)
-    assert not log.files.warm.is_read(log.last, 0, SIZE)
+    log.files.page_cache.forget(log.last, STEP, 2 * STEP)
+    assert not log.files.page_cache.is_read(log.last, 0, SIZE)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, None])
@@ -113,11 +113,11 @@ async def test_a_refusal_is_logged_and_nothing_is_tried_again(
     if error is not None:
         log.disk.fail("let_go", error)
     else:
-        monkeypatch.setattr(log.files.warm, "forget", None)
+        monkeypatch.setattr(log.files.page_cache, "forget", None)
     with capture_logs() as logs:
         assert await log.step(log.first, 0) == [0]
         assert await log.step(log.first, 1) == []
-    assert [entry["event"] for entry in logs] == ["log_memory_reused", "log_memory_not_given_back"]
+    assert [entry["event"] for entry in logs] == ["log_memory_recycled", "log_memory_not_given_back"]
     assert not log.first.is_held
 
 
@@ -129,19 +129,19 @@ async def test_what_came_in_more_slowly_goes_once_the_pace_is_great(log: Log) ->
 
 
 async def test_what_a_step_is_worth_is_forgotten_when_the_pace_falls(log: Log) -> None:
-    log.last.hot_from = 0
+    log.last.in_memory_from = 0
     assert await log.step(log.last, 0) == []
-    log.last.hot_from = SIZE
+    log.last.in_memory_from = SIZE
     assert await log.step(log.last, 1, pace=QUICK / 2) == []
 
 
 @pytest.mark.parametrize(
-    ("memory", "hot_mib", "pace_mib", "unread_mib"),
+    ("memory", "in_memory_mib", "pace_mib", "unread_mib"),
     [(1 << 28, 64, 16, 102), (1 << 31, 256, 17, 819), (8 << 30, 1024, 68, 3276), (24 << 30, 1024, 192, 9830)],
 )
-def test_what_a_log_may_take_of_the_memory(memory: int, hot_mib: int, pace_mib: int, unread_mib: int) -> None:
+def test_what_a_log_may_take_of_the_memory(memory: int, in_memory_mib: int, pace_mib: int, unread_mib: int) -> None:
     shares = log_memory(memory)
-    assert tuple(share >> 20 for share in shares) == (hot_mib, pace_mib, unread_mib)
+    assert tuple(share >> 20 for share in shares) == (in_memory_mib, pace_mib, unread_mib)
 
 
 async def test_what_somebody_has_yet_to_read_stays(log: Log) -> None:

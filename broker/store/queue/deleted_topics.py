@@ -18,20 +18,20 @@ _NAME: Final = "topics.dropped"
 _log = structlog.get_logger(__name__)
 
 
-class Dropped(msgspec.Struct, array_like=True, frozen=True):
+class DeletedTopic(msgspec.Struct, array_like=True, frozen=True):
     """A topic's records below ``position``, stored up to ``wall_ms``, are of a topic that was deleted then."""
 
     position: int
     wall_ms: int
 
 
-class DroppedTopics:
+class DeletedTopics:
     """The file ``topics.dropped`` in a store's directory."""
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
         self._path = f"{root}/{_NAME}"
-        self.topics: dict[str, Dropped] = {}
+        self.topics: dict[str, DeletedTopic] = {}
         self.end = 0
         """No record from this log offset on is of a topic that has been deleted since."""
 
@@ -41,22 +41,22 @@ class DroppedTopics:
         data = read_whole(self._disk, self._path)
         if data:
             try:
-                self._take(msgspec.json.decode(data, type=dict[str, Dropped]))
+                self._take(msgspec.json.decode(data, type=dict[str, DeletedTopic]))
             except msgspec.DecodeError as error:
-                _log.warning("dropped_topics_unreadable", path=self._path, error=str(error))
+                _log.warning("deleted_topics_unreadable", path=self._path, error=str(error))
 
-    def _take(self, topics: dict[str, Dropped]) -> None:
+    def _take(self, topics: dict[str, DeletedTopic]) -> None:
         self.topics = topics
-        self.end = max((dropped.position for dropped in topics.values()), default=0)
+        self.end = max((deleted.position for deleted in topics.values()), default=0)
 
     def has(self, topic: str, phy: int, store_timestamp: int) -> bool:
         """True where a record is of a topic that has been deleted since."""
-        dropped = self.topics.get(topic)
-        return dropped is not None and phy < dropped.position and store_timestamp <= dropped.wall_ms
+        deleted = self.topics.get(topic)
+        return deleted is not None and phy < deleted.position and store_timestamp <= deleted.wall_ms
 
     def note(self, topic: str, position: int, wall_ms: int) -> None:
         """A topic is deleted now that the log ends at ``position``; durable after ``save``."""
-        self.topics[topic] = Dropped(position, wall_ms)
+        self.topics[topic] = DeletedTopic(position, wall_ms)
         self.end = max(self.end, position)
 
     async def save(self) -> None:
@@ -72,7 +72,7 @@ class DroppedTopics:
             except OSError:  # the next try makes a new file: nothing of the failed one is relied on
                 await self._disk.run(write_durably, self._disk, self._path, data)
         except OSError as error:
-            _log.warning("dropped_topic_not_noted", topics=sorted(self.topics), error=str(error))
+            _log.warning("deleted_topic_not_noted", topics=sorted(self.topics), error=str(error))
 
     def settle(self, log_min: int, log_end: int) -> None:
         """Recovery has found the log to reach from ``log_min`` to ``log_end``. Blocks. Raises OSError.
@@ -80,9 +80,9 @@ class DroppedTopics:
         What comes behind that end belongs to topics that are there, also where the log had been longer before.
         """
         settled = {
-            topic: Dropped(min(dropped.position, log_end), dropped.wall_ms)
-            for topic, dropped in self.topics.items()
-            if dropped.position > log_min and log_end > log_min
+            topic: DeletedTopic(min(deleted.position, log_end), deleted.wall_ms)
+            for topic, deleted in self.topics.items()
+            if deleted.position > log_min and log_end > log_min
         }
         if settled != self.topics:
             self._take(settled)

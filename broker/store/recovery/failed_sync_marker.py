@@ -34,7 +34,7 @@ class FailedSync(Struct):
     reason: str
 
 
-class FaultNote:
+class FailedSyncMarker:
     """The file ``failed_sync`` in a store's directory."""
 
     def __init__(self, disk: Disk, root: str) -> None:
@@ -76,16 +76,16 @@ class FaultNote:
 
         ``queues`` and ``index`` are directories whose files are made anew from the log.
         """
-        note = self.read()
-        if note is None:
+        marker = self.read()
+        if marker is None:
             return
         disk = self._disk
-        written = await disk.run(write_log_again, disk, files, note.log_offset)
-        if note.flags & Flag.WRITE_LOGICS_QUEUE_ERROR:
+        written = await disk.run(write_log_again, disk, files, marker.log_offset)
+        if marker.flags & Flag.WRITE_LOGICS_QUEUE_ERROR:
             await disk.run(delete_files_below, disk, queues)
-        if note.flags & Flag.WRITE_INDEX_FILE_ERROR and index is not None:
+        if marker.flags & Flag.WRITE_INDEX_FILE_ERROR and index is not None:
             await disk.run(delete_files_below, disk, index)
-        _log.warning("failed_sync_mended", reason=note.reason, log_from=note.log_offset, bytes_written=written)
+        _log.warning("failed_sync_repaired", reason=marker.reason, log_from=marker.log_offset, bytes_written=written)
 
     def remove(self) -> None:
         """Everything that it told of has been written again."""

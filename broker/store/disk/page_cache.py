@@ -1,8 +1,8 @@
 """Which parts of the log behind its newest end are in memory, as far as a look a moment ago can tell.
 
 A page fault on cold data stops the event loop, so a record may only be read through the map where its pages are in
-memory. Those written lately are (``MappedFile.hot_from``); of others a chunk that a look has just found there counts as
-warm for two seconds. The kernel may give up within them what was only looked at and not read: where memory is short.
+memory. Those written lately are (``MappedFile.in_memory_from``); of others a chunk that a look has just found there
+counts as in memory for two seconds. Where memory is short, the kernel may evict within them pages that were not read.
 """
 
 from array import array
@@ -13,10 +13,10 @@ from typing import Final, TypeAlias
 from trimq.broker.store.disk.mapped_file import MappedFile
 
 CHUNK: Final = 32 * 1024
-"""Bytes that are warm together, or not."""
+"""Bytes that are in memory together, or not."""
 AHEAD: Final = 8
 """Chunks that are looked at together for a consumer, which goes on: the call costs more than what it looks at."""
-WARM_SECONDS: Final = 2
+CACHED_SECONDS: Final = 2
 _TICKS: Final = 8
 """Ticks of the clock a second."""
 _MOST: Final = 1 << 20
@@ -33,7 +33,7 @@ def is_dense(span: int, size: int) -> bool:
     return span <= _SPARSE * (size + CHUNK)
 
 
-class WarmRanges:
+class PageCache:
     """Chunks of the log's files that were found in memory. Belongs to the event loop; never waits."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class WarmRanges:
 
     @staticmethod
     def tick() -> int:
-        """The time for ``chunks_of``: chunks with a later one are warm."""
+        """The time for ``chunks_of``: chunks with a later one are in memory."""
         return int(monotonic() * _TICKS)
 
     def chunks_of(self, file: MappedFile) -> Chunks:
@@ -64,11 +64,11 @@ class WarmRanges:
 
     def covers(self, file: MappedFile, begin: int, end: int, ahead: int = 1) -> bool:
         """True where [begin, end) of a file, which it has written, is in memory; looks ``ahead`` chunks far."""
-        if begin >= file.hot_from:
+        if begin >= file.in_memory_from:
             return True
         chunks = self.chunks_of(file)
         tick = int(monotonic() * _TICKS)
-        first, last = begin // CHUNK, (min(end, file.hot_from) - 1) // CHUNK
+        first, last = begin // CHUNK, (min(end, file.in_memory_from) - 1) // CHUNK
         if chunks[first] > tick and (last <= first or min(chunks[first : last + 1]) > tick):
             return True
         for number in range(first, max(first, last) + 1):  # a unit that the device has spoilt may tell of no bytes
@@ -83,7 +83,7 @@ class WarmRanges:
         if seen < min(at + CHUNK, wrote):
             return False
         end = seen // CHUNK if seen < wrote else -(-seen // CHUNK)
-        chunks[number:end] = array("I", [tick + WARM_SECONDS * _TICKS]) * (end - number)
+        chunks[number:end] = array("I", [tick + CACHED_SECONDS * _TICKS]) * (end - number)
         if self.marks:
             self._tell(file, number, end)
         return True
@@ -99,7 +99,7 @@ class WarmRanges:
         chunks = self.chunks_of(file)
         first, last = -(-begin // CHUNK), end // CHUNK if end < file.wrote else -(-end // CHUNK)
         if first < last:
-            chunks[first:last] = array("I", [self.tick() + WARM_SECONDS * _TICKS]) * (last - first)
+            chunks[first:last] = array("I", [self.tick() + CACHED_SECONDS * _TICKS]) * (last - first)
 
     def mark(self, file: MappedFile, begin: int, end: int, hear: Callable[[], None]) -> list[tuple[int, int]]:
         """Call ``hear`` when somebody comes to a chunk of [begin, end), once for each; their keys in ``marks``.
@@ -127,7 +127,7 @@ class WarmRanges:
         """True where records at rising log offsets are all in memory."""
         start = file.start
         begin, end = places[0] - start, places[-1] + sizes[-1] - start
-        if begin >= file.hot_from or is_dense(end - begin, sum(sizes)):
+        if begin >= file.in_memory_from or is_dense(end - begin, sum(sizes)):
             return self.covers(file, begin, end, AHEAD)
         return all(
             self.covers(file, place - start, place - start + size) for place, size in zip(places, sizes, strict=True)
