@@ -15,7 +15,7 @@ SPARK ?= oldest newest
 WORKERS ?= 2
 # With NIGHTLY=1 also what is long and rare.
 NIGHTLY ?=
-# NATIVE=off: without the native leaf, though it be installed.
+# NATIVE=off: without the native extension, though it be installed.
 NATIVE ?= on
 $(if $(filter on off,$(NATIVE)),,$(error NATIVE=$(NATIVE): on or off is expected))
 
@@ -88,37 +88,37 @@ other_python = rm -rf $(2) && "$$(realpath $(1)/python)" -m venv --without-pip $
 		--require-hashes -r $(3) && \
 	$(2)/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
 
-# -- the native leaf ----------------------------------------------------------------------------------------------
+# -- the native extension ----------------------------------------------------------------------------------------------
 # One wheel serves the Pythons of all environments. No target fails for want of it: where it cannot be made, make-wheel says
 # so in one line, and what was installed of older sources goes. Without Rust no stamp is left, so that the next make looks
 # again; a build that failed is tried again after a change of native/, or by `make native`.
 
-LEAF := build/native
-leaf = $(if $(filter on,$(NATIVE)),$(1)/.native-stamp)
+EXTENSION := build/native
+extension = $(if $(filter on,$(NATIVE)),$(1)/.native-stamp)
 SPARK_VENVS := .venv-spark-oldest .venv-spark-newest .venv-spark-coverage
 ifeq ($(NATIVE),off)
 export TRIMQ_NATIVE := off
 endif
-build_leaf = PYTHON="$(VENV)/bin/python" native/make-wheel $(LEAF) --no-build-isolation
+build_extension = PYTHON="$(VENV)/bin/python" native/make-wheel $(EXTENSION) --no-build-isolation
 
-$(LEAF)/stamp: $(shell find native -name target -prune -o -type f -print) | $(VENV)/.build-stamp
-	@! native/make-wheel --look 2>/dev/null || echo "building the native leaf (once; half a minute) ..."
-	@rm -f $@; $(build_leaf); case $$? in 0 | 1) touch $@ ;; esac
+$(EXTENSION)/stamp: $(shell find native -name target -prune -o -type f -print) | $(VENV)/.build-stamp
+	@! native/make-wheel --look 2>/dev/null || echo "building the native extension (once; half a minute) ..."
+	@rm -f $@; $(build_extension); case $$? in 0 | 1) touch $@ ;; esac
 
 $(VENV)/.native-stamp: $(VENV)/.run-stamp
 $(patsubst %,%/.native-stamp,$(filter-out $(VENV),.venv-newest)): %/.native-stamp: %/.newest-stamp
 $(patsubst %,%/.native-stamp,$(filter-out $(VENV),$(SPARK_VENVS))): %/.native-stamp: %/.stamp
-$(patsubst %,%/.native-stamp,$(sort $(VENV) .venv-newest $(SPARK_VENVS))): %/.native-stamp: $(LEAF)/stamp
-	@rm -f $@; pip="$*/bin/python -m pip --disable-pip-version-check --quiet"; wheel=$$(ls $(LEAF)/*.whl 2>/dev/null); \
+$(patsubst %,%/.native-stamp,$(sort $(VENV) .venv-newest $(SPARK_VENVS))): %/.native-stamp: $(EXTENSION)/stamp
+	@rm -f $@; pip="$*/bin/python -m pip --disable-pip-version-check --quiet"; wheel=$$(ls $(EXTENSION)/*.whl 2>/dev/null); \
 	if [ -n "$$wheel" ]; then \
 		$$pip install --no-index --no-deps --force-reinstall "$$wheel" && touch $@ || echo "native: not installed into $*" >&2; \
 	elif [ -e $*/lib/python3*/site-packages/trimq_native ]; then \
 		$$pip uninstall --yes trimq-native && touch $@; \
 	fi
 
-native: $(VENV)/.run-stamp ## build and install the native leaf, which the broker is faster with (Rust); fails where it cannot
-	@rm -f $(LEAF)/stamp; $(build_leaf) || { code=$$?; [ $$code -ne 1 ] || tail -n 20 $(LEAF)/build.log >&2; exit $$code; }
-	@touch $(LEAF)/stamp
+native: $(VENV)/.run-stamp ## build and install the native extension, which the broker is faster with (Rust); fails where it cannot
+	@rm -f $(EXTENSION)/stamp; $(build_extension) || { code=$$?; [ $$code -ne 1 ] || tail -n 20 $(EXTENSION)/build.log >&2; exit $$code; }
+	@touch $(EXTENSION)/stamp
 	@$(MAKE) --no-print-directory NATIVE=on $(VENV)/.native-stamp
 	@TRIMQ_NATIVE=on $(BIN)/python -c 'from trimq.protocol.native import NATIVE; print(NATIVE.status); raise SystemExit(not NATIVE.is_on)'
 
@@ -127,7 +127,7 @@ compile = $(BIN)/python -m compileall -q trimq/__init__.py $(ROOMS)
 
 # -- using it -----------------------------------------------------------------------------------------------------
 
-run: $(VENV)/.run-stamp $(call leaf,$(VENV)) ## start a broker with its name server on 127.0.0.1; the store is in ./data or $(TRIMQ_HOME)
+run: $(VENV)/.run-stamp $(call extension,$(VENV)) ## start a broker with its name server on 127.0.0.1; the store is in ./data or $(TRIMQ_HOME)
 	@mkdir -p "$(TRIMQ_HOME)"
 	@$(compile)
 	@cd "$(TRIMQ_HOME)" && exec "$(CURDIR)/$(BIN)/mqbroker" -c "$(CURDIR)/conf/local.conf" $(ARGS)
@@ -145,20 +145,20 @@ pytest_beside = $(compile); beside=0; alone=0; \
 	$(BIN)/python $(measured) -m pytest -m "$(1) and alone $(common)" $(2) $(ARGS) || alone=$$?; \
 	case "$$beside $$alone" in "0 0" | "0 5" | "5 0") ;; "5 5") (exit 5) || $(no_test) ;; *) exit 1 ;; esac
 
-test: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the tests; ARGS='-k name' for some of them, NATIVE=off without the native leaf
+test: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## run the tests; ARGS='-k name' for some of them, NATIVE=off without the native extension
 	@$(call pytest_beside,not partners and not slow)
 
 # with_cargo,COMPONENTS,COMMANDS: in native/; where a component is missing this is left out, which in CI is a failure.
 with_cargo = native/make-wheel --look $(1) || { [ -z "$$CI" ] && echo "$@: left out"; exit; }; cd native && $(2)
 
 # In CI the same random examples each time, as Python's tests have them.
-test-native: ## run the tests of the native leaf that are in Rust
+test-native: ## run the tests of the native extension that are in Rust
 	@$(call with_cargo,,$${CI:+env PROPTEST_RNG_SEED=22} cargo test --locked --quiet)
 
 # An example that fails is printed, and kept in native/core/tests/proptest-regressions/, from where each run tries it again.
 fuzz-native: MINUTES ?= 60
 fuzz-native: suite = cargo test --locked --quiet --release --package trimq-native-core --test suite
-fuzz-native: ## try new examples on the native leaf, for an hour or MINUTES=5
+fuzz-native: ## try new examples on the native extension, for an hour or MINUTES=5
 	@mkdir -p build
 	@$(call with_cargo,,$(suite) --no-run && end=$$(($$(date +%s) + 60 * $(MINUTES))) && turns=0 && \
 		while [ $$(date +%s) -lt $$end ]; do \
@@ -167,14 +167,14 @@ fuzz-native: ## try new examples on the native leaf, for an hour or MINUTES=5
 		done && echo "native: $$turns turns of 20000 new examples for each test")
 
 # A few examples of each test: they are interpreted, a thousand times slower.
-miri: ## run the tests of the native leaf in Miri, which sees undefined behaviour (a nightly Rust)
+miri: ## run the tests of the native extension in Miri, which sees undefined behaviour (a nightly Rust)
 	@cargo +nightly miri --version >/dev/null 2>&1 || \
 		{ echo "native: Miri is missing, $@: left out; rustup toolchain install nightly --component miri,rust-src"; \
 			test -z "$${CI:-}"; exit; }; \
 		cd native && cargo +nightly miri test --locked --quiet --package trimq-native-core
 
 test-newest: BIN = .venv-newest/bin
-test-newest: .venv-newest/.newest-stamp $(call leaf,.venv-newest) ## run the tests with the newest Python that Debian offers
+test-newest: .venv-newest/.newest-stamp $(call extension,.venv-newest) ## run the tests with the newest Python that Debian offers
 	@$(call pytest_beside,not partners and not slow)
 
 # Of the tests that are measured: what is run of the code, by processes that they start too. Python's own way of measuring,
@@ -184,7 +184,7 @@ coverage coverage-spark: measured = -m coverage run
 coverage: export COVERAGE_CORE = sysmon
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/unit/data
 coverage: BIN = .venv-newest/bin
-coverage: .venv-newest/.newest-stamp $(call leaf,.venv-newest) ## test-newest, and look whether the tests run enough of the code
+coverage: .venv-newest/.newest-stamp $(call extension,.venv-newest) ## test-newest, and look whether the tests run enough of the code
 	@rm -rf .coverage/unit && mkdir -p .coverage/unit
 	@$(call pytest_beside,not partners and not slow)
 	@$(call enough,unit)
@@ -194,16 +194,16 @@ coverage: .venv-newest/.newest-stamp $(call leaf,.venv-newest) ## test-newest, a
 enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o .coverage/$(1).json && \
 	$(BIN)/python -m tests.coverage.floor $(1) .coverage/$(1).json
 
-crash: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
+crash: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker
 	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash)
 
-# It is Python's code that is broken, and its ways are those without the leaf; those of the leaf build one for themselves.
+# It is Python's code that is broken, and its ways are those without the extension; those of the extension build one for themselves.
 mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## break the code in many ways, and see that the tests find each; ARGS=recovery for some
 	@$(compile)
 	@$(BIN)/python -m tests.crash.mutations $(ARGS)
 
 # What is long and rare: before an issue is called resolved, and each night.
-nightly: mutations $(call leaf,$(VENV)) ## mutations, crashes with more seeds, 50 kills under load, long partner tests, both PySpark, the leaf's examples
+nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more seeds, 50 kills under load, long partner tests, both PySpark, the extension's examples
 	@$(BIN)/python -m tests.crash --seeds 1-3
 	@$(BIN)/python -m tests.crash.kill --kills 50
 	@$(BIN)/python -m pytest -m "partners and nightly" tests/interop tests/client tests/crash
@@ -216,11 +216,11 @@ nightly: mutations $(call leaf,$(VENV)) ## mutations, crashes with more seeds, 5
 test-partners: $(VENV)/.dev-stamp ## clients, Spark, operations: all of them, though one fails
 	@$(MAKE) --no-print-directory --keep-going test-clients check-spark test-spark test-operations
 
-test-clients: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
+test-clients: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
 	@$(call pytest_beside,partners,tests/interop tests/client tests/crash tests/bench)
 
 # What depends on no version of PySpark runs with the newest only; Delta Lake has no release for that.
-test-spark: $(SPARK:%=.venv-spark-%/.stamp) $(foreach which,$(SPARK),$(call leaf,.venv-spark-$(which))) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
+test-spark: $(SPARK:%=.venv-spark-%/.stamp) $(foreach which,$(SPARK),$(call extension,.venv-spark-$(which))) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
 	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q trimq/__init__.py $(ROOMS) &&  \
 		.venv-spark-$$which/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)' && \
 		case $$which in newest) marks="not oldest_pyspark" ;; *) marks="not one_pyspark" ;; esac && \
@@ -229,7 +229,7 @@ test-spark: $(SPARK:%=.venv-spark-%/.stamp) $(foreach which,$(SPARK),$(call leaf
 coverage-spark: export COVERAGE_FILE = $(CURDIR)/.coverage/spark/data
 coverage-spark: export COVERAGE_CORE = sysmon
 coverage-spark: BIN = .venv-spark-coverage/bin
-coverage-spark: .venv-spark-coverage/.stamp $(call leaf,.venv-spark-coverage) ## test-spark with the newest PySpark and a newer Python, and look whether the tests run enough of pipeline/
+coverage-spark: .venv-spark-coverage/.stamp $(call extension,.venv-spark-coverage) ## test-spark with the newest PySpark and a newer Python, and look whether the tests run enough of pipeline/
 	@rm -rf .coverage/spark && mkdir -p .coverage/spark
 	@$(compile)
 	@$(BIN)/python $(measured) -m pytest tests/spark tests/pipeline -m "not oldest_pyspark $(common)" -o faulthandler_timeout=0 $(ARGS)
@@ -238,7 +238,7 @@ coverage-spark: .venv-spark-coverage/.stamp $(call leaf,.venv-spark-coverage) ##
 check-spark: $(SPARK:%=.venv-spark-%/.stamp) ## types of pipeline/ against the real PySpark
 	@for which in $(SPARK); do .venv-spark-$$which/bin/mypy trimq/pipeline pyspark_rocketmq.py pyspark_rocketmq_store.py tests/spark || exit; done
 
-test-operations: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the tests with Docker and Prometheus (Debian's packages; root), and a release of a clone
+test-operations: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## run the tests with Docker and Prometheus (Debian's packages; root), and a release of a clone
 	@$(call pytest,partners,tests/docker tests/broker/metrics tests/packaging)
 
 check: $(VENV)/.dev-stamp ## format, lint, types, layers, generated files, Rust; reports all of them, fails on any
@@ -278,7 +278,7 @@ generate: $(VENV)/.dev-stamp ## make the files that are made from others
 	@$(BIN)/python -m trimq.protocol.generate_properties
 	@$(BIN)/python conf/generate.py
 
-bench: $(VENV)/.dev-stamp $(call leaf,$(VENV)) ## run the benchmarks
+bench: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## run the benchmarks
 	@$(compile)
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -288,7 +288,7 @@ lock: $(VENV)/.venv-stamp ## resolve the lock files anew; UPGRADE=1 takes the ne
 changelog: $(VENV)/.dev-stamp ## put the fragments of changelog.d into CHANGELOG.md
 	@$(BIN)/towncrier build --yes --version "$$($(BIN)/python -c 'from importlib.metadata import version; print(version("trimq"))')"
 
-wheels: $(VENV)/.build-stamp ## make sdist and wheel of trimq, and the wheel of the native leaf for this kind of machine, in dist/
+wheels: $(VENV)/.build-stamp ## make sdist and wheel of trimq, and the wheel of the native extension for this kind of machine, in dist/
 	@NATIVE=$(NATIVE) .ci/wheels dist
 
 release: $(VENV)/.dev-stamp ## changelog, sdist, wheels, a check in a fresh environment, commit and tag: VERSION=1.2.3

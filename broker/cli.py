@@ -130,7 +130,7 @@ def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
 def banner(controller: "BrokerController", seconds: float) -> list[str]:
     """What somebody who has just started a broker wants to know."""
     from trimq.broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the command health does without trio
-    from trimq.protocol.native import NATIVE  # noqa: PLC0415 - as above, and without the leaf
+    from trimq.protocol.native import NATIVE  # noqa: PLC0415 - as above, and without the extension
 
     broker = controller.configuration.section(BrokerConfig)
     chosen = not broker.broker_ip1 and controller.configuration.section(NettyServerConfig).bind_address in WILDCARDS

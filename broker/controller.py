@@ -171,8 +171,8 @@ class BrokerController:
         return app
 
     def _native_failed(self) -> None:
-        """Somebody has found a mistake in the native leaf: Python serves from here on."""
-        _log.error("native_leaf_off", reason=NATIVE.reason)
+        """Somebody has found a mistake in the native extension: Python serves from here on."""
+        _log.error("native_extension_off", reason=NATIVE.reason)
         self.gate.reconfigure()
 
     async def _serve_metrics(self, app: "WebApp", context: BrokerContext, nursery: trio.Nursery) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.store.message_store import Flag, MessageStore
-from trimq.protocol.native import NativeLeaf
+from trimq.protocol.native import NativeExtension
 from trimq.remoting.http.health import Reason
 
 RECOVERING: Final = "recovering"
@@ -42,9 +42,9 @@ def name_server_reasons(registration: BrokerOuterAPI) -> Iterator[Reason]:
         yield Reason(NO_NAME_SERVER, f"no name server could be reached: {', '.join(reached)}")
 
 
-def native_notes(native: NativeLeaf) -> Iterator[Reason]:
-    """The native leaf serves, or Python does and why. A leaf that has failed keeps no broker from being ready."""
+def native_notes(native: NativeExtension) -> Iterator[Reason]:
+    """Whether the native extension serves, or Python and why. A failed extension does not make a broker unready."""
     yield Reason(RUNS, native.status if native.is_on else f"python ({native.reason})")
     if native.has_failed:
-        text = "the native leaf has failed, and Python serves until the restart: the broker is slower, and nothing else"
+        text = "the native extension has failed, and Python serves until the restart: the broker is only slower"
         yield Reason(NATIVE_FAILED, text)

@@ -1,8 +1,7 @@
 """Entries of an index file, many at a time: hashing keys and linking them into the slots' chains.
 
-Three forms with the same result: the native leaf, one on numpy arrays (about 0.4 us a key), and one in plain Python
-where neither is installed. All write entries, then slots; the caller writes the header last, so that its count never
-covers a hole.
+Three forms with the same result: the native extension, numpy arrays (about 0.4 us a key), and pure Python where neither
+is installed. All write entries, then slots; the caller writes the header last, so that its count never covers a hole.
 Source: RocketMQ's IndexFile.putKey.
 """
 
@@ -135,8 +134,8 @@ class PlainBatch:
 
 
 def make_batch() -> Batch:
-    """The native form where the leaf is on, else the numpy form where numpy is installed, else the plain one."""
-    if NATIVE.leaf is not None:
+    """The native form where the extension is on, else the numpy form where numpy is installed, else the plain one."""
+    if NATIVE.extension is not None:
         from trimq.protocol.index_batch_native import NativeBatch  # noqa: PLC0415 - it is made of the forms here
 
         return NativeBatch(NATIVE, other_batch)
@@ -144,7 +143,7 @@ def make_batch() -> Batch:
 
 
 def other_batch() -> Batch:
-    """The form that is used without the leaf."""
+    """The form that is used without the extension."""
     try:
         from trimq.protocol.index_batch_numpy import NumpyBatch  # noqa: PLC0415 - numpy is optional
     except ImportError:

@@ -86,7 +86,8 @@ class NumpyBatch:
         """See Batch."""
         if begin <= 0:
             return np.zeros(len(timestamps), dtype=np.int64)
-        return np.clip((np.asarray(timestamps) - begin) // 1000, 0, INT_MAX)  # a row of the leaf's, if it has failed
+        # np.asarray: a row that the extension made, where it has failed since
+        return np.clip((np.asarray(timestamps) - begin) // 1000, 0, INT_MAX)
 
     def put(self, view: memoryview, slots: int, count: int, hashes: Row, phys: Row, seconds: Row) -> int:
         """See Batch."""

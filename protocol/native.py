@@ -1,7 +1,7 @@
-"""The native leaf: the one module that imports ``trimq_native``, where that is installed.
+"""The native extension: the one module that imports ``trimq_native``, where that is installed.
 
-The leaf does in Rust what comes by the dozen (native/). It is optional, and Python's way is the reference: who has a
-native way looks whether ``NATIVE.is_on`` each time, and has Python's to take where it is not.
+The extension processes many messages in one call, in Rust (native/). It is optional, and the Python code is the
+reference: a caller checks ``NATIVE.is_on`` each time, and runs the Python code where it is off.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol, cast
 
 VERSION: Final = "0.2.0"
-"""Of the leaf that this code was written for, as in native/Cargo.toml. Those of another may want other arguments."""
+"""The extension's version that this code needs, as in native/Cargo.toml: another may take other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
 
@@ -160,7 +160,7 @@ class MakeReader(Protocol):
         ...
 
 
-class Leaf(Protocol):
+class Extension(Protocol):
     """What ``trimq_native`` has: its type for this code, installed or not. A test compares the two."""
 
     VERSION: str
@@ -211,27 +211,27 @@ class Leaf(Protocol):
         ...
 
 
-class NativeLeaf:
-    """Whether the native leaf serves this process, and if not, why.
+class NativeExtension:
+    """Whether the native extension serves this process, and if not, why.
 
-    ``leaf`` is the module where it ``is_on``, and None where it is off; ``reason`` says why. ``turn_off`` sets
-    ``has_failed``. ``fault`` is what the leaf raises where there is a mistake in it: it stays when the leaf is off,
-    for calls that were under way.
+    ``extension`` is the module where it ``is_on``, and None where it is off; ``reason`` says why. ``turn_off`` sets
+    ``has_failed``. ``fault`` is the exception that the extension raises for a mistake in itself; it stays set when the
+    extension is switched off, for calls that are under way.
     """
 
-    __slots__ = ("_listeners", "fault", "has_failed", "is_on", "leaf", "reason")
+    __slots__ = ("_listeners", "extension", "fault", "has_failed", "is_on", "reason")
 
-    def __init__(self, leaf: Leaf | None, reason: str = "") -> None:
-        self.leaf = leaf
-        self.is_on = leaf is not None
+    def __init__(self, extension: Extension | None, reason: str = "") -> None:
+        self.extension = extension
+        self.is_on = extension is not None
         self.reason = reason
         self.has_failed = False
-        self.fault: type[Exception] | tuple[()] = () if leaf is None else leaf.NativeFault
+        self.fault: type[Exception] | tuple[()] = () if extension is None else extension.NativeFault
         self._listeners: list[Callable[[], None]] = []
 
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call ``listener`` when the leaf is switched off."""
+        """Call ``listener`` when the extension is switched off."""
         self._listeners.append(listener)
         try:
             yield
@@ -239,9 +239,9 @@ class NativeLeaf:
             self._listeners.remove(listener)
 
     def turn_off(self, fault: str) -> None:
-        """Python serves until the end of the process, because of a fault of the leaf. The first one is kept."""
+        """Python serves until the end of the process, because of a fault of the extension. The first one is kept."""
         if self.is_on:
-            self.leaf = None
+            self.extension = None
             self.is_on = False
             self.reason = f"a fault: {fault}"
             self.has_failed = True
@@ -254,23 +254,23 @@ class NativeLeaf:
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 
-def load(environment: Mapping[str, str]) -> NativeLeaf:
-    """The leaf as it is installed. TRIMQ_NATIVE=off in ``environment`` leaves it alone."""
+def load(environment: Mapping[str, str]) -> NativeExtension:
+    """The extension as it is installed. TRIMQ_NATIVE=off in ``environment`` leaves it alone."""
     if environment.get(VARIABLE, "").strip() == "off":
-        return NativeLeaf(None, f"{VARIABLE}=off")
+        return NativeExtension(None, f"{VARIABLE}=off")
     try:
-        found = cast("Leaf", importlib.import_module("trimq_native"))
+        found = cast("Extension", importlib.import_module("trimq_native"))
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "trimq_native":
-            return NativeLeaf(None, f"not installed: {_HOW}")
-        return NativeLeaf(None, f"cannot be loaded: {error}")  # made for another C library, or cut short
+            return NativeExtension(None, f"not installed: {_HOW}")
+        return NativeExtension(None, f"cannot be loaded: {error}")  # made for another C library, or cut short
     version = getattr(found, "VERSION", "unknown")
     if version != VERSION:
-        return NativeLeaf(None, f"version {version} where {VERSION} is expected: {_HOW}")
-    return NativeLeaf(found)
+        return NativeExtension(None, f"version {version} where {VERSION} is expected: {_HOW}")
+    return NativeExtension(found)
 
 
 NATIVE: Final = load(os.environ)
 """This process's."""
-leaf: Final = NATIVE.leaf
+extension: Final = NATIVE.extension
 """The module as it was loaded, for who binds its functions once; whether it may be called, ``NATIVE.is_on`` says."""

@@ -1,6 +1,6 @@
 """Records of a batch: all of its messages become one piece of the commit log.
 
-What the native leaf lays out does not come here (native/core/src/batch.rs).
+What the native extension lays out does not come here (native/core/src/batch.rs).
 Source: RocketMQ's MessageExtEncoder.encode(MessageExtBatch, PutMessageContext).
 """
 

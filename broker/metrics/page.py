@@ -92,7 +92,7 @@ class BrokerMetrics:
         yield gauge("trimq_ready", "1 where /readyz has no reason against it.", int(self._health.readiness().ready))
         yield gauges(
             "trimq_native_on",
-            "1 where the native leaf serves, 0 where Python does; runs has which, and why.",
+            "1 where the native extension serves, 0 where Python does; runs has which, and why.",
             ("runs",),
             {(NATIVE.status,): int(NATIVE.is_on)},
         )

@@ -24,22 +24,22 @@ SEND, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 LARGER: dict[str, object] = {"mappedFileSizeCommitLog": 256 << 20, "commitLogReserveStep": 32 << 20}
 
 
-native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 
 
 @pytest.mark.parametrize(
-    ("name", "leaf"),
+    ("name", "extension"),
     [
         *[pytest.param(name, "on", marks=native) for name, row in ROWS.items() if row.way != row.python_way],
         *[(name, "off") for name, row in ROWS.items() if row.way != row.python_way],
         *[(name, "either") for name, row in ROWS.items() if row.way == row.python_way],
     ],
 )
-async def test_a_row_takes_the_way_that_it_names(name: str, leaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if leaf == "off":
+async def test_a_row_takes_the_way_that_it_names(name: str, extension: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if extension == "off":
         monkeypatch.setattr(NATIVE, "is_on", False)
-        monkeypatch.setattr(NATIVE, "leaf", None)
-    way = ROWS[name].python_way if leaf == "off" else ROWS[name].way
+        monkeypatch.setattr(NATIVE, "extension", None)
+    way = ROWS[name].python_way if extension == "off" else ROWS[name].way
     with trio.fail_after(30):
         found = await measure_row(name, 1600, LARGER)  # of 25 turns one may find the log making room
     assert found["way"] == way

@@ -25,7 +25,7 @@ async def client(broker: BrokerController) -> AsyncIterator[WireClient]:
 
 @pytest.fixture
 def fail_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Turns the native leaf off as after a fault, until the test ends; where it is off, as if it had been on."""
+    """Turns the native extension off as after a fault, until the test ends; where it is off, as if it had been on."""
     for name in type(NATIVE).__slots__:
         monkeypatch.setattr(NATIVE, name, getattr(NATIVE, name))
 

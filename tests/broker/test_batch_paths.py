@@ -19,7 +19,7 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.native import NATIVE
 
-pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 
 COUNT = 20
 TEXT = "KEYS\x01k{at:04d}\x02UNIQ_KEY\x017F0000010001AABBCCDD00000001{at:04X}\x02TAGS\x01TagA\x02"

@@ -71,7 +71,7 @@ async def test_order_topics_are_refused_and_others_pass(
     assert [reply.code for reply in await every_way(client)] == [0] * 5
 
 
-@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 async def test_many_sends_of_one_round_are_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # guards the way of many sends at once
     served = 0

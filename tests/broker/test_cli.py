@@ -82,9 +82,9 @@ def test_starts_says_what_it_is_and_stops(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["on", "off"])
-def test_says_whether_the_native_leaf_runs(tmp_path: Path, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_whether_the_native_extension_runs(tmp_path: Path, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if value == "on" and not NATIVE.is_on:
-        pytest.skip(f"no native leaf: {NATIVE.reason}")
+        pytest.skip(f"no native extension: {NATIVE.reason}")
     monkeypatch.setenv("TRIMQ_NATIVE", value)
     process = start("-c", str(write_config(tmp_path)))
     runs = NATIVE.status if value == "on" else "python (TRIMQ_NATIVE=off)"

@@ -562,7 +562,7 @@ async def test_sends_of_a_round_are_seen_where_the_way_is_not_open(
                 seen = [counting.seen[opaque] for opaque in opaques]
                 if is_open:
                     assert codes == {0}
-                    # without the leaf, and one by one, the binary form has no other way
+                    # without the extension, and one by one, the binary form has no other way
                     assert sum(seen) == 0 or (binary and (not NATIVE.is_on or sum(seen) < len(seen)))
                 else:
                     assert codes == {ResponseCode.NO_PERMISSION}

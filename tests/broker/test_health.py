@@ -178,7 +178,7 @@ async def test_no_name_server(tmp_path: Path) -> None:
 RUNS = NATIVE.status if NATIVE.is_on else f"python ({NATIVE.reason})"
 
 
-async def test_a_native_leaf_that_fails_is_noted_and_the_broker_stays_ready(
+async def test_a_native_extension_that_fails_is_noted_and_the_broker_stays_ready(
     tmp_path: Path, fail_native: Callable[[str], None]
 ) -> None:
     async with running_broker(tmp_path, healthPort=0) as broker, WireClient.connect(broker.endpoint) as client:
@@ -192,7 +192,7 @@ async def test_a_native_leaf_that_fails_is_noted_and_the_broker_stays_ready(
         (connection,) = broker.reactor.connections.values()
         with capture_logs() as logs:
             fail_native("frames: index 7 of 3")
-        assert logs == [{"event": "native_leaf_off", "log_level": "error", "reason": NATIVE.reason}]
+        assert logs == [{"event": "native_extension_off", "log_level": "error", "reason": NATIVE.reason}]
         assert not connection.table.grouped  # its routes have been made again
         found = await notes()
         assert list(found) == ["runs", "native_failed"]

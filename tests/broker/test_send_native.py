@@ -1,4 +1,4 @@
-"""Sends and batches by the native leaf: the same records, replies, queues, keys and counts as by Python's way."""
+"""Sends and batches by the native extension: the same records, replies, queues, keys and counts as by Python's way."""
 
 import json
 import os
@@ -24,14 +24,14 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import decode, encode
 from trimq.protocol.message import StoredMessage
-from trimq.protocol.native import NATIVE, Leaf, NativeLeaf
+from trimq.protocol.native import NATIVE, Extension, NativeExtension
 from trimq.protocol.property_text import decode_properties
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.grouping import LEAST
 from trimq.remoting.server.handlers import Served, Span
 
-pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 
 TOPIC = "Orders"
 OTHER = "Payments"
@@ -113,7 +113,7 @@ class Side:
 
 
 class Sides:
-    """Two brokers; what the first one's leaf has served: ``served`` together, ``single`` by themselves, ``batches``."""
+    """Two brokers; what the first one's extension served: ``served`` together, ``single`` alone, ``batches``."""
 
     def __init__(self) -> None:
         self.both: list[Side] = []
@@ -132,7 +132,7 @@ async def make_topic(side: Side, topic: str, queues: int = QUEUES) -> None:
 
 
 def only_python(table: Any) -> None:
-    """Take the leaf's ways out of a table: batches have no other fast path."""
+    """Take the extension's ways out of a table: batches have no other fast path."""
     for code, route in list(table.routes.items()):
         batches = code == RequestCode.SEND_BATCH_MESSAGE
         table.route(code, replace(route, grouped=None, fast=None if batches else route.fast))
@@ -248,7 +248,7 @@ KINDS = [
 @pytest.mark.parametrize("v1", [False, True], ids=["v2", "v1"])
 @pytest.mark.parametrize("properties", KINDS, ids=["all", "least", "several keys", "other order"])
 @pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
-async def test_the_leaf_s_way_is_as_python_s(
+async def test_the_extension_s_way_is_as_python_s(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     flush: str,
@@ -556,7 +556,7 @@ async def same_batches(both: Sides, frames: list[Frame], expected: list[int]) ->
     assert found[0] == found[1]
 
 
-async def test_an_ordinary_batch_goes_the_leaf_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ordinary_batch_goes_the_extension_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"KEYS\x01k{at}\x02UNIQ_KEY\x01A{at}\x02TAGS\x01t{at % 2}\x02".encode() for at in range(32)]
     body = encode_batch([(at, b"b" * (at * 100 + 1), text) for at, text in enumerate(texts)])
     async with sides(tmp_path, monkeypatch) as both:
@@ -788,21 +788,21 @@ async def test_no_more_wait_for_the_disk_than_may(tmp_path: Path, monkeypatch: p
         assert both.served == most
 
 
-# -- a leaf that fails
+# -- an extension that fails
 
 
 class Failing:
-    """The leaf, but that one of its calls raises its fault."""
+    """The extension, but that one of its calls raises its fault."""
 
     def __init__(self, call: str) -> None:
-        assert NATIVE.leaf is not None
-        self.VERSION = NATIVE.leaf.VERSION
-        self.NativeFault = NATIVE.leaf.NativeFault
+        assert NATIVE.extension is not None
+        self.VERSION = NATIVE.extension.VERSION
+        self.NativeFault = NATIVE.extension.NativeFault
         self._call = call
 
     def Reader(self, **rules: Any) -> Any:  # noqa: N802 - a class there
-        assert NATIVE.leaf is not None
-        return Wrapped(NATIVE.leaf.Reader(**rules), self._call, self.NativeFault)
+        assert NATIVE.extension is not None
+        return Wrapped(NATIVE.extension.Reader(**rules), self._call, self.NativeFault)
 
 
 class Wrapped:
@@ -832,17 +832,17 @@ class Wrapped:
 @pytest.mark.parametrize(
     "call", ["read", "queues", "parts", "write", "units", "keys", "physical_offsets", "replies", "leave_out"]
 )
-async def test_a_fault_of_the_leaf_costs_its_speed_only(
+async def test_a_fault_of_the_extension_costs_its_speed_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, call: str
 ) -> None:
     """Nothing is stored twice, nothing is left out, and the log is what it would have been."""
-    native = NativeLeaf(cast("Leaf", Failing(call)))
+    native = NativeExtension(cast("Extension", Failing(call)))
     async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
         processor = find_processor(both[0].broker)
         processor._native._native = native
         processor._register()
         numbers = list(range(1001, 1001 + MANY))
-        # a message that goes nowhere is left out, and consumers wait: the leaf is asked for no more than else
+        # a message that goes nowhere is left out, and consumers wait: the extension is asked for no more than else
         frames = [send_frame(number, queue_id=9 if number == 1005 else number % QUEUES) for number in numbers]
         async with pulls_held(both[0]) as one, pulls_held(both[1]) as other:
             replies = await same(both, frames, numbers)
@@ -856,9 +856,11 @@ async def test_a_fault_of_the_leaf_costs_its_speed_only(
         assert both.served == 0
 
 
-async def test_a_fault_of_the_leaf_where_the_device_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_the_extension_where_the_device_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which requests wait for the disk is not known any more: no client waits for ever."""
-    native = NativeLeaf(cast("Leaf", Failing("requests")))
+    native = NativeExtension(cast("Extension", Failing("requests")))
     async with sides(tmp_path, monkeypatch, flushDiskType="SYNC_FLUSH") as both:
         side = both[0]
         processor = find_processor(side.broker)
@@ -881,11 +883,11 @@ async def test_a_fault_of_the_leaf_where_the_device_has_failed(tmp_path: Path, m
         assert side.broker.reactor.stats.inflight == 0
 
 
-async def test_a_fault_that_others_have_met_ends_the_leaf_s_ways_of_sends(
+async def test_a_fault_that_others_have_met_ends_the_extension_s_ways_of_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was the index or a pull: what comes next goes Python's way, though no route has been made again."""
-    native = NativeLeaf(NATIVE.leaf)
+    native = NativeExtension(NATIVE.extension)
     body = encode_batch([(0, b"b", b"UNIQ_KEY\x01A\x02")] * 4)
     async with sides(tmp_path, monkeypatch) as both:
         processor = find_processor(both[0].broker)
@@ -903,15 +905,15 @@ async def test_a_fault_that_others_have_met_ends_the_leaf_s_ways_of_sends(
         await same(both, frames[:1], numbers[:1])
         await same_batches(both, [batch_frame(1, body, "")], [1])
         assert (both.served, both.single, both.batches) == before
-        assert NATIVE.leaf is not None
-        processor._native.failed(NATIVE.leaf.NativeFault("of a call that was under way"))  # raises nothing
+        assert NATIVE.extension is not None
+        processor._native.failed(NATIVE.extension.NativeFault("of a call that was under way"))  # raises nothing
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-async def test_a_fault_of_the_leaf_where_a_send_comes_alone(
+async def test_a_fault_of_the_extension_where_a_send_comes_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
 ) -> None:
-    native = NativeLeaf(cast("Leaf", Failing("send")))
+    native = NativeExtension(cast("Extension", Failing("send")))
     async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
         processor = find_processor(both[0].broker)
         processor._native._native = native
@@ -926,7 +928,7 @@ async def test_a_fault_of_the_leaf_where_a_send_comes_alone(
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("call", ["batch", "write", "units", "keys", "physical_offsets"])
 async def test_a_fault_in_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, call: str) -> None:
-    native = NativeLeaf(cast("Leaf", Failing(call)))
+    native = NativeExtension(cast("Extension", Failing(call)))
     body = encode_batch([(0, b"b", b"UNIQ_KEY\x01A\x02")] * 4)
     async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
         processor = find_processor(both[0].broker)

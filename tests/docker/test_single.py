@@ -53,7 +53,7 @@ def test_only_the_last_layer_is_new_after_a_change_of_the_code(image: Docker) ->
     assert copied[0] < 8e6 < copied[1]
 
 
-def test_the_image_has_the_native_leaf_of_the_machine_that_made_it(image: Docker) -> None:
+def test_the_image_has_the_native_extension_of_the_machine_that_made_it(image: Docker) -> None:
     """Made on this machine, it installs on the base and loads there; without Rust here the image goes without."""
     code = "from trimq.protocol.native import NATIVE; print(NATIVE.status, NATIVE.reason)"
     said = image.run("docker", "run", "--rm", "--no-healthcheck", "trimq", "python3", "-c", code)

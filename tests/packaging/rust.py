@@ -1,4 +1,4 @@
-"""Whether this machine can build the native leaf, as native/make-wheel sees it."""
+"""Whether this machine can build the native extension, as native/make-wheel sees it."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from tests.packaging.checkout import ROOT
 
 
 def demanded() -> bool:
-    """Rust is there, so that the leaf has to be. In CI a Rust that is missing is a failure."""
+    """Rust is there, so that the extension has to be. In CI a Rust that is missing is a failure."""
     if os.environ.get("NATIVE") == "off":
         return False
     look = subprocess.run([ROOT / "native/make-wheel", "--look"], capture_output=True, text=True, check=False)

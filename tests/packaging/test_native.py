@@ -1,4 +1,4 @@
-"""The native leaf beside everything else: built where Rust is, missed in one line where it is not, never in the way.
+"""The native extension beside everything else: built where Rust is installed, reported missing in one line elsewhere.
 
 ``make run`` of a copy of the Makefile, with programs in the place of Python, Rust and the broker that write down that
 they were called. Then the real thing: a fresh clone, with Rust and without.
@@ -68,7 +68,7 @@ def script(path: Path, text: str) -> None:
 
 
 class Tree:
-    """A checkout with an environment that is ready but for the leaf, and a PATH without Rust."""
+    """A checkout with an environment that is ready but for the extension, and a PATH without Rust."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -105,7 +105,7 @@ class Tree:
             (self.root / "calls.broken").touch()
 
     def change(self) -> None:
-        """A source of the leaf is newer than what was built of it."""
+        """A source of the extension is newer than what was built of it."""
         older = (self.root / "native/Cargo.toml").stat().st_mtime - 10
         os.utime(self.root / "build/native/stamp", (older, older))
 
@@ -155,7 +155,7 @@ def test_without_rust_a_line_says_so_and_the_broker_starts(tree: Tree, version: 
         done, said = tree.make("run")
         assert done == [RUN]
         assert lines(said) == [
-            f"native: {missing}: all works, at Python's speed; for the native leaf, {HOW} and make native"
+            f"native: {missing}: all works, at Python's speed; for the native extension, {HOW} and make native"
         ]
     tree.rust(RUST)  # as soon as it is there, nothing has to be said again
     assert tree.make("run")[0] == [BUILT, INSTALLED, RUN]
@@ -315,7 +315,9 @@ def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int) -> 
         wait_until(lambda: "first message" in made.tail(), "the banner")
         banner = made.tail()
     assert ("runs           native " in banner) == rust
-    assert (f"native: cargo is not in PATH: all works, at Python's speed; for the native leaf, {HOW}" in banner) != rust
+    assert (
+        f"native: cargo is not in PATH: all works, at Python's speed; for the native extension, {HOW}" in banner
+    ) != rust
     # What others have of the processors takes as much longer; make's own work is about a process for each of them.
     others = max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
     assert took < seconds * others, f"{took:.0f} s, load {others:.1f}\n{banner}"
@@ -323,7 +325,7 @@ def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int) -> 
 
 @pytest.mark.partners
 @pytest.mark.timeout(400, func_only=True)
-def test_the_leaf_by_hand(tmp_path: Path) -> None:
+def test_the_extension_by_hand(tmp_path: Path) -> None:
     """README: ``pip install ./native``."""
     need()
     assert "`pip install ./native`" in (ROOT / "README.md").read_text(encoding="utf-8")

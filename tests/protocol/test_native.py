@@ -1,4 +1,4 @@
-"""The native leaf: when it is used, when not and why, and that it is what this code takes it for."""
+"""The native extension: when it is used, when not and why, and that it is what this code takes it for."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trimq.protocol import native
-from trimq.protocol.native import NATIVE, VERSION, Leaf, NativeLeaf, load
+from trimq.protocol.native import NATIVE, VERSION, Extension, NativeExtension, load
 
 ROOT = Path(__file__).resolve().parents[2]
 SWITCHED_OFF = os.environ.get("TRIMQ_NATIVE") == "off"
@@ -28,9 +28,9 @@ def module(version: str | None) -> ModuleType:
     return made
 
 
-def state(leaf: NativeLeaf) -> tuple[bool, str, str]:
-    assert leaf.is_on == (leaf.leaf is not None)
-    return leaf.is_on, leaf.reason, leaf.status
+def state(extension: NativeExtension) -> tuple[bool, str, str]:
+    assert extension.is_on == (extension.extension is not None)
+    return extension.is_on, extension.reason, extension.status
 
 
 def test_the_version_is_the_crates() -> None:
@@ -39,12 +39,12 @@ def test_the_version_is_the_crates() -> None:
 
 
 def test_this_process_has_what_is_installed() -> None:
-    # a leaf that is there and is not used would hide that nobody tests it; in CI it has to be there
+    # an extension that is there and is not used would hide that nobody tests it; in CI it has to be there
     if SWITCHED_OFF:
         assert state(NATIVE) == (False, "TRIMQ_NATIVE=off", "python (TRIMQ_NATIVE=off)")
     elif os.environ.get("CI") or not NATIVE.reason.startswith("not installed: "):
         assert state(NATIVE) == (True, "", f"native {VERSION}")
-    assert native.leaf is NATIVE.leaf
+    assert native.extension is NATIVE.extension
 
 
 def members(kind: type) -> dict[str, Any]:
@@ -66,12 +66,14 @@ def shape(function: Any, left_out: int) -> tuple[int, set[str]]:
 CLASSES = {"Keys": native.Keys, "Reader": native.Reader, "Messages": native.Messages}
 
 
-@pytest.mark.skipif(not NATIVE.is_on, reason=f"no native leaf: {NATIVE.reason}")
+@pytest.mark.skipif(not NATIVE.is_on, reason=f"no native extension: {NATIVE.reason}")
 def test_the_module_has_what_its_type_says() -> None:
     # guards: mypy sees the protocols, and what is called is what Rust has
     found = sys.modules["trimq_native"]
     assert shape(found.Reader, 0) == shape(native.MakeReader.__call__, 1)
-    for kind, real, skipped in [(Leaf, found, 0)] + [(kind, getattr(found, name), 1) for name, kind in CLASSES.items()]:
+    for kind, real, skipped in [(Extension, found, 0)] + [
+        (kind, getattr(found, name), 1) for name, kind in CLASSES.items()
+    ]:
         assert public(real) == members(kind).keys() | (CLASSES.keys() if real is found else set())
         for name, made in members(kind).items():
             if inspect.isfunction(made):
@@ -79,13 +81,13 @@ def test_the_module_has_what_its_type_says() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "on"])
-def test_a_leaf_of_the_right_version_is_used(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_a_extension_of_the_right_version_is_used(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     fake = module(VERSION)
     monkeypatch.setitem(sys.modules, "trimq_native", fake)
     for environment in ({}, {"TRIMQ_NATIVE": value}):
         found = load(environment)
         assert state(found) == (True, "", f"native {VERSION}")
-        assert found.leaf is fake
+        assert found.extension is fake
 
 
 @pytest.mark.parametrize("value", ["off", " off "])
@@ -129,7 +131,7 @@ def test_one_that_cannot_be_loaded_says_why(tmp_path: Path, text: str, told: str
 
 
 def test_turned_off_after_a_fault() -> None:
-    found = NativeLeaf(module(VERSION))
+    found = NativeExtension(module(VERSION))
     assert not found.has_failed
     found.turn_off("frames: index 7 of 3")
     assert state(found) == (False, "a fault: frames: index 7 of 3", "python (a fault)")
@@ -139,7 +141,7 @@ def test_turned_off_after_a_fault() -> None:
 
 
 def test_what_was_off_cannot_fail() -> None:
-    found = NativeLeaf(None, "TRIMQ_NATIVE=off")
+    found = NativeExtension(None, "TRIMQ_NATIVE=off")
     found.turn_off("nobody called it")
     assert (found.reason, found.has_failed) == ("TRIMQ_NATIVE=off", False)
 

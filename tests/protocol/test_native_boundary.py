@@ -1,4 +1,4 @@
-"""The native leaf's boundary: what is wrong in it is a NativeFault, and buffers are let go at the end of each call."""
+"""The native extension's boundary: a mistake in it is a NativeFault, and each call releases its buffers."""
 
 import mmap
 import re
@@ -22,7 +22,7 @@ FIELDS: Final = {"a": "P", "b": "Orders", "c": "T", "d": "4", "e": "1", "f": "0"
 FRAME: Final = encode(RemotingCommand(310, 7, ext=FIELDS | {"i": "UNIQ_KEY\x01A\x02"}, body=b"body"))
 
 FUNCTION: Final = re.compile(r"^ *(?:pub )?fn (\w+)[^{]*\{\n(.*?)(?=^ *(?:pub )?fn |\Z)", re.DOTALL | re.MULTILINE)
-native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 
 
 def calls(text: str) -> Iterator[tuple[str, str]]:
@@ -60,11 +60,11 @@ def test_each_call_does_its_work_in_guarded() -> None:
 
 @native
 def test_a_panic_is_an_exception_like_others() -> None:
-    assert NATIVE.leaf is not None
-    with pytest.raises(NATIVE.leaf.NativeFault, match="asked for"):
-        NATIVE.leaf.panic()
-    assert issubclass(NATIVE.leaf.NativeFault, Exception)
-    assert NATIVE.fault is NATIVE.leaf.NativeFault
+    assert NATIVE.extension is not None
+    with pytest.raises(NATIVE.extension.NativeFault, match="asked for"):
+        NATIVE.extension.panic()
+    assert issubclass(NATIVE.extension.NativeFault, Exception)
+    assert NATIVE.fault is NATIVE.extension.NativeFault
 
 
 def a_batch() -> Messages:
@@ -85,7 +85,7 @@ def a_batch() -> Messages:
         {"room": -1},
     ],
 )
-def test_what_cannot_be_written_is_a_fault_of_the_leaf_s(change: dict[str, Any]) -> None:
+def test_what_cannot_be_written_is_a_fault_of_the_extension_s(change: dict[str, Any]) -> None:
     """What is written is what was read: that it does not fit together is a mistake here, and Python's way is taken."""
     messages = a_batch()
     room = bytearray(messages.total + change.get("room", 0))
@@ -108,19 +108,19 @@ def row(kind: Kind, *numbers: int) -> memoryview:
 
 
 @native
-def test_entries_that_do_not_fit_are_a_fault_of_the_leaf_s() -> None:
-    assert NATIVE.leaf is not None
+def test_entries_that_do_not_fit_are_a_fault_of_the_extension_s() -> None:
+    assert NATIVE.extension is not None
     file = memoryview(bytearray(file_size(2, 3)))
     with pytest.raises(NATIVE.fault, match="do not fit"):
-        NATIVE.leaf.put_entries(file, 2, 3, row("i", 1), row("q", 2), row("i", 3))
+        NATIVE.extension.put_entries(file, 2, 3, row("i", 1), row("q", 2), row("i", 3))
     with pytest.raises(NATIVE.fault, match="one length"):
-        NATIVE.leaf.put_entries(file, 2, 1, row("i", 1, 2), row("q", 2), row("i", 3))
+        NATIVE.extension.put_entries(file, 2, 1, row("i", 1, 2), row("q", 2), row("i", 3))
 
 
 @native
 @pytest.mark.parametrize("shared", ["hashes", "physical", "seconds"])
 def test_nothing_is_written_over_what_it_is_made_of(shared: str) -> None:
-    assert NATIVE.leaf is not None
+    assert NATIVE.extension is not None
     messages = a_batch()
     memory = bytearray(len(BODY) + messages.total)
     memory[: len(BODY)] = BODY
@@ -135,17 +135,17 @@ def test_nothing_is_written_over_what_it_is_made_of(shared: str) -> None:
     columns = {name: row(kind, 1) for name, kind in kinds.items()}
     columns[shared] = file[-8:].cast(kinds[shared])[:1]
     with pytest.raises(ValueError, match="over what it is made of"):
-        NATIVE.leaf.put_entries(file, 2, 1, *columns.values())
+        NATIVE.extension.put_entries(file, 2, 1, *columns.values())
     assert not any(file)
-    NATIVE.leaf.put_entries(file[:-8], 2, 1, *columns.values())
+    NATIVE.extension.put_entries(file[:-8], 2, 1, *columns.values())
     assert any(file)
 
 
 @native
 def test_buffers_are_let_go_with_the_call() -> None:
     """A file can be closed though what was read from it, or has been written into it, is still there."""
-    leaf = NATIVE.leaf
-    assert leaf is not None
+    extension = NATIVE.extension
+    assert extension is not None
     kept: list[Any] = []
 
     def closed_after(data: bytes, call: Callable[[memoryview], object]) -> None:
@@ -164,10 +164,10 @@ def test_buffers_are_let_go_with_the_call() -> None:
     messages = kept[-1]
     closed_after(BODY, lambda view: messages.write(view, memoryview(bytearray(messages.total)), 0, 0, 0, [0]))
     closed_after(bytes(messages.total), lambda view: messages.write(BODY, view, 0, 0, 0, [0]))
-    closed_after(struct.pack("=q", 5), lambda view: leaf.seconds(view.cast("q"), 1))
+    closed_after(struct.pack("=q", 5), lambda view: extension.seconds(view.cast("q"), 1))
     columns = row("i", 1), row("q", 2), row("i", 3)
-    closed_after(bytes(file_size(2, 3)), lambda view: leaf.put_entries(view, 2, 1, *columns))
+    closed_after(bytes(file_size(2, 3)), lambda view: extension.put_entries(view, 2, 1, *columns))
     unit = messages.units()[:20]
     records = bytes(messages.total)
-    closed_after(records, lambda view: leaf.are_messages(view, 0, unit, 0, (6, 0, b"\x06Orders")))
+    closed_after(records, lambda view: extension.are_messages(view, 0, unit, 0, (6, 0, b"\x06Orders")))
     assert None not in kept

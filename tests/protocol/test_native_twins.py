@@ -1,4 +1,4 @@
-"""The native leaf and Python's way, call by call: what the leaf takes is what Python takes, with the same fields.
+"""The native extension and Python, call by call: the extension takes what Python takes, with the same fields.
 
 Python's way is the reference, and what is expected here is worked out by it, from the same bytes. Whole brokers are
 compared in tests/broker/test_send_native.py. ``make nightly`` tries thousands of examples.
@@ -33,7 +33,7 @@ from trimq.protocol.record import MAX_PROPERTIES, host_flags
 from trimq.protocol.record_batch import BatchHead
 from trimq.protocol.typed_request import NOT_DECODED, decoder
 
-pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 
 NO_LIMITS: Final = (1 << 62, 1 << 62)
 STORE_HOST: Final = record.pack_host("10.0.0.1", 10911)
@@ -46,9 +46,9 @@ NEXT: Final = 1 << 45
 
 def make_reader(*, reserved: frozenset[str] = frozenset(), tags: bool = False, store_host: bytes = STORE_HOST) -> Any:
     """As the broker makes it."""
-    assert NATIVE.leaf is not None
+    assert NATIVE.extension is not None
     fast = [name for name in FAST_NAMES - reserved if name.startswith(SLOW_PREFIXES)]
-    return NATIVE.leaf.Reader(
+    return NATIVE.extension.Reader(
         slow=[name.encode() for name in SLOW_NAMES | reserved],
         fast=[name.encode() for name in fast],
         slow_prefixes=[name.encode() for name in SLOW_PREFIXES],
@@ -118,7 +118,7 @@ def by_python(
 
 
 def read(reader: Any, frame: bytes, code: int, host: bytes, limits: tuple[int, int] = NO_LIMITS) -> Messages | None:
-    """What the leaf makes of it."""
+    """What the extension makes of it."""
     messages: Messages = reader.read(memoryview(frame), code, [(0, len(frame), 1)], [host], 1, limits)
     assert messages.parts() == ([(1, len(frame))] if len(messages) else [(0, 0)])
     return messages if len(messages) else None
@@ -138,7 +138,7 @@ def next_of(queue: tuple[str, int]) -> int:
 
 
 def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], spans: int, *, tags: bool) -> None:
-    """Write what the leaf has read, and compare all that comes of it with Python's: each send by itself."""
+    """Write what the extension has read, and compare all that comes of it with Python's: each send by itself."""
     places = {(topic, queue_id): at for at, (topic, queue_id, _, _) in enumerate(messages.queues())}
     buffer = bytearray(messages.total + 3)
     starts = list(map(next_of, places))
@@ -193,7 +193,7 @@ def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], span
 
 
 def twins(frame: bytes, code: int, *, tags: bool = False, host: bytes = HOSTS[0]) -> bool:
-    """Whether both take a frame, with the same that comes of it. What the leaf alone takes is a failure."""
+    """Whether both take a frame, with the same that comes of it. What the extension alone takes is a failure."""
     sent = by_python(frame, code)
     messages = read(make_reader(tags=tags), frame, code, host)
     if messages is None:
@@ -395,7 +395,7 @@ def changed(text: str, changes: Sequence[tuple[float, int, str]]) -> str:
 
 
 @given(send=sends(MIXED), code=CODES, how=HOWS, changes=st.one_of(st.just([]), CHANGES), body=SHORT)
-def test_what_the_leaf_takes_of_any_json_python_takes(
+def test_what_the_extension_takes_of_any_json_python_takes(
     send: tuple[dict[str, Any], dict[str, Any]],
     code: int,
     how: dict[str, Any],
@@ -450,7 +450,7 @@ def test_what_is_not_ordinary_is_left(code: int, binary: bool, change: dict[str,
 @pytest.mark.parametrize("field", [*"abcdefghi", "jklm"])
 @pytest.mark.parametrize("binary", [False, True])
 def test_a_field_that_is_there_twice_is_left(field: str, binary: bool) -> None:
-    """Of equal names Python takes the last: what the leaf would take has to be no other."""
+    """Of equal names Python takes the last: what the extension would take has to be no other."""
     more: dict[str, Any] = dict(zip("jklm", ["3", "false", "4", "false"], strict=True))
     if binary:
         frame = plain_frame(310, binary=True, **more)
@@ -502,7 +502,7 @@ def test_a_wrong_escape_is_left_to_python(where: str, escape: str) -> None:
 
 
 @given(send=sends(MIXED), code=CODES, body=SHORT, data=st.data())
-def test_what_the_leaf_takes_of_any_binary_python_takes(
+def test_what_the_extension_takes_of_any_binary_python_takes(
     send: tuple[dict[str, Any], dict[str, Any]], code: int, body: bytes, data: st.DataObject
 ) -> None:
     envelope, fields = send
@@ -707,7 +707,7 @@ def batch_by_python(body: bytes, host: bytes, store_host: bytes, *, tags: bool) 
 
 
 def is_plain(message: tuple[int, bytes, bytes]) -> bool:
-    """Whether a message has nothing that the leaf leaves to Python."""
+    """Whether a message has nothing that the extension leaves to Python."""
     _, body, raw = message
     try:
         text = raw.decode()
@@ -790,8 +790,8 @@ ENTRIES: Final = st.lists(
 @example(entries=[("T", ("polygenelubricants", ""), 1, 2)])
 @example(entries=[("", ("\x00" * 5,), 1, 2)])
 def test_hashes_of_keys_are_pythons(entries: list[tuple[str, tuple[str, ...], int, int]]) -> None:
-    assert NATIVE.leaf is not None
-    hashes, physical, times = NATIVE.leaf.flat(entries)
+    assert NATIVE.extension is not None
+    hashes, physical, times = NATIVE.extension.flat(entries)
     found = [memoryview(hashes).cast("i").tolist(), memoryview(physical).cast("q").tolist()]
     found.append(memoryview(times).cast("q").tolist())
     assert found == list(map(list, PlainBatch().flat(entries)))
@@ -834,8 +834,8 @@ def test_entries_are_written_as_pythons_are(
     slots: int, known: list[int], lost: list[int], new: list[tuple[int, int, int]], begin: int
 ) -> None:
     """Behind counted ones, over such as a process that was killed has left."""
-    leaf, plain = NATIVE.leaf, PlainBatch()
-    assert leaf is not None
+    extension, plain = NATIVE.extension, PlainBatch()
+    assert extension is not None
     files = [bytearray(40 + 4 * slots + 20 * (len(known) + len(lost) + len(new) + 2)) for _ in range(2)]
     count = 1 + len(known)
     for file in files:
@@ -843,9 +843,9 @@ def test_entries_are_written_as_pythons_are(
         for first, hashes in ((1, known), (count, lost)):
             plain.put(view, slots, first, hashes, [7] * len(hashes), [8] * len(hashes))
     hashes, physical, times = ([row[at] for row in new] for at in range(3))
-    seconds = leaf.seconds(memoryview(struct.pack(f"={len(new)}q", *times)).cast("B").cast("q"), begin)
+    seconds = extension.seconds(memoryview(struct.pack(f"={len(new)}q", *times)).cast("B").cast("q"), begin)
     assert memoryview(seconds).cast("i").tolist() == list(plain.seconds(times, begin))
-    used = leaf.put_entries(
+    used = extension.put_entries(
         memoryview(files[0]),
         slots,
         count,

@@ -1,4 +1,4 @@
-"""Units that came out of a file: the native leaf checks their records; Python's way is the reference."""
+"""Units that came out of a file: the native extension checks their records; Python's way is the reference."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,13 +24,13 @@ from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.sysflag import BORN_HOST_V6
 
 BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000, max_message_size=CHUNK * 16)
-native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 
 
 class Both(NamedTuple):
     """What the two ways find."""
 
-    leaf: Found | None
+    extension: Found | None
     python: Found | None
 
 
@@ -90,11 +90,11 @@ def test_both_ways_find_the_same(
                     store.files.files[0].buffer[at % end] ^= 1 << bit
             offset, most, limit = pull
             found = _both(store, offset % count, most, limit)
-            if found.leaf is not None:
-                assert _plain(found.leaf) == _plain(found.python)
+            if found.extension is not None:
+                assert _plain(found.extension) == _plain(found.python)
             if harm is None:
                 assert found.python is not None
-                assert found.leaf is not None, "records that stand close together are not for Python"
+                assert found.extension is not None, "records that stand close together are not for Python"
 
     trio.run(run)
 
@@ -108,12 +108,12 @@ async def test_what_is_unusual_is_left_to_python() -> None:
         for _ in range(9):
             await put(store, bytes(CHUNK), queue_id=1)
         await fill(store, 1)
-        assert _plain(_both(store, 0, 3).leaf) == _plain(_both(store, 0, 3).python)
-        assert _both(store, 0, 4).leaf is None, "a host of IPv6"
-        assert _both(store, 4, 2).leaf is not None
+        assert _plain(_both(store, 0, 3).extension) == _plain(_both(store, 0, 3).python)
+        assert _both(store, 0, 4).extension is None, "a host of IPv6"
+        assert _both(store, 4, 2).extension is not None
         assert _plain(_both(store, 0, 4).python) is not None
         spread = _both(store, 4, 3)
-        assert spread.leaf is None, "far from the others"
+        assert spread.extension is None, "far from the others"
         assert _plain(spread.python) is not None
         assert len(await drain(store)) == 7
 
@@ -131,7 +131,7 @@ async def test_a_record_that_tells_something_else(at: int, number: int) -> None:
         assert None not in _both(store, 0)
         file.buffer[phy + at] ^= 1
         assert _both(store, 0) == (None, None)
-        assert not number or _both(store, 0, number).leaf is not None
+        assert not number or _both(store, 0, number).extension is not None
 
 
 @native
@@ -142,7 +142,7 @@ async def test_what_is_not_in_memory_is_not_looked_at(monkeypatch: pytest.Monkey
         (file,) = store.files.files
         file.in_memory_from = file.size
         disk.cold = True
-        monkeypatch.setattr(NATIVE, "leaf", _leaf(_unexpected))
+        monkeypatch.setattr(NATIVE, "extension", _extension(_unexpected))
         assert _both(store, 0) == (None, None)
 
 
@@ -154,7 +154,7 @@ async def test_a_unit_that_leads_out_of_the_file(place: tuple[int, int]) -> None
         queue = _queue(store)
         (file,) = store.files.files
         file.in_memory_from = file.size  # so that memory is looked at, too
-        assert _both(store, 0).leaf is not None
+        assert _both(store, 0).extension is not None
         for number in (0, 2, 3):
             kept = bytes(queue.tail)
             at = number * UNIT_SIZE
@@ -162,30 +162,30 @@ async def test_a_unit_that_leads_out_of_the_file(place: tuple[int, int]) -> None
                 4, "big", signed=True
             )
             found = _both(store, 0)
-            assert found.leaf is None or (place[1] == 1 << 30 and _plain(found.leaf) == _plain(found.python))
+            assert found.extension is None or (place[1] == 1 << 30 and _plain(found.extension) == _plain(found.python))
             queue.tail[:] = kept
 
 
 @native
-async def test_a_fault_of_the_leaf_leaves_pulls_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_the_extension_leaves_pulls_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in type(NATIVE).__slots__:
         monkeypatch.setattr(NATIVE, name, getattr(NATIVE, name))
-    monkeypatch.setattr(NATIVE, "leaf", _leaf(_fails))
+    monkeypatch.setattr(NATIVE, "extension", _extension(_fails))
     async with opened(SimDisk(), BIG) as store:
         await fill(store, 5)
         _queue(store)
         assert [found.queue_offset for found in await drain(store)] == list(range(5))
         assert (NATIVE.is_on, NATIVE.has_failed, NATIVE.reason) == (False, True, "a fault: made for this test")
-        assert _both(store, 0).leaf is None
+        assert _both(store, 0).extension is None
 
 
 def _later(_result: PutMessageResult) -> None:
     raise AssertionError("a put of ASYNC_FLUSH is done at once")
 
 
-def _leaf(are_messages: Callable[..., bool]) -> object:
-    """The leaf with one function replaced."""
-    return SimpleNamespace(**{**vars(NATIVE.leaf), "are_messages": are_messages})
+def _extension(are_messages: Callable[..., bool]) -> object:
+    """The extension with one function replaced."""
+    return SimpleNamespace(**{**vars(NATIVE.extension), "are_messages": are_messages})
 
 
 def _fails(*_arguments: object) -> bool:
@@ -196,4 +196,4 @@ def _unexpected(*_arguments: object) -> bool:
     raise AssertionError("asked for records that are not in memory")
 
 
-_FAULT: Callable[[str], Exception] = NATIVE.leaf.NativeFault if NATIVE.leaf is not None else RuntimeError
+_FAULT: Callable[[str], Exception] = NATIVE.extension.NativeFault if NATIVE.extension is not None else RuntimeError

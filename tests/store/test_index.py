@@ -19,7 +19,7 @@ from trimq.protocol.index_batch import Batch, Message, PlainBatch, make_batch, o
 from trimq.protocol.index_batch_native import NativeBatch
 from trimq.protocol.index_batch_numpy import NumpyBatch
 from trimq.protocol.index_layout import ENTRY, HEADER, entry_at, file_size, slot_at
-from trimq.protocol.native import NATIVE, Keys, Leaf, NativeLeaf
+from trimq.protocol.native import NATIVE, Extension, Keys, NativeExtension
 
 NOW = 1_700_000_000_000
 FAR = 1 << 62
@@ -102,11 +102,11 @@ def test_the_fastest_form_that_is_installed_is_used(monkeypatch: pytest.MonkeyPa
     assert isinstance(other_batch(), PlainBatch)
 
 
-class FailingLeaf:
-    """The leaf's calls for the index, one of which raises its fault."""
+class FailingExtension:
+    """The extension's calls for the index, one of which raises its fault."""
 
-    class NativeFault(Exception):  # noqa: N818 - the leaf's name
-        """As the leaf's own."""
+    class NativeFault(Exception):  # noqa: N818 - the extension's name
+        """As the extension's own."""
 
     def __init__(self, call: str, *, after: int = 0) -> None:
         """``after``: so many of its calls go well."""
@@ -118,16 +118,16 @@ class FailingLeaf:
             self._after -= 1
             if self._after < 0:
                 return self._fail
-        return getattr(NATIVE.leaf, name)
+        return getattr(NATIVE.extension, name)
 
     def _fail(self, *_: Any) -> None:
         raise self.NativeFault("a test says so")
 
 
-@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 @pytest.mark.parametrize("call", ["flat", "put_entries"])
-async def test_a_fault_of_the_leaf_costs_the_index_nothing(call: str) -> None:
-    native = NativeLeaf(cast("Leaf", FailingLeaf(call)))
+async def test_a_fault_of_the_extension_costs_the_index_nothing(call: str) -> None:
+    native = NativeExtension(cast("Extension", FailingExtension(call)))
     rig, other = Rig(slots=8, batch=NativeBatch(native, NumpyBatch)), Rig(slots=8, batch=NumpyBatch())
     for one in (rig, other):
         await one.put(100, "unique", "one")
@@ -139,11 +139,11 @@ async def test_a_fault_of_the_leaf_costs_the_index_nothing(call: str) -> None:
     assert rig.find("hashed") == [300]
 
 
-@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 @pytest.mark.parametrize("other", [NumpyBatch, PlainBatch])
 async def test_a_fault_in_one_file_leaves_the_next_one_to_the_other_form(other: Callable[[], Batch]) -> None:
-    """Its rows are the leaf's still."""
-    native = NativeLeaf(cast("Leaf", FailingLeaf("put_entries", after=1)))
+    """Its rows are the extension's still."""
+    native = NativeExtension(cast("Extension", FailingExtension("put_entries", after=1)))
     rigs = [Rig(slots=8, entries=20, batch=batch) for batch in (NativeBatch(native, other), other())]
     for rig in rigs:
         for keys in (range(1, 19), range(19, 25)):  # so many that a second file is made ahead, and some for both
@@ -361,13 +361,13 @@ class HashedKeys:
 
 
 def run_of(messages: list[Message]) -> Keys:
-    """Keys of messages with one store time, hashed: the leaf's where it is on."""
+    """Keys of messages with one store time, hashed: the extension's where it is on."""
     rows = [(key_hash(topic, key), phy, time) for topic, keys, phy, time in messages for key in keys]
-    if NATIVE.leaf is None:
+    if NATIVE.extension is None:
         return HashedKeys(rows)
     hashes, phys, times = zip(*rows, strict=True)
     assert len(set(times)) == 1
-    return NATIVE.leaf.Keys(list(hashes), list(phys), times[0])
+    return NATIVE.extension.Keys(list(hashes), list(phys), times[0])
 
 
 def messages_of(count: int, *widths: int, begin: int = 0, step: int = 100, topic: str = TOPIC) -> list[Message]:

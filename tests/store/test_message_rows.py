@@ -1,4 +1,4 @@
-"""Messages that the native leaf has read, put together: they leave what they leave one by one, or nothing."""
+"""Messages that the native extension has read, put together: they leave what they leave one by one, or nothing."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,15 +26,15 @@ from trimq.protocol.hashing import tags_code
 from trimq.protocol.native import NATIVE, Messages, Reader
 from trimq.remoting.runtime.clock import ManualClock
 
-pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native leaf is off: {NATIVE.reason}")
+pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 
 TAG = tags_code("a")
 OTHER = "Other"
 
 
 def reader() -> Reader:
-    assert NATIVE.leaf is not None
-    return NATIVE.leaf.Reader(
+    assert NATIVE.extension is not None
+    return NATIVE.extension.Reader(
         slow=[],
         fast=[],
         slow_prefixes=[],
@@ -81,7 +81,7 @@ def read(store: MessageStore, puts: Sequence[MessageInner]) -> tuple[Messages, b
 
 
 def rows_of(store: MessageStore, puts: Sequence[MessageInner]) -> MessageRows | None:
-    """The same messages; None where the leaf does not take all of them."""
+    """The same messages; None where the extension does not take all of them."""
     messages, frames = read(store, puts)
     if len(messages) != len(puts):
         return None

@@ -59,9 +59,9 @@ async def test_as_much_is_let_go_as_is_made(log: Log) -> None:
     with capture_logs() as logs:
         assert [await log.step(log.first, number) for number in range(3)] == [[0], [1], [2]]
     assert [entry["event"] for entry in logs] == ["log_memory_recycled"]
-    log.reuse.made(log.first, 3 * STEP, 7 * STEP, cost=4 * DEAR, pace=QUICK)
-    await log.reuse.settle()
-    await log.reuse.settle()
+    log.recycling.made(log.first, 3 * STEP, 7 * STEP, cost=4 * DEAR, pace=QUICK)
+    await log.recycling.settle()
+    await log.recycling.settle()
     assert sum(entry.startswith("let_go") for entry in log.disk.history) == 4
 
 
@@ -97,8 +97,8 @@ async def test_what_is_hot_or_not_on_the_device_or_held_waits(log: Log) -> None:
 
 async def test_what_somebody_reads_or_has_deleted_is_passed_over(log: Log) -> None:
     assert log.files.page_cache.covers(log.last, STEP + CHUNK, STEP + CHUNK + 1)
-    log.reuse.made(log.first, 0, STEP, cost=0, pace=QUICK)
-    log.reuse.made(log.last, STEP, 2 * STEP, cost=0, pace=QUICK)
+    log.recycling.made(log.first, 0, STEP, cost=0, pace=QUICK)
+    log.recycling.made(log.last, STEP, 2 * STEP, cost=0, pace=QUICK)
     log.files.files.remove(log.first)  # a cleaner does so, and closes it in a thread later
     assert await log.step(log.last, 2) == [2]
     log.first.destroy()
@@ -147,7 +147,7 @@ def test_what_a_log_may_take_of_the_memory(memory: int, in_memory_mib: int, pace
 async def test_what_somebody_has_yet_to_read_stays(log: Log) -> None:
     """The log ends behind step 15, and six steps of its end may stay."""
     unread = 10 * STEP + 1
-    log.reuse.unread_from = lambda: unread
+    log.recycling.unread_from = lambda: unread
     assert await log.step(log.last, 1) == [1]
     assert await log.step(log.last, 2) == [], "step 10 of the log is yet to be read"
     unread = 11 * STEP
@@ -158,7 +158,7 @@ async def test_what_somebody_has_yet_to_read_stays(log: Log) -> None:
 
 
 async def test_of_what_is_to_be_read_the_end_stays_as_far_as_it_fits(log: Log) -> None:
-    log.reuse.unread_from = lambda: 0
+    log.recycling.unread_from = lambda: 0
     assert [await log.step(log.last, number) for number in (0, 1, 2, 3)] == [[0], [1], [], []]
     log.last.wrote -= 2 * STEP
     assert await log.step(log.last, 4) == []

@@ -87,7 +87,7 @@ def test_it_runs_a_broker() -> None:
         assert len(sends) == 5
         for kind in sends:
             appends = kinds[kind]["broker/store/log/commit_log.py"]["CommitLog.append"]
-            # without the native leaf each send of a round has one of its own
+            # without the native extension each send of a round has one of its own
             assert appends == 1 or (kind == "sends of a round" and appends <= 64)
             assert kinds[kind]["broker/store/dispatch/dispatcher.py"]["StoreDispatcher.dispatch"] == appends
             assert kinds[kind]["broker/store/durability/write_path.py"]

@@ -36,7 +36,7 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.message_keys import index_keys
-from trimq.protocol.native import NATIVE, NativeLeaf
+from trimq.protocol.native import NATIVE, NativeExtension
 from trimq.protocol.property_names import PropertyName
 from trimq.protocol.property_text import closed, decode_properties, join_properties
 from trimq.protocol.record import MAX_PROPERTIES
@@ -85,7 +85,7 @@ class SendMessageProcessor:
         checks: SendChecks,
         unique_ids: UniqueIdGenerator,
         store_host: bytes,
-        native: NativeLeaf = NATIVE,
+        native: NativeExtension = NATIVE,
     ) -> None:
         """``store_host`` is the packed address that clients connect to: it is part of records and message ids."""
         self._configuration = configuration

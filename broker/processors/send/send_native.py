@@ -1,8 +1,8 @@
-"""Sends of a round, and batches, by the native leaf: what it knows becomes records without an object for each message.
+"""Sends of a round, and batches, by the native extension: records are laid out without an object for each message.
 
-What send_fast_path.py and send.py do for one request is done for all of them, by the same rules. What the leaf does not
-know it hands back before there are side effects; tests hold both ways to the same records, queue units, index entries
-and replies.
+It does for all of them what send_fast_path.py and send.py do for one request, by the same rules. Requests that the
+extension does not know are handed back before there are side effects. Tests hold both paths to the same records, queue
+units, index entries and replies.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from trimq.protocol.body import DataVersion
 from trimq.protocol.codes import VERSION, LanguageCode, RequestCode
 from trimq.protocol.command import LANGUAGE, Encoding, RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.protocol.native import Messages, NativeLeaf, Reader
+from trimq.protocol.native import Messages, NativeExtension, Reader
 from trimq.protocol.property_names import FAST_NAMES, NOT_IN_A_BATCH, SLOW_NAMES, SLOW_PREFIXES
 from trimq.protocol.property_text import closed
 from trimq.protocol.record import MAX_PROPERTIES
@@ -32,12 +32,12 @@ BatchAnswer = Callable[[SentBatch, PutMessageResult], bytes | RemotingCommand]
 
 
 class NativeSends:
-    """What the leaf does for sends, as the configuration and the features let it. ``configure`` comes first."""
+    """What the extension does for sends, as the configuration and the features let it. ``configure`` comes first."""
 
     def __init__(
         self,
         *,
-        native: NativeLeaf,
+        native: NativeExtension,
         fast_path: SendFastPath,
         store: MessageStore,
         answer_batch: BatchAnswer,
@@ -51,17 +51,17 @@ class NativeSends:
 
     @property
     def reader(self) -> Reader | None:
-        """None while the leaf is off, whoever has found the mistake in it."""
+        """None while the extension is off, whoever has found the mistake in it."""
         return self._reader if self._native.is_on else None
 
     def configure(self) -> None:
         """As ``fast_path`` is configured now."""
-        leaf, fast_path = self._native.leaf, self.fast_path
-        if leaf is None or not fast_path.usable:
+        extension, fast_path = self._native.extension, self.fast_path
+        if extension is None or not fast_path.usable:
             self._reader = None
             return
         fast = FAST_NAMES - fast_path.reserved
-        self._reader = leaf.Reader(
+        self._reader = extension.Reader(
             slow=_raw(SLOW_NAMES | fast_path.reserved),
             fast=_raw(name for name in fast if name.startswith(SLOW_PREFIXES)),
             slow_prefixes=_raw(SLOW_PREFIXES),
@@ -76,7 +76,7 @@ class NativeSends:
         )
 
     def failed(self, error: Exception) -> None:
-        """The leaf has raised ``error``, and nothing has been written: it is off from here on where it is its fault."""
+        """The extension has raised ``error``, and nothing has been written. It is switched off if it is its fault."""
         if not isinstance(error, self._native.fault):
             raise error
         self._native.turn_off(str(error))
@@ -130,7 +130,7 @@ class GroupedSends:
             put = MessageRows(messages, frames, queues.queues, queues.counts)
             asked = _Asked(spans, messages.parts(), put, queues)
             result = fast_path.put(put, partial(self._durable, asked) if fast_path.waits else None)
-        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the extension
             native.failed(error)
             return None
         if result is None:
@@ -148,7 +148,7 @@ class GroupedSends:
             return None
         try:
             found = reader.send(frame, self._code)
-        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the extension
             native.failed(error)
             return None
         if found is None:
@@ -217,10 +217,10 @@ class GroupedSends:
         fast_path, spans = self._native.fast_path, asked.spans
         try:
             requests = asked.put.messages.requests()
-        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the extension
             self._native.failed(error)
             for of in spans:  # which requests there were is not known any more
-                of.connection.close("a fault of the server: the native leaf has failed")
+                of.connection.close("a fault of the server: the native extension has failed")
             return
         for span, opaque, binary, number, unique, physical, in_queue, size in requests:
             queue = asked.queues.queues[number]
@@ -266,7 +266,7 @@ class NativeBatches:
             sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)
             put = MessageRows(messages, request.body, (queue,), (count,), is_batch=True)
             result = fast_path.put(put, partial(self._durable, connection, sent) if fast_path.waits else None)
-        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the leaf
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the extension
             native.failed(error)
             return None
         if result is None:

@@ -1,6 +1,6 @@
-"""MessageRows: a put of messages that the native leaf has read and lays out, of one batch or of many requests.
+"""MessageRows: a put of messages that the native extension has read and lays out, of one batch or of many requests.
 
-Source: as puts.py; the leaf's part is native/core/src/rows.rs.
+Source: as puts.py; the extension's part is native/core/src/rows.rs.
 """
 
 from collections.abc import Collection, Container, Sequence
@@ -72,7 +72,7 @@ class MessageRows(Struct, gc=False):
         total = messages.total
         try:
             head = messages.write(self.source, buffer, at, physical_offset, store_timestamp, starts)
-            # the leaf is asked for all that could fail before the messages are stored, and for nothing afterwards
+            # the extension is asked for all that could fail before the messages are stored, and for nothing afterwards
             self.units, self.keys = messages.units(), messages.keys(store_timestamp)
             self.offsets = messages.physical_offsets()
             if not self.is_batch:

@@ -1,4 +1,4 @@
-"""What goes into the store: a message, or a batch of them; what the native leaf has read is in message_rows.py.
+"""What goes into the store: a message, or a batch of them; what the native extension has read is in message_rows.py.
 
 Each says how many bytes its records take, fills them in, and tells the dispatch what is new. All else (limits, room,
 the time, the order of writes, who waits for what) is the commit log's and the write path's, the same for all of them.

@@ -5,7 +5,7 @@ what a pull costs. Anything unusual (a filler, another file, bytes that are no r
 
 Units that this process has put itself (``views_of``) tell the truth about records that it has written itself, so
 that nothing is looked up for each of them. Others came out of files: each record is compared (``checked_views`` by the
-native leaf, ``in_memory_records``).
+native extension, ``in_memory_records``).
 """
 
 import struct
@@ -78,10 +78,10 @@ def checked_views(
 ) -> Found | None:
     """The same for units that came out of a file, the first of them at ``offset``: each record is checked.
 
-    None for anything unusual, for records that are spread over much of the log, and without the native leaf.
+    None for anything unusual, for records that are spread over much of the log, and without the native extension.
     """
-    leaf = NATIVE.leaf
-    if leaf is None:
+    extension = NATIVE.extension
+    if extension is None:
         return None
     total = sum(sizes)
     if total > limit_bytes:
@@ -93,16 +93,16 @@ def checked_views(
     start = file.start
     begin = places[0] - start
     end = places[-1] + sizes[-1] - start
-    # what the device has spoilt may say anything: the leaf looks at nothing outside of this span
+    # what the device has spoilt may say anything: the extension looks at nothing outside of this span
     if not 0 <= begin < end <= file.wrote or not is_dense(end - begin, total):
         return None
     if not page_cache.covers(file, begin, end, AHEAD):
         return None
     its = place.queue_id, place.magic, place.topic_parts[place.magic]
     try:
-        if not leaf.are_messages(file.view[begin:end], places[0], units, offset, its):
+        if not extension.are_messages(file.view[begin:end], places[0], units, offset, its):
             return None
-    except leaf.NativeFault as fault:
+    except extension.NativeFault as fault:
         NATIVE.turn_off(str(fault))
         return None
     return _views(file, places, sizes, total)

@@ -17,7 +17,12 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-create_exception!(trimq_native, NativeFault, PyRuntimeError, "A mistake in the leaf: what it was doing is not done.");
+create_exception!(
+    trimq_native,
+    NativeFault,
+    PyRuntimeError,
+    "A mistake in the extension: what it was doing is not done."
+);
 
 /// Run the work of a call, all of it. A panic becomes a NativeFault, which `except Exception` sees.
 fn guarded<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
@@ -39,7 +44,7 @@ fn panic() -> PyResult<()> {
     guarded(|| panic!("asked for"))
 }
 
-/// The native leaf of TriMQ's broker.
+/// The native extension of TriMQ's broker.
 #[pymodule]
 mod trimq_native {
     use super::*;

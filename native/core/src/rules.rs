@@ -1,4 +1,4 @@
-//! What the broker's configuration and features let the leaf do, and the texts that all replies share.
+//! What the broker's configuration and features let the extension do, and the texts that all replies share.
 
 use memchr::{memchr, memchr2};
 use rustc_hash::FxHashSet;

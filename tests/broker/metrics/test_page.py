@@ -114,7 +114,7 @@ async def test_held_pulls_and_the_probe(broker: BrokerController, client: WireCl
         page = await scrape(broker)
 
 
-async def test_whether_the_native_leaf_runs(broker: BrokerController, fail_native: Callable[[str], None]) -> None:
+async def test_whether_the_native_extension_runs(broker: BrokerController, fail_native: Callable[[str], None]) -> None:
     page = await scrape(broker)
     assert page.value("trimq_native_on", runs=NATIVE.status) == NATIVE.is_on
     fail_native("a test")

@@ -9,7 +9,7 @@ which tests have to fail:
     # Survives: reason               (where no test can see it)
 
 ``python -m tests.crash.mutations`` applies each to a copy of the tree and runs its tests there. Those of the area
-``native`` break the native leaf, or what calls it: their tests run with a leaf that is built of the copy.
+``native`` break the native extension, or what calls it: their tests run with an extension that is built of the copy.
 """
 
 import os
@@ -34,8 +34,8 @@ _NOT_COPIED: Final = shutil.ignore_patterns(
     ".git", ".venv*", "data", "target", "node_modules", "wheels", "__pycache__", ".*_cache", ".hypothesis"
 )
 _PASSED, _FAILED = 0, 1  # pytest's exit codes
-_LEAF: Final = Path("build") / "leaf"
-"""Where the leaf of a tree is, for processes that have this in PYTHONPATH."""
+_EXTENSION: Final = Path("build") / "extension"
+"""Where the extension of a tree is, for processes that have this in PYTHONPATH."""
 
 
 class Outcome(Enum):
@@ -89,7 +89,7 @@ class Mutation:
 
     @property
     def is_native(self) -> bool:
-        """Its tests need the native leaf; all others run without."""
+        """Its tests need the native extension; all others run without."""
         return self.area == "native"
 
     @property
@@ -146,8 +146,8 @@ def copied_tree(place: Path, root: Path = ROOT) -> Iterator[Path]:
         shutil.rmtree(copy)
 
 
-def build_leaf(tree: Path) -> str:
-    """Build the native leaf of a tree, for tests in it. What was said where that fails; empty where it is done."""
+def build_extension(tree: Path) -> str:
+    """Build the native extension of a tree, for tests in it. What was said where that fails; empty where it is done."""
     folder = tree / "build" / "wheel"
     quickly = {"LTO": "off", "OPT_LEVEL": "1", "CODEGEN_UNITS": "16", "INCREMENTAL": "true"}
     done = subprocess.run(
@@ -165,28 +165,28 @@ def build_leaf(tree: Path) -> str:
         log = folder / "build.log"
         return done.stderr + (log.read_text(encoding="utf-8") if log.exists() else "")
     (wheel,) = folder.glob("*.whl")
-    shutil.rmtree(tree / _LEAF, ignore_errors=True)
+    shutil.rmtree(tree / _EXTENSION, ignore_errors=True)
     with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(tree / _LEAF)
+        packed.extractall(tree / _EXTENSION)
     return ""
 
 
 def environment_of(tree: Path, *, native: bool) -> dict[str, str]:
-    """What processes of a tree have in their environment: they use the leaf that was built of it, or none at all."""
-    path = os.pathsep.join(map(str, [tree, tree / _LEAF] if native else [tree]))
+    """Environment of a tree's processes: they use the extension that was built from it, or none at all."""
+    path = os.pathsep.join(map(str, [tree, tree / _EXTENSION] if native else [tree]))
     return {**os.environ, "PYTHONPATH": path, "TRIMQ_NATIVE": "on" if native else "off"}
 
 
-def has_leaf(tree: Path) -> bool:
-    """Whether processes of a tree use the leaf that was built of it. Without one, its tests would be skipped."""
-    code = "from trimq.protocol.native import NATIVE; print(NATIVE.is_on and NATIVE.leaf.__file__)"
+def has_extension(tree: Path) -> bool:
+    """Whether processes of a tree use the extension that was built of it. Without one, its tests would be skipped."""
+    code = "from trimq.protocol.native import NATIVE; print(NATIVE.is_on and NATIVE.extension.__file__)"
     environment = environment_of(tree, native=True)
     command = [sys.executable, "-B", "-c", code]
     found = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
-    return found.stdout.startswith(str(tree / _LEAF))
+    return found.stdout.startswith(str(tree / _EXTENSION))
 
 
-def can_build_leaf(root: Path = ROOT) -> bool:
+def can_build_extension(root: Path = ROOT) -> bool:
     """Whether a Rust is there that is new enough; if not, a line says so."""
     return subprocess.run([root / "native" / "make-wheel", "--look"], check=False).returncode == 0
 
@@ -219,7 +219,7 @@ def try_mutation(mutation: Mutation, tree: Path, timeout: float = 600.0) -> tupl
     if why:
         return Outcome.BROKEN, why
     try:
-        if mutation.is_native and (why := build_leaf(tree)):
+        if mutation.is_native and (why := build_extension(tree)):
             return Outcome.BROKEN, why
         code, printed = run_tests(
             interpreter(mutation.environment),

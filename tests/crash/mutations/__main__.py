@@ -12,10 +12,10 @@ from tests.crash.mutations import (
     MutationError,
     Outcome,
     all_mutations,
-    build_leaf,
-    can_build_leaf,
+    build_extension,
+    can_build_extension,
     copied_tree,
-    has_leaf,
+    has_extension,
     interpreter,
     marks_for,
     run_tests,
@@ -32,8 +32,8 @@ _NEEDED = 0.9  # 36 of 40
 def main(names: tuple[str, ...], timeout: float, verbose: bool) -> None:
     """Try all mutations, or those whose names (AREA/NN-SLUG) begin with one of NAMES."""
     chosen = [one for one in all_mutations() if not names or one.name.startswith(names)]
-    if not names and not os.environ.get("CI") and not can_build_leaf():
-        click.echo("mutations of the native leaf are left out")
+    if not names and not os.environ.get("CI") and not can_build_extension():
+        click.echo("mutations of the native extension are left out")
         chosen = [one for one in chosen if not one.is_native]
     if not chosen:
         raise click.UsageError("no such mutation")
@@ -49,9 +49,9 @@ def main(names: tuple[str, ...], timeout: float, verbose: bool) -> None:
 def _without_mutation(chosen: list[Mutation], tree: Path) -> None:
     """Raises MutationError where a test fails in the tree as it is, or cannot run: it would tell of every mutation."""
     if any(mutation.is_native for mutation in chosen):
-        why = build_leaf(tree)
-        if why or not has_leaf(tree):
-            raise MutationError(f"{why}\nthe native leaf cannot be built, or is not what the tests would use")
+        why = build_extension(tree)
+        if why or not has_extension(tree):
+            raise MutationError(f"{why}\nthe native extension cannot be built, or is not what the tests would use")
     for environment, native in sorted({(mutation.environment, mutation.is_native) for mutation in chosen}):
         own = [one for one in chosen if (one.environment, one.is_native) == (environment, native)]
         tests = sorted({test for one in own for test in one.tests})

@@ -40,7 +40,7 @@ class Process:
         self.directory = directory
         self.log = directory / f"{name}.log"
         # The brokers under test read TRIMQ_ variables; those of the test run are not meant for them, but for the one
-        # that says whether all of it runs with the native leaf.
+        # that says whether all of it runs with the native extension.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("TRIMQ_", "ROCKETMQ_"))}
         native = {key: value for key, value in os.environ.items() if key == "TRIMQ_NATIVE"}
         self._environment = {**inherited, **native, **(environment or {})}
