@@ -1,4 +1,4 @@
-"""Nobody reaches behind the store's door: what the import contract cannot see, attributes of its parts."""
+"""Nobody reaches behind the store's door: what the import contract cannot see, attributes of its components."""
 
 import ast
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ def uses(text: str) -> Iterator[str]:
 
 
 def test_uses_are_found() -> None:
-    text = "self._store.queues.find(); parts.store.write_path.sync; store.get_message(store.flags)"
+    text = "self._store.queues.find(); context.store.write_path.sync; store.get_message(store.flags)"
     assert sorted(uses(text)) == ["flags", "get_message", "queues", "write_path"]
     assert DOOR.isdisjoint({"queues", "write_path", "flags", "commit_log", "dispatcher", "index", "files"})
 
 
 def test_they_are_all_of_the_door() -> None:
-    files = [BROKER / name for name in ("controller.py", "health.py", "parts.py", "processor_table.py", "testing.py")]
+    files = [BROKER / name for name in ("controller.py", "health.py", "context.py", "processor_table.py", "testing.py")]
     files += [
         path for folder in ("processors", "services", "metrics", "filters") for path in (BROKER / folder).rglob("*.py")
     ]
