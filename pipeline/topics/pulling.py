@@ -5,8 +5,8 @@ before the first reply is there. Where offsets stand for none (a queue that was 
 topic), a reply goes on behind what it was asked for; the request for that brings it too, and there it counts. With a
 filter only the reply tells where to go on, and requests follow one another.
 
-Long ranges come here only where something is not as it should be (see lane): brokers that are away, messages that are
-gone.
+Long ranges come here only where something is not as it should be (see direct_connection): brokers that are away,
+messages that are gone.
 """
 
 import struct

@@ -1,8 +1,9 @@
 """Sending a task's requests over connections of its own, as long as everything goes well.
 
 Several requests are under way on each connection, so that a broker always has one to store while a worker encodes the
-next: neither waits for the other. As with reading (see lane), waiting for one socket at a time is all that this needs;
-replies are also taken while a request does not get out, as a broker may read on only when it is rid of them.
+next: neither waits for the other. As with reading (see direct_connection), waiting for one socket at a time is all that
+this needs; replies are also taken while a request does not get out, as a broker may read on only when it is rid of
+them.
 
 Anything but the expected reply ends the lane. What has no reply then may be stored or not: ``take_back`` gives it to
 whoever sends it again (delivery), with patience and as often as it takes.
