@@ -35,7 +35,7 @@ class Rows:
 
     @cached_property
     def _alike(self) -> AlikeTexts | None:
-        """Topics and properties where they are laid out alike, which then is the quick way to them."""
+        """Topics and properties where they are laid out alike, which then is the fast path to them."""
         return alike_texts(self.view, self.heads)
 
     @property

@@ -35,7 +35,7 @@ from trimq.pipeline.options import OptionError, Options
 from trimq.pipeline.topics import session
 from trimq.pipeline.topics.direct_sender import ConnectionEndedError, DirectSender
 from trimq.pipeline.topics.places import Patience, is_passing
-from trimq.pipeline.topics.plain_rows import Request, is_plain, requests_of
+from trimq.pipeline.topics.rows_fast_path import Request, fits_fast_path, requests_of
 from trimq.pipeline.topics.settings import group_of, namesrv_of
 from trimq.pipeline.topics.sink_rows import Row, rows_of
 from trimq.protocol.hashing import string_hash
@@ -168,11 +168,11 @@ class _Delivery:
         next_id = self._producer.client.unique_ids.next
         number = 0
         for batch in batches:
-            if settings.topic is not None and not settings.idempotent and is_plain(batch):
+            if settings.topic is not None and not settings.idempotent and fits_fast_path(batch):
                 for request in requests_of(
                     batch, settings.topic, settings.batch_bytes, self._producer.client.unique_ids
                 ):
-                    await self._send_quickly(request, group)
+                    await self._send_on_fast_path(request, group)
                 continue
             for row in rows_of(batch, settings.topic):
                 message_id = self._identity.key(number) if settings.idempotent else next_id()
@@ -191,7 +191,7 @@ class _Delivery:
                     del self._open[row.topic, queue]
                     await self._start(chunk, group)
 
-    async def _send_quickly(self, request: Request, group: TaskGroup) -> None:
+    async def _send_on_fast_path(self, request: Request, group: TaskGroup) -> None:
         """By the direct sender as long as there is one; what it leaves goes the usual way, as all does from then on."""
         if self._wants_direct_sender:
             self._wants_direct_sender = False

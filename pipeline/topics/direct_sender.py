@@ -17,7 +17,7 @@ from typing import Final
 from trimq.client.message import MessageQueue
 from trimq.client.sending import STATUS, send_command
 from trimq.pipeline.topics.connecting import connect
-from trimq.pipeline.topics.plain_rows import Request
+from trimq.pipeline.topics.rows_fast_path import Request
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import FrameDecoder, encode_head
 

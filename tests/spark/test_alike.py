@@ -1,4 +1,4 @@
-"""The quick way to texts that are laid out alike tells what the general way does, or is not taken."""
+"""The fast path to texts that are laid out alike tells what the general way does, or is not taken."""
 
 from __future__ import annotations
 

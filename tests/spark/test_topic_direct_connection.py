@@ -1,4 +1,4 @@
-"""The quick way through a range: whatever a broker answers, what was given out is what lies before ``at``, once."""
+"""The fast path through a range: whatever a broker answers, what was given out is what lies before ``at``, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick way to brokers: what is not acknowledged is given back, whatever a broker answers, and nothing else."""
+"""The fast path to brokers: what is not acknowledged is given back, whatever a broker answers, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trimq.pipeline.options import Options
 from trimq.pipeline.topics import delivery, direct_sender
 from trimq.pipeline.topics.delivery import Chunk, Identity, WriteSettings, deliver
 from trimq.pipeline.topics.direct_sender import ConnectionEndedError, DirectSender
-from trimq.pipeline.topics.plain_rows import Request
+from trimq.pipeline.topics.rows_fast_path import Request
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
