@@ -9,7 +9,7 @@ What one part of the range brings has to wait for the parts in front of it. How 
 are like: without room for more only the first part is asked for, and that is given out as it comes.
 
 Anything but the expected reply ends the connection: ``at`` tells where, and whoever reads on from there
-(pulling.RangeReader) waits for brokers and tells losses.
+(pulling.RangeReader) waits for brokers and tells of missing offsets.
 """
 
 import socket
