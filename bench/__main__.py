@@ -27,7 +27,17 @@ from trimq.protocol.native import NATIVE
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PARTS = ("leaves", "requests", "sweeps", "stalls", "two_brokers", "footprint", "scrape", "side_by_side", "sdk")
+PARTS = (
+    "micro_benchmarks",
+    "requests",
+    "sweeps",
+    "stalls",
+    "two_brokers",
+    "footprint",
+    "scrape",
+    "side_by_side",
+    "sdk",
+)
 
 PLOTS = Plots(HERE / "plots")
 
@@ -112,7 +122,7 @@ def report() -> str:
         ("How late the loop comes under load", "stalls", _stalls),
         ("Two brokers on one machine", "two_brokers", _two_brokers),
         ("Other interpreters", "interpreters", _interpreters),
-        ("Leaf functions", "leaves", _leaves),
+        ("Micro-benchmarks", "micro_benchmarks", _micro_benchmarks),
         *spark_report.SECTIONS,
     ):
         found = _read(name)
@@ -286,7 +296,7 @@ def _interpreters(numbers: dict[str, Any]) -> list[str]:
     return [*text, "", *numbers.get("notes", [])]
 
 
-def _leaves(numbers: dict[str, float]) -> list[str]:
+def _micro_benchmarks(numbers: dict[str, float]) -> list[str]:
     return ["| function | us |", "|---|--:|", *[f"| {name} | {value:.2f} |" for name, value in numbers.items()]]
 
 
