@@ -223,10 +223,10 @@ def _footprint(numbers: dict[str, Any]) -> list[str]:
 
 
 def _requests(numbers: dict[str, Any]) -> list[str]:
-    rows = ["| request | way | us a request | us a message | index work behind it, us |", "|---|---|--:|--:|--:|"]
+    rows = ["| request | path | us a request | us a message | index work behind it, us |", "|---|---|--:|--:|--:|"]
     for name, found in numbers.items():
         costs = f"{found['us_request']:.1f} | {found['us_message']:.2f} | {found['us_index']:.2f}"
-        rows.append(f"| {name} | {found.get('way', '')} | {costs} |")
+        rows.append(f"| {name} | {found.get('path', '')} | {costs} |")
     return rows
 
 
