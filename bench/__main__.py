@@ -27,7 +27,17 @@ from trimq.protocol.native import NATIVE
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PARTS = ("leaves", "requests", "sweeps", "stalls", "two_brokers", "footprint", "scrape", "side_by_side", "sdk")
+PARTS = (
+    "micro_benchmarks",
+    "requests",
+    "sweeps",
+    "stalls",
+    "two_brokers",
+    "footprint",
+    "scrape",
+    "side_by_side",
+    "sdk",
+)
 
 PLOTS = Plots(HERE / "plots")
 
@@ -52,7 +62,7 @@ FLOORS = {
     "sync64": (2.4, 0.7),
     "syncpipelined": (2.4, 0.7),
 }
-"""Throughput at least, and p99 latency at most, of ours divided by Apache's, where the native leaf runs.
+"""Throughput at least, and p99 latency at most, of ours divided by Apache's, where the native extension runs.
 
 e2e sends the same to both brokers: what counts is its latency, and messages that do not arrive are failures.
 """
@@ -112,7 +122,7 @@ def report() -> str:
         ("How late the loop comes under load", "stalls", _stalls),
         ("Two brokers on one machine", "two_brokers", _two_brokers),
         ("Other interpreters", "interpreters", _interpreters),
-        ("Leaf functions", "leaves", _leaves),
+        ("Micro-benchmarks", "micro_benchmarks", _micro_benchmarks),
         *spark_report.SECTIONS,
     ):
         found = _read(name)
@@ -213,10 +223,10 @@ def _footprint(numbers: dict[str, Any]) -> list[str]:
 
 
 def _requests(numbers: dict[str, Any]) -> list[str]:
-    rows = ["| request | way | us a request | us a message | index work behind it, us |", "|---|---|--:|--:|--:|"]
+    rows = ["| request | path | us a request | us a message | index work behind it, us |", "|---|---|--:|--:|--:|"]
     for name, found in numbers.items():
         costs = f"{found['us_request']:.1f} | {found['us_message']:.2f} | {found['us_index']:.2f}"
-        rows.append(f"| {name} | {found.get('way', '')} | {costs} |")
+        rows.append(f"| {name} | {found.get('path', '')} | {costs} |")
     return rows
 
 
@@ -286,7 +296,7 @@ def _interpreters(numbers: dict[str, Any]) -> list[str]:
     return [*text, "", *numbers.get("notes", [])]
 
 
-def _leaves(numbers: dict[str, float]) -> list[str]:
+def _micro_benchmarks(numbers: dict[str, float]) -> list[str]:
     return ["| function | us |", "|---|--:|", *[f"| {name} | {value:.2f} |" for name, value in numbers.items()]]
 
 

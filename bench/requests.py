@@ -3,8 +3,8 @@
 python -m bench.requests [--rows send,batch,pull,query] [--count 20000] [--profile] [--json FILE] [--set KEY=VALUE].
 Each figure is the loop thread's time for a request, and for the index work behind it: the frame lies in a socket, is
 received in a round of the reactor's, served, and its reply is sent. Each row has a broker of its own and says which
-way its requests take, with the native leaf or without (bench/ways.py, TRIMQ_NATIVE); where they take another one it
-fails: the figure would be of something else.
+path its requests take, with the native extension or without (bench/paths.py, TRIMQ_NATIVE). Where they take another
+one it fails: the figure would be of something else.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import trio
 
 from bench import frames, mixed
 from bench.frames import BATCH, BIG
-from bench.ways import OtherWayError, Way, Ways
+from bench.paths import OtherPathError, PathCounter, RequestPath
 from bench.wire import Turn, Wire, connected
 from trimq.broker.store.index.index_service import WAKE_AT
 from trimq.broker.testing import running_broker
@@ -35,7 +35,7 @@ WINDOW: Final = 32
 FILLED: Final = 6400
 """Messages of the store before a row begins."""
 OTHERS: Final = 0.05
-"""The part of turns that may take another way: those for which the log makes room, say. They are not in the figure."""
+"""The part of turns that may take another path: those for which the log makes room, say. They are not in the figure."""
 _CODES: Final = (
     RequestCode.SEND_MESSAGE,
     RequestCode.SEND_MESSAGE_V2,
@@ -56,13 +56,13 @@ class Make(Protocol):
 class Row(NamedTuple):
     """Requests of one kind.
 
-    ``way``: what they have to take, ``python_way`` where the native leaf is off. ``connections`` have ``window``
-    requests each in a turn, with ``messages`` in each. ``kinds``: so many turns differ from each other, and then they
-    come again.
+    ``path``: what they have to take, ``path_without_native`` where the native extension is off. ``connections`` have
+    ``window`` requests each in a turn, with ``messages`` in each. ``kinds``: so many turns differ from each other, and
+    then they come again.
     """
 
-    way: Way
-    python_way: Way
+    path: RequestPath
+    path_without_native: RequestPath
     make: Make
     connections: int = 1
     window: int = 1
@@ -70,9 +70,9 @@ class Row(NamedTuple):
     kinds: int = 1
 
     @property
-    def expected(self) -> Way:
-        """The way that has to be taken here."""
-        return self.way if NATIVE.is_on else self.python_way
+    def expected(self) -> RequestPath:
+        """The path that has to be taken here."""
+        return self.path if NATIVE.is_on else self.path_without_native
 
     @property
     def requests(self) -> int:
@@ -114,20 +114,20 @@ class Load:
 
 async def measure(
     wire: Wire, name: str, count: int, profile: cProfile.Profile | None = None
-) -> dict[str, float | str | dict[Way, int]]:
+) -> dict[str, float | str | dict[RequestPath, int]]:
     """Microseconds of a row's requests: for each kind of turn the one that a tenth are faster than, and their mean.
 
-    What else the machine does hardly shows in that. ``count``: about so many messages. Raises OtherWayError.
+    What else the machine does hardly shows in that. ``count``: about so many messages. Raises OtherPathError.
     """
     row = ROWS[name]
     expected = row.expected
     index = wire.broker.context.store.index
     took: list[list[float]] = [[] for _ in range(row.kinds)]
-    ways: Counter[Way] = Counter()
+    paths: Counter[RequestPath] = Counter()
     behind = 0.0
     waiting = others = 0
     load = Load(wire, row)
-    with Ways(wire.connections[0].table, _CODES) as counter:
+    with PathCounter(wire.connections[0].table, _CODES) as counter:
         for _ in range(max(row.kinds, 8)):  # topics and queues are made, and what can be learnt is
             counter.taken((await load.turn()).requests)
             await trio.lowlevel.checkpoint()
@@ -137,7 +137,7 @@ async def measure(
                 profile.enable()
             turn = await load.turn()
             taken = counter.taken(turn.requests)
-            ways += taken
+            paths += taken
             if turn.waited or taken[expected] != turn.requests:
                 others += 1
             else:
@@ -155,22 +155,22 @@ async def measure(
             if number % 8 == 0:
                 await trio.lowlevel.checkpoint()
     if others > OTHERS * turns or not all(took):
-        raise OtherWayError(
-            f"the row {name} is of requests that go the way {expected!r}; in {others} of {turns} turns not all of"
-            f" them did, or their replies were waited for: {_shares(ways)}"
+        raise OtherPathError(
+            f"the row {name} is of requests that take the path {expected!r}; in {others} of {turns} turns not all of"
+            f" them did, or their replies were waited for: {_shares(paths)}"
         )
     each = sum(sorted(kind)[len(kind) // 10] for kind in took) / row.kinds / row.requests * 1e6
     return {
-        "way": expected,
-        "ways": dict(ways),
+        "path": expected,
+        "paths": dict(paths),
         "us_request": each,
         "us_index": behind / (turns * row.requests) * 1e6,
         "us_message": each / row.messages,
     }
 
 
-def _shares(ways: Counter[Way]) -> str:
-    return ", ".join(f"{way} {count / ways.total():.1%}" for way, count in ways.most_common())
+def _shares(paths: Counter[RequestPath]) -> str:
+    return ", ".join(f"{path} {count / paths.total():.1%}" for path, count in paths.most_common())
 
 
 async def measure_row(
@@ -203,7 +203,7 @@ async def run(arguments: argparse.Namespace) -> None:
         result = results[name] = await measure_row(name, arguments.count, BIG | arguments.set, profile)
         print(
             f"{name:12s} {result['us_request']:8.2f} us a request  {result['us_message']:7.2f} us a message  "
-            f"index behind it {result['us_index']:6.2f} us  {result['way']}",
+            f"index behind it {result['us_index']:6.2f} us  {result['path']}",
             flush=True,
         )
     if profile is not None:

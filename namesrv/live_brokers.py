@@ -15,8 +15,8 @@ from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 class BrokerLiveInfo:
     """One broker process that registered. ``last_update`` is the clock's monotonic time in seconds.
 
-    ``header``, ``raw`` and ``losses`` tell whether its next registration says anything new: what it sent, and the topic
-    table's count of deletions then. ``listeners``: its addresses for clients of our listeners, by their names.
+    ``header``, ``raw`` and ``deletions`` tell whether its next registration says anything new: what it sent, and the
+    topic table's count of deletions then. ``listeners``: its addresses for clients of our listeners, by their names.
     """
 
     cluster_name: str
@@ -33,7 +33,7 @@ class BrokerLiveInfo:
     listeners: dict[str, str] = field(default_factory=dict)
     challenger: Challenger | None = None
     raw: bytes = b""
-    losses: int = -1
+    deletions: int = -1
 
     @property
     def key(self) -> tuple[str, str]:

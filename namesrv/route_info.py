@@ -116,7 +116,7 @@ class RouteInfoManager:
             info is None
             or info.broker_id != MASTER_ID  # a slave's topics count or not, depending on who else is there
             or info.connection is not connection
-            or info.losses != self.topics.losses
+            or info.deletions != self.topics.deletions
             or len(info.raw) != len(raw)
             or info.header != header
             or info.raw != bytes(raw)
@@ -131,7 +131,7 @@ class RouteInfoManager:
         info = self._live.get((header.cluster_name, header.broker_addr))
         if info is not None:
             info.raw = bytes(raw)
-            info.losses = self.topics.losses
+            info.deletions = self.topics.deletions
 
     def _is_outdated(self, group: BrokerGroup, header: RegisterBrokerRequestHeader, version: DataVersion) -> bool:
         """Two processes claim one broker id: the one whose stateVersion is lower loses, and is not listed at all."""

@@ -20,15 +20,15 @@ UNIT_SUB_FLAG: Final = 2
 class TopicQueueTable:
     """Topic to broker name to QueueData, and the static topics' mappings next to it.
 
-    ``on_change`` is told the name of each topic whose route is no longer what it was. ``losses`` counts deletions:
-    while it stands still, everything that a broker registered is still here.
+    ``on_change`` is told the name of each topic whose route is no longer what it was. ``deletions`` counts what is
+    deleted: while it stands still, everything that a broker registered is still here.
     """
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._mappings: dict[str, dict[str, TopicQueueMappingInfo]] = {}
         self._on_change = on_change
-        self.losses = 0
+        self.deletions = 0
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._topics
@@ -79,7 +79,7 @@ class TopicQueueTable:
             del self._topics[topic]
             self._mappings.pop(topic, None)
         if gone:
-            self.losses += 1
+            self.deletions += 1
             self._on_change(topic)
         return bool(gone)
 

@@ -179,7 +179,7 @@ def compact(store: str, target: str, topics: str, **settings: Any) -> None:
 def _session(name: str) -> "Iterator[SparkSession]":
     """A session for one job; what a user can mend is told without a stack."""
     try:
-        from trimq.pipeline.jobs.run import session  # noqa: PLC0415 - PySpark may be missing
+        from trimq.pipeline.jobs.job_support import session  # noqa: PLC0415 - PySpark may be missing
     except ImportError as error:
         _fail(f"{error}: the jobs need the spark extra, pip install 'trimq[spark]'")
     spark = session(name)

@@ -24,7 +24,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from trimq.pipeline.jobs.run import Target, groups
+from trimq.pipeline.jobs.job_support import Target, groups
 from trimq.pipeline.schema import COLUMNS, spark_schema
 from trimq.pipeline.store.files import DataFile, StoreFiles
 from trimq.pipeline.store.walk import Damage, LogWalk, Stretch

@@ -21,9 +21,9 @@ from trimq.pipeline.jobs import audit_files
 from trimq.pipeline.jobs.audit_files import Finding, LogBounds, Verdict
 from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
 from trimq.pipeline.jobs.index_files import read_index_file
+from trimq.pipeline.jobs.job_support import groups, on_parts
 from trimq.pipeline.jobs.page import Page
 from trimq.pipeline.jobs.rebuild import ENTRIES, SLOTS
-from trimq.pipeline.jobs.run import groups, on_parts
 from trimq.pipeline.store.files import DataFile, StoreFiles
 from trimq.pipeline.store.options import StoreOptions
 from trimq.pipeline.store.queues import UNIT_TYPE

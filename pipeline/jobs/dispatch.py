@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 from pyspark.sql import DataFrame, SparkSession
 
-from trimq.pipeline.jobs.run import on_parts
+from trimq.pipeline.jobs.job_support import on_parts
 from trimq.pipeline.store.columns import Rows
 from trimq.pipeline.store.files import StoreFiles
 from trimq.pipeline.store.gather import as_text

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from trimq.pipeline.jobs.run import Target, groups
+from trimq.pipeline.jobs.job_support import Target, groups
 from trimq.pipeline.store.files import DataFile, StoreFiles
 from trimq.protocol.index_batch import Batch, make_batch, seconds_since
 from trimq.protocol.index_layout import HEADER, HEADER_SIZE, entry_at, file_size, slot_at

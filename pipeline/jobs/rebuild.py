@@ -19,8 +19,8 @@ from pyspark.sql import functions as f
 
 from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatched
 from trimq.pipeline.jobs.index_files import INDEX_SCHEMA, write_index_files
+from trimq.pipeline.jobs.job_support import Target, groups, runs
 from trimq.pipeline.jobs.queue_slots import QueueImage
-from trimq.pipeline.jobs.run import Target, groups, runs
 from trimq.pipeline.store.files import StoreFiles
 from trimq.pipeline.store.options import StoreOptions
 from trimq.pipeline.store.queues import UNIT_TYPE

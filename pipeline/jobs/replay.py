@@ -41,7 +41,7 @@ def replay(table: DataFrame, options: ReplayOptions) -> int:
     # rows without a key go anywhere
     place = f.coalesce("replayKey", f.col("replayOrder").cast("string"))
     rows = rows.repartition(options.tasks, place).sortWithinPartitions("replayOrder")
-    counts = rows.mapInArrow(_Sender(options), "sent bigint")  # type: ignore[arg-type] # as in jobs.run
+    counts = rows.mapInArrow(_Sender(options), "sent bigint")  # type: ignore[arg-type] # as in jobs.job_support
     return int(counts.agg(f.sum("sent")).collect()[0][0] or 0)
 
 

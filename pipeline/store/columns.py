@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute
 
 from trimq.pipeline.schema import ARROW_SCHEMA
-from trimq.pipeline.store.alike import AlikeTexts, alike_texts
 from trimq.pipeline.store.gather import HEX_DIGITS, as_text, gather, matrix_as_text
 from trimq.pipeline.store.heads import Array, Heads
 from trimq.pipeline.store.properties import Properties, split_properties
+from trimq.pipeline.store.uniform_texts import UniformTexts, uniform_texts
 from trimq.protocol import sysflag
 from trimq.protocol.message_id import encode_offset_id
 from trimq.protocol.record import unpack_host
@@ -34,9 +34,9 @@ class Rows:
         self._properties: Properties | None = None
 
     @cached_property
-    def _alike(self) -> AlikeTexts | None:
-        """Topics and properties where they are laid out alike, which then is the quick way to them."""
-        return alike_texts(self.view, self.heads)
+    def _uniform(self) -> UniformTexts | None:
+        """Topics and properties where they are laid out alike, which then is the fast path to them."""
+        return uniform_texts(self.view, self.heads)
 
     @property
     def properties(self) -> Properties:
@@ -51,23 +51,23 @@ class Rows:
 
     def topics(self) -> pa.StringArray:
         """Topic of each record."""
-        if self._alike is not None:
-            return self._alike.topics()
+        if self._uniform is not None:
+            return self._uniform.topics()
         return as_text(self.range(self.heads.topic_at, self.heads.topic_end))
 
     def texts(self, name: str) -> pa.StringArray:
         """A property of each record, null where it has none."""
-        return self._alike.column(name) if self._alike is not None else self.properties.column(name.encode())
+        return self._uniform.column(name) if self._uniform is not None else self.properties.column(name.encode())
 
     def word_lists(self, name: str) -> pa.ListArray:
         """The words of a property of each record."""
-        if self._alike is not None and not self._alike.has_words(name):
-            return self._alike.word_lists(name)
+        if self._uniform is not None and not self._uniform.has_words(name):
+            return self._uniform.word_lists(name)
         return self.properties.word_lists(name.encode())
 
     def maps(self) -> pa.MapArray:
         """All properties of each record."""
-        return self._alike.maps() if self._alike is not None else self.properties.maps()
+        return self._uniform.maps() if self._uniform is not None else self.properties.maps()
 
     def hosts(self, words: Array, begins: Array, ends: Array) -> pa.StringArray:
         """``address:port`` of each record, an IPv6 address in brackets; ``words`` are the bytes of those of IPv4."""

@@ -33,9 +33,9 @@ from trimq.client.producer import Producer
 from trimq.client.sending import BatchEntry, prepare_batch
 from trimq.pipeline.options import OptionError, Options
 from trimq.pipeline.topics import session
+from trimq.pipeline.topics.direct_sender import ConnectionEndedError, DirectSender
 from trimq.pipeline.topics.places import Patience, is_passing
-from trimq.pipeline.topics.plain_rows import Request, is_plain, requests_of
-from trimq.pipeline.topics.send_lane import LaneEndedError, SendLane
+from trimq.pipeline.topics.rows_fast_path import Request, fits_fast_path, requests_of
 from trimq.pipeline.topics.settings import group_of, namesrv_of
 from trimq.pipeline.topics.sink_rows import Row, rows_of
 from trimq.protocol.hashing import string_hash
@@ -137,8 +137,8 @@ class _Delivery:
         self._topics: set[str] = set()
         self._room = anyio.Semaphore(1 if settings.idempotent else _IN_FLIGHT)
         self._locks: dict[MessageQueue, anyio.Lock] = {}
-        self._lane: SendLane | None = None
-        self._wants_lane = True
+        self._direct_sender: DirectSender | None = None
+        self._wants_direct_sender = True
         self._asking = settings.idempotent
         self._first = True
         self._error: Exception | None = None
@@ -150,15 +150,15 @@ class _Delivery:
         async with anyio.create_task_group() as group:
             try:
                 await self._take(batches, group)
-                await self._end_lane(group)
+                await self._finish_direct_sender(group)
                 for chunk in self._open.values():
                     await self._start(chunk, group)
             except Exception as error:  # noqa: BLE001 - raised below, not wrapped in a group
                 self._error = self._error or error
                 group.cancel_scope.cancel()
             finally:
-                if self._lane is not None:
-                    self._lane.close()
+                if self._direct_sender is not None:
+                    self._direct_sender.close()
         if self._error is not None:
             raise self._error
         return self._sent, self._found
@@ -168,11 +168,11 @@ class _Delivery:
         next_id = self._producer.client.unique_ids.next
         number = 0
         for batch in batches:
-            if settings.topic is not None and not settings.idempotent and is_plain(batch):
+            if settings.topic is not None and not settings.idempotent and fits_fast_path(batch):
                 for request in requests_of(
                     batch, settings.topic, settings.batch_bytes, self._producer.client.unique_ids
                 ):
-                    await self._send_quickly(request, group)
+                    await self._send_on_fast_path(request, group)
                 continue
             for row in rows_of(batch, settings.topic):
                 message_id = self._identity.key(number) if settings.idempotent else next_id()
@@ -191,21 +191,21 @@ class _Delivery:
                     del self._open[row.topic, queue]
                     await self._start(chunk, group)
 
-    async def _send_quickly(self, request: Request, group: TaskGroup) -> None:
-        """By the lane as long as there is one; what it leaves goes the usual way, as everything does from then on."""
-        if self._wants_lane:
-            self._wants_lane = False
+    async def _send_on_fast_path(self, request: Request, group: TaskGroup) -> None:
+        """By the direct sender as long as there is one; what it leaves goes the usual way, as all does from then on."""
+        if self._wants_direct_sender:
+            self._wants_direct_sender = False
             await self._wait_for_all()
-            self._lane = await self._open_lane(request.topic)
-        if self._lane is None:
+            self._direct_sender = await self._open_direct_sender(request.topic)
+        if self._direct_sender is None:
             await self._start(request, group)
             return
         try:
-            self._lane.send(request)
-        except LaneEndedError:
-            await self._leave_lane(self._lane, group)
+            self._direct_sender.send(request)
+        except ConnectionEndedError:
+            await self._give_up_direct_sender(self._direct_sender, group)
 
-    async def _open_lane(self, topic: str) -> SendLane | None:
+    async def _open_direct_sender(self, topic: str) -> DirectSender | None:
         try:
             queues = await self._producer.queues(topic)
             route = await self._producer.client.routes.get(topic)
@@ -213,28 +213,28 @@ class _Delivery:
             return None
         places = [(queue, route.master(queue.broker_name)) for queue in queues]
         known = [(queue, address) for queue, address in places if address is not None]
-        return SendLane(self._settings.group, known, session.REQUEST_TIMEOUT) if known else None
+        return DirectSender(self._settings.group, known, session.REQUEST_TIMEOUT) if known else None
 
-    async def _end_lane(self, group: TaskGroup) -> None:
+    async def _finish_direct_sender(self, group: TaskGroup) -> None:
         """Waits for what is under way."""
-        if self._lane is None:
+        if self._direct_sender is None:
             return
         try:
-            self._lane.finish()
-        except LaneEndedError:
-            await self._leave_lane(self._lane, group)
+            self._direct_sender.finish()
+        except ConnectionEndedError:
+            await self._give_up_direct_sender(self._direct_sender, group)
         else:
-            self._sent += self._lane.stored
-            self._lane.close()
-            self._lane = None
+            self._sent += self._direct_sender.stored
+            self._direct_sender.close()
+            self._direct_sender = None
 
-    async def _leave_lane(self, lane: SendLane, group: TaskGroup) -> None:
-        self._lane = None
-        left = lane.take_back()
-        self._sent += lane.stored
-        if lane.stored:
-            self._topics.add(lane.topic)
-        _log.info("a connection of its own is given up", topic=lane.topic, requests=len(left))
+    async def _give_up_direct_sender(self, sender: DirectSender, group: TaskGroup) -> None:
+        self._direct_sender = None
+        left = sender.take_back()
+        self._sent += sender.stored
+        if sender.stored:
+            self._topics.add(sender.topic)
+        _log.info("a connection of its own is given up", topic=sender.topic, requests=len(left))
         for request in left:
             await self._start(request, group)
 
@@ -247,14 +247,14 @@ class _Delivery:
     async def _start(self, chunk: Chunk | Request, group: TaskGroup) -> None:
         """Sends it in the background as soon as there is room. Raises the error of one that went out before.
 
-        Where there is a lane, nothing is left in the background: the lane does not let the loop run, so that a reply
+        Where there is a direct sender, nothing is left in the background: it does not let the loop run, so that a reply
         would be read too late, and what has one be sent again.
         """
         await self._room.acquire()
         self._check()
         group.start_soon(self._send_in_order, chunk)
         await anyio.lowlevel.checkpoint()
-        if self._lane is not None:
+        if self._direct_sender is not None:
             await self._wait_for_all()
 
     async def _wait_for_all(self) -> None:

@@ -29,7 +29,7 @@ class Range(NamedTuple):
         return self.end - self.begin
 
 
-def lost(settings: ReadSettings, what: str) -> str | None:
+def missing_offsets(settings: ReadSettings, what: str) -> str | None:
     """Raises DataLossError where the table asks for that; else what to say in a warning."""
     text = f"{what}. Messages were deleted before they were read (fileReservedTime, a deleted topic or a new store)"
     if settings.fail_on_data_loss:
@@ -38,7 +38,7 @@ def lost(settings: ReadSettings, what: str) -> str | None:
 
 
 def replaced(settings: ReadSettings, queue: MessageQueue, what: str) -> str:
-    """As ``lost``, for a queue that is not any more what the checkpoint knows of it."""
+    """As ``missing_offsets``, for a queue that is not any more what the checkpoint knows of it."""
     text = (
         f"{name_of(queue)} (topic/broker/queue) {what}: the topic was deleted and made anew, or the broker lost its "
         "newest messages or its store"
@@ -137,10 +137,10 @@ async def batch_ranges(client: Client, settings: ReadSettings) -> list[Range]:
 def within(settings: ReadSettings, queue: MessageQueue, begin: int, end: int, bounds: Bounds) -> tuple[int, int]:
     """The part of [begin, end) that the queue has. Raises DataLossError where that is less and loss counts."""
     if begin < min(bounds.first, end):
-        lost(settings, f"{name_of(queue)} begins at {bounds.first}, offsets from {begin} were to be read")
+        missing_offsets(settings, f"{name_of(queue)} begins at {bounds.first}, offsets from {begin} were to be read")
         begin = min(bounds.first, end)
     if end > bounds.end:
-        lost(settings, f"{name_of(queue)} ends at {bounds.end}, offsets up to {end} were to be read")
+        missing_offsets(settings, f"{name_of(queue)} ends at {bounds.end}, offsets up to {end} were to be read")
         end = max(begin, bounds.end)
     return begin, end
 

@@ -126,7 +126,9 @@ class Progress:
     def _check_gone(self, deleted: set[MessageQueue]) -> None:
         """A queue whose broker is registered and does not have it any more was deleted."""
         for queue in sorted(deleted - self._gone):
-            text = planning.lost(self._settings, f"the queue {name_of(queue)} was deleted while a stream reads it")
+            text = planning.missing_offsets(
+                self._settings, f"the queue {name_of(queue)} was deleted while a stream reads it"
+            )
             _log.warning("a queue is gone", reason=text)
         self._gone |= deleted
 
@@ -221,7 +223,7 @@ class Progress:
             self._trimmed.discard(queue)
         elif queue not in self._trimmed:
             what = f"{name_of(queue)} begins at {bound.first}, the stream has read it up to {known}"
-            _log.warning("messages are not there any more", reason=planning.lost(self._settings, what))
+            _log.warning("messages are not there any more", reason=planning.missing_offsets(self._settings, what))
             self._trimmed.add(queue)
 
     def remember(self, end: StreamOffset) -> None:
@@ -287,7 +289,7 @@ class Progress:
             begin = end.begin_of(queue, start)
             if begin > stop:
                 what = f"{name_of(queue)} ends at {stop}, the stream has read it up to {begin}"
-                text = planning.lost(self._settings, what)
+                text = planning.missing_offsets(self._settings, what)
                 _log.warning("a queue has fewer messages than were read", reason=text)
             elif begin < stop:
                 found.append(Range(queue, begin, stop))

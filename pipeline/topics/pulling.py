@@ -5,8 +5,8 @@ before the first reply is there. Where offsets stand for none (a queue that was 
 topic), a reply goes on behind what it was asked for; the request for that brings it too, and there it counts. With a
 filter only the reply tells where to go on, and requests follow one another.
 
-Long ranges come here only where something is not as it should be (see lane): brokers that are away, messages that are
-gone.
+Long ranges come here only where something is not as it should be (see direct_connection): brokers that are away,
+messages that are gone.
 """
 
 import struct
@@ -24,7 +24,7 @@ from trimq.client.errors import PerhapsStoredError, RocketMQError, TopicNotFound
 from trimq.client.pulling import PullStatus
 from trimq.client.subscription import Subscription
 from trimq.pipeline.topics.places import Patience, is_passing
-from trimq.pipeline.topics.planning import Range, lost, name_of
+from trimq.pipeline.topics.planning import Range, missing_offsets, name_of
 from trimq.pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
 from trimq.protocol import sysflag
 from trimq.protocol.codes import RequestCode
@@ -170,13 +170,13 @@ class RangeReader:
     def _checked(self, reply: Reply, at: int, end: int) -> int | None:
         """Where to go on behind a reply; None to ask again. Raises DataLossError."""
         if reply.first > at:
-            self._lost(f"begins at {reply.first}, {at} was to be read")
+            self._missing_offsets(f"begins at {reply.first}, {at} was to be read")
             return min(max(reply.next_offset, reply.first), max(end, at + 1))
         if reply.status is PullStatus.FOUND or reply.next_offset > at:
             return reply.next_offset
         # The queue ends before the range. A broker that has just started may not have got to its end yet.
         if reply.end < end and self._patience.is_over:
-            self._lost(f"ends at {reply.end}, offsets up to {end} were to be read")
+            self._missing_offsets(f"ends at {reply.end}, offsets up to {end} were to be read")
             return end
         if self._patience.is_over:
             raise PerhapsStoredError(
@@ -184,8 +184,8 @@ class RangeReader:
             )
         return None
 
-    def _lost(self, what: str) -> None:
-        text = lost(self._settings, f"{name_of(self._span.queue)} {what}")
+    def _missing_offsets(self, what: str) -> None:
+        text = missing_offsets(self._settings, f"{name_of(self._span.queue)} {what}")
         _log.warning("messages are not there any more", reason=text)
 
     async def _pull(self, at: int, count: int) -> Reply | None:

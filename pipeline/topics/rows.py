@@ -15,7 +15,7 @@ from trimq.pipeline.store.columns import Rows
 from trimq.pipeline.store.heads import Array, read_heads, values_at
 from trimq.pipeline.store.scan import chain
 from trimq.pipeline.topics import places
-from trimq.pipeline.topics.lane import WORTH_IT, Lane
+from trimq.pipeline.topics.direct_connection import MIN_MESSAGES, DirectConnection
 from trimq.pipeline.topics.planning import Range
 from trimq.pipeline.topics.pulling import RangeReader
 from trimq.pipeline.topics.session import REQUEST_TIMEOUT, ask, open_client, stream
@@ -127,8 +127,8 @@ async def _batches(client: Client, span: Range, settings: ReadSettings) -> Async
         yield batch
 
 
-def _quick_batches(lane: Lane, span: Range, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    for view, pieces in lane.loads():
+def _direct_batches(connection: DirectConnection, span: Range, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+    for view, pieces in connection.reply_batches():
         yield batch_of(view, span, settings, pieces)
 
 
@@ -150,12 +150,12 @@ def read_range(span: Range, settings: ReadSettings, *, commit: bool) -> Iterator
     ``commit`` commits the range's end for the group when all rows have been taken.
     """
     rest = span
-    if span.size >= WORTH_IT and not settings.is_filtered:
+    if span.size >= MIN_MESSAGES and not settings.is_filtered:
         address = _address(span, settings)
         if address is not None:
-            lane = Lane(address, settings.group or DEFAULT_GROUP, span, REQUEST_TIMEOUT)
-            yield from _quick_batches(lane, span, settings)
-            rest = span._replace(begin=lane.at)
+            connection = DirectConnection(address, settings.group or DEFAULT_GROUP, span, REQUEST_TIMEOUT)
+            yield from _direct_batches(connection, span, settings)
+            rest = span._replace(begin=connection.at)
 
     async def run() -> AsyncGenerator[pa.RecordBatch]:
         async with open_client(settings.namesrv) as client:

@@ -65,13 +65,13 @@ async def test_a_row_runs_and_nothing_fails(name: str, tool: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("load_of", "together"), [("-mode send", 1), ("-mode batch", 32)])
-@pytest.mark.parametrize("ways", ["all", "full"])
+@pytest.mark.parametrize("paths", ["all", "full"])
 async def test_mixed_messages_are_stored_as_they_were_drawn(
-    load_of: str, together: int, ways: str, tool: Path, tmp_path: Path
+    load_of: str, together: int, paths: str, tool: Path, tmp_path: Path
 ) -> None:
     async with running_broker(tmp_path, **LARGER) as broker, connected(broker) as other:
         table = other.connections[0].table
-        if ways == "full":
+        if paths == "full":
             for code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
                 table.route(code, replace(table.routes[code], fast=None, grouped=None))
         found = await run(tool, broker, f"{load_of} -conns 1 -mixed {{mixed}} -warm 0s -dur 400ms")

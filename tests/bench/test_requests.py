@@ -1,4 +1,4 @@
-"""The cost of requests in process: each row measures the way that it names, and every request is answered."""
+"""The cost of requests in process: each row measures the path that it names, and every request is answered."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from bench import frames, mixed, requests, wire
+from bench.paths import OtherPathError, PathCounter, RequestPath
 from bench.requests import ROWS, Load, Row, measure, measure_row
-from bench.ways import OtherWayError, Way, Ways
 from bench.wire import RefusedError, connected
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
@@ -30,20 +30,20 @@ native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is o
 @pytest.mark.parametrize(
     ("name", "extension"),
     [
-        *[pytest.param(name, "on", marks=native) for name, row in ROWS.items() if row.way != row.python_way],
-        *[(name, "off") for name, row in ROWS.items() if row.way != row.python_way],
-        *[(name, "either") for name, row in ROWS.items() if row.way == row.python_way],
+        *[pytest.param(name, "on", marks=native) for name, row in ROWS.items() if row.path != row.path_without_native],
+        *[(name, "off") for name, row in ROWS.items() if row.path != row.path_without_native],
+        *[(name, "either") for name, row in ROWS.items() if row.path == row.path_without_native],
     ],
 )
-async def test_a_row_takes_the_way_that_it_names(name: str, extension: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_row_takes_the_path_that_it_names(name: str, extension: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if extension == "off":
         monkeypatch.setattr(NATIVE, "is_on", False)
         monkeypatch.setattr(NATIVE, "extension", None)
-    way = ROWS[name].python_way if extension == "off" else ROWS[name].way
+    path = ROWS[name].path_without_native if extension == "off" else ROWS[name].path
     with trio.fail_after(30):
         found = await measure_row(name, 1600, LARGER)  # of 25 turns one may find the log making room
-    assert found["way"] == way
-    assert found["ways"][way] > 0.9 * sum(found["ways"].values())
+    assert found["path"] == path
+    assert found["paths"][path] > 0.9 * sum(found["paths"].values())
     assert 0 < found["us_message"] <= found["us_request"] < 100_000
 
 
@@ -65,8 +65,8 @@ def routed(table: HandlerTable, code: int, **changes: Any) -> Iterator[Route]:
         ("query", RequestCode.QUERY_MESSAGE, {"fast": None}, "full"),
     ],
 )
-async def test_a_row_fails_where_another_way_is_taken(
-    name: str, code: int, closed: dict[str, None], taken: Way, tmp_path: Path
+async def test_a_row_fails_where_another_path_is_taken(
+    name: str, code: int, closed: dict[str, None], taken: RequestPath, tmp_path: Path
 ) -> None:
     async with running_broker(tmp_path, clock=None, disk=None, **LARGER) as broker:
         async with connected(broker) as one:
@@ -74,12 +74,12 @@ async def test_a_row_fails_where_another_way_is_taken(
         async with connected(broker, ROWS[name].connections) as clients:
             with (
                 routed(clients.connections[0].table, code, **closed),
-                pytest.raises(OtherWayError, match=f"{taken} 100.0%"),
+                pytest.raises(OtherPathError, match=f"{taken} 100.0%"),
             ):
                 await measure(clients, name, 400)
 
 
-async def test_a_row_fails_where_some_of_its_requests_take_another_way(
+async def test_a_row_fails_where_some_of_its_requests_take_another_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(number: int, _like: int) -> bytes:
@@ -92,7 +92,7 @@ async def test_a_row_fails_where_some_of_its_requests_take_another_way(
     monkeypatch.setitem(ROWS, "uneven", uneven)
     async with running_broker(tmp_path, clock=None, disk=None, **LARGER) as broker, connected(broker) as one:
         await requests.fill(one)
-        with pytest.raises(OtherWayError, match=r"uneven .* 50\.0%"):
+        with pytest.raises(OtherPathError, match=r"uneven .* 50\.0%"):
             await measure(one, "uneven", 40)
 
 
@@ -100,15 +100,15 @@ async def test_routes_are_what_they_were_behind_the_count(tmp_path: Path) -> Non
     async with running_broker(tmp_path) as broker, connected(broker) as one:
         table = one.connections[0].table
         before = dict(table.routes)
-        with Ways(table, [SEND, BATCH]) as counter:
+        with PathCounter(table, [SEND, BATCH]) as counter:
             assert table.routes[SEND] is not before[SEND]
-            with routed(table, SEND), pytest.raises(OtherWayError, match="replaced"):
+            with routed(table, SEND), pytest.raises(OtherPathError, match="replaced"):
                 counter.taken(0)
         assert table.routes == before
 
 
 @pytest.mark.parametrize("name", ["mixed", "mixed 64", "mixed batch"])
-async def test_mixed_requests_are_accepted_by_the_full_way(name: str, tmp_path: Path) -> None:
+async def test_mixed_requests_are_accepted_by_the_full_path(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
     async with (
         running_broker(tmp_path, clock=None, disk=None, **LARGER) as broker,
@@ -119,7 +119,7 @@ async def test_mixed_requests_are_accepted_by_the_full_way(name: str, tmp_path: 
         with (
             routed(table, SEND, fast=None, grouped=None),
             routed(table, BATCH, fast=None),
-            Ways(table, [SEND, BATCH]) as counter,
+            PathCounter(table, [SEND, BATCH]) as counter,
         ):
             for _ in range(row.kinds):
                 turn = await load.turn()  # raises where one is refused

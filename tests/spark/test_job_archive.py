@@ -154,7 +154,7 @@ def test_a_run_that_ends_at_any_step_is_done_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before each move, each write and each deletion of the second batch, and of the runs that clear up."""
-    from trimq.pipeline.jobs.run import Target  # noqa: PLC0415 - PySpark may be missing
+    from trimq.pipeline.jobs.job_support import Target  # noqa: PLC0415 - PySpark may be missing
 
     writer = LogWriter(tmp_path / "store")
     target = tmp_path / "archive"
@@ -226,7 +226,7 @@ def test_other_formats_are_sparks_business(spark: SparkSession, tmp_path: Path, 
     from pyspark.sql import DataFrameWriter  # noqa: PLC0415 - PySpark may be missing
 
     from trimq.pipeline.jobs.archive import ArchiveError, read  # noqa: PLC0415 - as above
-    from trimq.pipeline.jobs.run import Target  # noqa: PLC0415 - as above
+    from trimq.pipeline.jobs.job_support import Target  # noqa: PLC0415 - as above
 
     writer = LogWriter(tmp_path / "store")
     root, target = writer.put_all(some(60)).write(), tmp_path / "archive"

@@ -22,8 +22,8 @@ from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.queue.deleted_topics import DeletedTopic, DeletedTopics
 from trimq.pipeline.jobs.dispatch import DELAY_LEVELS, delay_table, dispatch_batch, dropped_topics
 from trimq.pipeline.jobs.index_files import read_index_file, write_index_files
+from trimq.pipeline.jobs.job_support import Target, groups
 from trimq.pipeline.jobs.rebuild import write_queue_files, write_whole_queues
-from trimq.pipeline.jobs.run import Target, groups
 from trimq.pipeline.store.files import DataFile, StoreFiles
 from trimq.pipeline.store.options import StoreOptions
 from trimq.pipeline.store.plan import plan

@@ -1,4 +1,4 @@
-"""Reading topics: the options, ranges and losses, as Spark's workers see them, without a JVM."""
+"""Reading topics: the options, ranges and missing offsets, as Spark's workers see them, without a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick way through a range: whatever a broker answers, what was given out is what lies before ``at``, once."""
+"""The fast path through a range: whatever a broker answers, what was given out is what lies before ``at``, once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.interop.harness.servers import Cluster
 from tests.spark.tables import bodies, read
 from trimq.client.message import Message, MessageQueue
 from trimq.client.sync import Producer
-from trimq.pipeline.topics import lane, rows
-from trimq.pipeline.topics.lane import Lane
+from trimq.pipeline.topics import direct_connection, rows
+from trimq.pipeline.topics.direct_connection import DirectConnection
 from trimq.pipeline.topics.planning import Range
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -63,25 +63,25 @@ def broker(answer: Answer, *, reorder: random.Random | None = None) -> Iterator[
 
 
 def taken(address: str, span: Range = SPAN, buffers: list[int] | None = None) -> tuple[list[int], int]:
-    """``buffers`` takes the size of each load's buffer."""
-    way = Lane(address, "g", span, 20)
+    """``buffers`` takes the size of each batch's buffer."""
+    direct = DirectConnection(address, "g", span, 20)
     given: list[int] = []
-    for view, pieces in way.loads():
-        assert way.at == (given[-1] + 1 if given else span.begin), "what is before it has been given out"
+    for view, pieces in direct.reply_batches():
+        assert direct.at == (given[-1] + 1 if given else span.begin), "what is before it has been given out"
         if buffers is not None:
             buffers.append(len(view))
         given += [int(number) for begin, end in pieces for number in bytes(view[begin:end]).split(b",")]
-    return given, way.at
+    return given, direct.at
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("load", "more"), [(1, 0), (700, 300), (700, 40_000), (1 << 20, 1 << 20)])
+@pytest.mark.parametrize(("batch_bytes", "spare_bytes"), [(1, 0), (700, 300), (700, 40_000), (1 << 20, 1 << 20)])
 def test_replies_in_any_order_and_of_any_length(
-    seed: int, load: int, more: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, batch_bytes: int, spare_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever fits the buffer: what is not given out yet moves to its front, or to a larger one."""
-    monkeypatch.setattr(lane, "LOAD", load)
-    monkeypatch.setattr(lane, "_MORE", more)
+    monkeypatch.setattr(direct_connection, "REPLY_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(direct_connection, "_SPARE_BYTES", spare_bytes)
     chance = random.Random(seed)
     with broker(
         lambda request, at, most: found(request, at, chance.randint(1, min(most, 32))), reorder=chance
@@ -91,9 +91,9 @@ def test_replies_in_any_order_and_of_any_length(
 
 @pytest.fixture
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "LOAD", 64 << 10)
-    monkeypatch.setattr(lane, "_MORE", 16 << 10)
-    monkeypatch.setattr(lane, "_HELD", 256 << 10)
+    monkeypatch.setattr(direct_connection, "REPLY_BATCH_BYTES", 64 << 10)
+    monkeypatch.setattr(direct_connection, "_SPARE_BYTES", 16 << 10)
+    monkeypatch.setattr(direct_connection, "_MAX_BUFFERED", 256 << 10)
 
 
 def padded(request: RemotingCommand, at: int, sizes: list[int]) -> RemotingCommand:
@@ -125,7 +125,11 @@ def test_messages_that_become_larger_do_not_pile_up(stops_at: int | None, seed: 
         given, at = taken(place, span, buffers)
     assert given == list(range(at))
     # what was under way when messages became larger comes on top; a buffer is at most twice of what it has to hold
-    assert max(buffers) <= 2 * (lane._HELD + lane.LOAD + (lane._DEPTH + 1) * (size + 500))
+    assert max(buffers) <= 2 * (
+        direct_connection._MAX_BUFFERED
+        + direct_connection.REPLY_BATCH_BYTES
+        + (direct_connection._DEPTH + 1) * (size + 500)
+    )
     if stops_at is None:
         assert at == span.end
         assert max(asked[-100:]) <= 2, "replies tell how much a request is to ask for"
@@ -156,7 +160,7 @@ def test_a_large_message_does_not_leave_a_large_buffer() -> None:
     with broker(lambda request, at, most: padded(request, at, [2 << 20 if at == 300 else 2 << 10])) as place:
         assert taken(place, SPAN, buffers) == (list(range(20, END)), END)
     assert max(buffers) > 2 << 20
-    assert buffers[-1] <= 4 * (lane.LOAD + lane._MORE)
+    assert buffers[-1] <= 4 * (direct_connection.REPLY_BATCH_BYTES + direct_connection._SPARE_BYTES)
 
 
 def refused(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
@@ -191,7 +195,7 @@ def gone(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
 
 @pytest.mark.parametrize("fault", [refused, nothing, too_much, deleted, of_another_request, malformed, gone])
 @pytest.mark.parametrize("after", [0, 1, 7])
-def test_what_is_not_expected_ends_the_lane_and_nothing_is_given_out_twice(fault: Answer, after: int) -> None:
+def test_what_is_not_expected_ends_the_connection_and_nothing_is_given_out_twice(fault: Answer, after: int) -> None:
     asked = 0
 
     def answer(request: RemotingCommand, at: int, count: int) -> RemotingCommand:
@@ -206,7 +210,7 @@ def test_what_is_not_expected_ends_the_lane_and_nothing_is_given_out_twice(fault
     assert at == 20 + 32 * after or (fault is gone and at < 20 + 32 * after)
 
 
-def test_bytes_that_are_no_frame_end_the_lane() -> None:
+def test_bytes_that_are_no_frame_end_the_connection() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def serve() -> None:
@@ -227,11 +231,11 @@ def test_nobody_listens() -> None:
     assert taken(f"127.0.0.1:{port}") == ([], 20)
 
 
-def test_a_range_is_read_to_its_end_where_the_lane_ends_and_where_not(
+def test_a_range_is_read_to_its_end_where_the_connection_ends_and_where_not(
     cluster: Cluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bodies of very different sizes: brokers give as many as fit 256 KiB."""
-    topic = cluster.create_topic("SparkLane", 1)
+    topic = cluster.create_topic("SparkDirectConnection", 1)
     chance = random.Random(1)
     sent: list[bytes] = []
     for queue in producer.queues(topic):
@@ -240,20 +244,20 @@ def test_a_range_is_read_to_its_end_where_the_lane_ends_and_where_not(
             producer.send(Message(topic, body), queue=queue)
 
     def no_reader(*_: object) -> None:
-        raise AssertionError("the lane ended")
+        raise AssertionError("the connection ended")
 
     with monkeypatch.context() as patch:
         patch.setattr(rows, "RangeReader", no_reader)
         assert bodies(read(cluster, topics=topic)) == sorted(sent)
-    real = Lane._take_one
+    real = DirectConnection._receive_reply
 
-    def breaks(self: Lane, connection: socket.socket) -> None:
+    def breaks(self: DirectConnection, connection: socket.socket) -> None:
         if self.at > 150:
             raise ConnectionResetError
         real(self, connection)
 
-    monkeypatch.setattr(lane, "LOAD", 256 * 1024)
-    monkeypatch.setattr(Lane, "_take_one", breaks)
+    monkeypatch.setattr(direct_connection, "REPLY_BATCH_BYTES", 256 * 1024)
+    monkeypatch.setattr(DirectConnection, "_receive_reply", breaks)
     assert bodies(read(cluster, topics=topic)) == sorted(sent)
-    monkeypatch.setattr(Lane, "loads", lambda _: iter(()))
+    monkeypatch.setattr(DirectConnection, "reply_batches", lambda _: iter(()))
     assert bodies(read(cluster, topics=topic)) == sorted(sent)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.ways import ROOT, decides_dispatch, reads_property_text, static
+from tools.paths import ROOT, decides_dispatch, reads_property_text, static
 
 
 def test_the_code_has_one_of_each() -> None:
@@ -78,10 +78,10 @@ def test_to_ask_for_the_rules_is_not_to_decide(text: str, decides: bool) -> None
 
 @pytest.mark.slow
 def test_it_runs_a_broker() -> None:
-    command = [sys.executable, "-m", "tools.ways", "--json"]
+    command = [sys.executable, "-m", "tools.paths", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True, cwd=ROOT)
-    ways = json.loads(done.stdout.splitlines()[-1])["ways"]
-    for kinds in ways.values():
+    paths = json.loads(done.stdout.splitlines()[-1])["paths"]
+    for kinds in paths.values():
         assert all(kinds.values())
         sends = [kind for kind in kinds if kind.startswith(("send", "batch"))]
         assert len(sends) == 5

@@ -1,4 +1,7 @@
-"""The leaf functions that a native version could replace, each alone: python -m bench.leaves [--json FILE]."""
+"""Micro-benchmarks of functions that a native version could replace, each alone.
+
+python -m bench.micro_benchmarks [--json FILE].
+"""
 
 import argparse
 import json
@@ -19,7 +22,7 @@ from trimq.protocol.queue_unit import UNIT
 REPEATS = 5
 
 
-def leaves() -> dict[str, tuple[Callable[[], object], int]]:
+def micro_benchmarks() -> dict[str, tuple[Callable[[], object], int]]:
     """Name to a call, and how many units of work it does."""
     frame = memoryview(send(7)[4:])
     text = "KEYS\x01k7\x02UNIQ_KEY\x017F0000011F9018B4AAC2000000000007\x02TAGS\x01TagA\x02"
@@ -49,7 +52,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = {}
-    for name, (call, units) in leaves().items():
+    for name, (call, units) in micro_benchmarks().items():
         number = max(20, 20_000 // units)
         best = min(timeit.repeat(call, number=number, repeat=REPEATS))
         results[name] = best / number / units * 1e6

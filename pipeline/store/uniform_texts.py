@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from trimq.pipeline.store.alike_texts import layout_of
 from trimq.pipeline.store.gather import matrix_as_text
 from trimq.pipeline.store.heads import Array, Heads, values_at
+from trimq.pipeline.store.text_layout import layout_of
 
 _LEAST: Final = 16
 """Fewer records are not worth the look."""
@@ -23,7 +23,7 @@ WORDS: Final = pa.list_(pa.field("element", pa.string()))
 
 
 @dataclass
-class AlikeTexts:
+class UniformTexts:
     """``texts``: each record's bytes behind its body; ``values``: where in them each property's value is.
 
     Names come in the order of their last pairs, which are the ones that count.
@@ -86,7 +86,7 @@ class AlikeTexts:
         )
 
 
-def alike_texts(view: memoryview, heads: Heads) -> AlikeTexts | None:
+def uniform_texts(view: memoryview, heads: Heads) -> UniformTexts | None:
     """The texts of records that have the same properties at the same places; None where they have not."""
     if len(heads) < _LEAST:
         return None
@@ -102,4 +102,6 @@ def alike_texts(view: memoryview, heads: Heads) -> AlikeTexts | None:
     common = layout_of(texts, begin)
     if common is None:
         return None
-    return AlikeTexts(texts, topic, common.values, common.highest[topic].isascii() and common.highest[begin:].isascii())
+    return UniformTexts(
+        texts, topic, common.values, common.highest[topic].isascii() and common.highest[begin:].isascii()
+    )

@@ -47,7 +47,7 @@ class Request(NamedTuple):
         return Prepared(code, self.topic, body, properties, 0, 0, self.born, (self.first_id,))
 
 
-def is_plain(batch: pa.RecordBatch) -> bool:
+def fits_fast_path(batch: pa.RecordBatch) -> bool:
     """Whether the rows have nothing that needs a look at each of them."""
     return (
         batch.num_rows >= _LEAST
@@ -57,7 +57,7 @@ def is_plain(batch: pa.RecordBatch) -> bool:
 
 
 def requests_of(batch: pa.RecordBatch, topic: str, batch_bytes: int, ids: UniqueIdGenerator) -> Iterator[Request]:
-    """The rows of a batch for which ``is_plain``, in requests of about ``batch_bytes``. Raises RowError."""
+    """The rows of a batch for which ``fits_fast_path``, in requests of about ``batch_bytes``. Raises RowError."""
     bodies = batch.column("body")
     _, places, _ = bodies.buffers()
     lengths = np.diff(np.frombuffer(places, dtype=np.int32, count=len(bodies) + 1, offset=4 * bodies.offset))

@@ -1,4 +1,4 @@
-"""How many places a request passes through: what a feature would have to touch. ``python -m tools.ways [--files]``.
+"""How many places a request passes through: what a feature would have to touch. ``python -m tools.paths [--files]``.
 
 The first part runs a broker in this process and lists the files and functions of ours that serve each kind of request,
 between the arrival of its bytes and its reply, and how often each was called. The second looks at the code: which
@@ -28,7 +28,7 @@ from trimq.protocol.frame import FrameDecoder, encode
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _ROOMS: Final = ("broker", "protocol", "remoting")
-_TOPIC: Final = "Ways"
+_TOPIC: Final = "Paths"
 _BURST: Final = 64
 _KINDS: Final = {"TRANSACTION_NOT", "TRANSACTION_PREPARED", "TRANSACTION_COMMIT", "TRANSACTION_ROLLBACK"}
 _KIND_BITS: Final = {4, 8, 12}
@@ -153,7 +153,7 @@ async def _traced(client: _Client, sent: Sent) -> dict[str, dict[str, int]]:
 async def dynamic(flush: str) -> dict[str, dict[str, dict[str, int]]]:
     """What runs for each kind of request, by file, and what tasks of the broker do meanwhile."""
     found: dict[str, dict[str, dict[str, int]]] = {}
-    with tempfile.TemporaryDirectory(prefix="trimq-ways-") as directory:
+    with tempfile.TemporaryDirectory(prefix="trimq-paths-") as directory:
         async with running_broker(Path(directory), flushDiskType=flush) as broker:
             stream = await trio.open_tcp_stream(*broker.endpoint)
             async with stream:
@@ -284,7 +284,7 @@ def main(arguments: list[str] | None = None) -> None:
     found = {flush: trio.run(dynamic, flush) for flush in ("ASYNC_FLUSH", "SYNC_FLUSH")}
     code = static(ROOT)
     if options.json:
-        print(json.dumps({"ways": found, "code": code}))
+        print(json.dumps({"paths": found, "code": code}))
         return
     for flush, kinds in found.items():
         print(flush)

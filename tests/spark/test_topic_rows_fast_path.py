@@ -9,7 +9,7 @@ import pytest
 
 from tests.interop.harness.servers import Cluster
 from tests.spark.tables import read, write
-from trimq.pipeline.topics.plain_rows import is_plain, requests_of
+from trimq.pipeline.topics.rows_fast_path import fits_fast_path, requests_of
 from trimq.pipeline.topics.sink_rows import RowError, rows_of
 from trimq.protocol.batch import decode_batch
 from trimq.protocol.message_id import UniqueIdGenerator
@@ -41,7 +41,7 @@ def sent(batch: pa.RecordBatch, batch_bytes: int = 3000) -> list[tuple[bytes, di
 
 @pytest.mark.parametrize("batch", [batch_of(500), batch_of(500).slice(17, 401), batch_of(500).slice(333)])
 def test_rows_are_what_they_are_one_by_one(batch: pa.RecordBatch) -> None:
-    assert is_plain(batch)
+    assert fits_fast_path(batch)
     found = sent(batch)
     ids = [properties.pop("UNIQ_KEY") for _, properties in found]
     assert len(set(ids)) == batch.num_rows
@@ -66,10 +66,10 @@ def test_a_row_without_a_body_is_told(missing: bytes | None) -> None:
         sent(pa.RecordBatch.from_arrays([pa.array(bodies), pa.array(["a\x01b"] * 150)], ["body", "tags"]))
 
 
-def test_what_needs_a_look_at_each_row_is_not_plain() -> None:
+def test_what_needs_a_look_at_each_row_does_not_fit_the_fast_path() -> None:
     rows: list[dict[str, Any]] = [{"body": b"x", "keys": ["k"]}] * 200
-    assert not is_plain(pa.RecordBatch.from_pylist(rows))
-    assert not is_plain(batch_of(20)), "few rows wait for others"
+    assert not fits_fast_path(pa.RecordBatch.from_pylist(rows))
+    assert not fits_fast_path(batch_of(20)), "few rows wait for others"
 
 
 def test_ids_differ_whatever_is_taken_at_once() -> None:
@@ -83,7 +83,7 @@ def test_ids_differ_whatever_is_taken_at_once() -> None:
 
 
 def test_brokers_take_them(cluster: Cluster) -> None:
-    topic = cluster.create_topic("SparkPlain", 2)
+    topic = cluster.create_topic("SparkFastPath", 2)
     rows = [{"body": b"%04d" % n * 50, "tags": f"t{n % 3}"} for n in range(1500)]
     assert write(cluster, rows, topic=topic, batchBytes=20_000) == (1500, 0)
     found = read(cluster, topics=topic)

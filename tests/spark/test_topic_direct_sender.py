@@ -1,4 +1,4 @@
-"""The quick way to brokers: what is not acknowledged is given back, whatever a broker answers, and nothing else."""
+"""The fast path to brokers: what is not acknowledged is given back, whatever a broker answers, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.interop.harness.servers import Cluster
 from tests.spark.tables import bodies, options_of, read, write
 from trimq.client.message import MessageQueue
 from trimq.pipeline.options import Options
-from trimq.pipeline.topics import delivery, send_lane
+from trimq.pipeline.topics import delivery, direct_sender
 from trimq.pipeline.topics.delivery import Chunk, Identity, WriteSettings, deliver
-from trimq.pipeline.topics.plain_rows import Request
-from trimq.pipeline.topics.send_lane import LaneEndedError, SendLane
+from trimq.pipeline.topics.direct_sender import ConnectionEndedError, DirectSender
+from trimq.pipeline.topics.rows_fast_path import Request
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
@@ -49,7 +49,7 @@ def shrink(connection: socket.socket, size: int) -> None:
 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The size of the buffers that a lane's connections have."""
+    """The size of the buffers that a sender's connections have."""
     real, size = socket.create_connection, 16_384
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
@@ -104,16 +104,16 @@ def request(number: int, size: int = 50_000) -> Request:
     return Request("T", memoryview(b"%04d" % number + bytes(size)), 10, "A" * 32, 1)
 
 
-def given(lane: SendLane, count: int = REQUESTS) -> list[int]:
-    """Sends so many; the numbers of those that the lane gave back or never took."""
+def given(sender: DirectSender, count: int = REQUESTS) -> list[int]:
+    """Sends so many; the numbers of those that the sender gave back or never took."""
     number = 0
     try:
         for number in range(count):
-            lane.send(request(number))
-        lane.finish()
-    except LaneEndedError:
-        return [int(bytes(one.body)[:4]) for one in lane.take_back()] + list(range(number + 1, count))
-    lane.close()
+            sender.send(request(number))
+        sender.finish()
+    except ConnectionEndedError:
+        return [int(bytes(one.body)[:4]) for one in sender.take_back()] + list(range(number + 1, count))
+    sender.close()
     return []
 
 
@@ -133,11 +133,11 @@ def gone(request: RemotingCommand, number: int) -> RemotingCommand:
 
 @pytest.mark.parametrize("room", [1, 200_000, 1 << 22])
 def test_everything_is_sent_and_acknowledged(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_lane, "_UNDER_WAY", room)
+    monkeypatch.setattr(direct_sender, "_UNDER_WAY", room)
     with FakeBroker(stored).running() as broker:
-        lane = SendLane("g", [(queue(0), broker.address), (queue(1), broker.address)], 20)
-        assert given(lane) == []
-        assert lane.stored == 10 * REQUESTS
+        sender = DirectSender("g", [(queue(0), broker.address), (queue(1), broker.address)], 20)
+        assert given(sender) == []
+        assert sender.stored == 10 * REQUESTS
     assert broker.kept == list(range(REQUESTS))
 
 
@@ -147,31 +147,31 @@ def test_everything_is_sent_and_acknowledged(room: int, monkeypatch: pytest.Monk
 def test_what_is_not_acknowledged_is_given_back(
     fault: Answer, after: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_lane, "_UNDER_WAY", room)
+    monkeypatch.setattr(direct_sender, "_UNDER_WAY", room)
     with FakeBroker(lambda one, number: (fault if number == after else stored)(one, number)).running() as broker:
-        lane = SendLane("g", [(queue(0), broker.address)], 20)
-        left = given(lane)
+        sender = DirectSender("g", [(queue(0), broker.address)], 20)
+        left = given(sender)
     assert after in left
     assert set(left) >= set(range(REQUESTS)) - set(broker.kept), "nothing is lost"
-    assert lane.stored == 10 * (REQUESTS - len(left))
+    assert sender.stored == 10 * (REQUESTS - len(left))
     if fault is refused:
         assert sorted([*left, *broker.kept]) == list(range(REQUESTS)), "what was stored behind it is not sent again"
 
 
 def test_a_broker_that_says_nothing() -> None:
     with FakeBroker(lambda one, number: stored(one, number) if number < 3 else None).running() as broker:
-        lane = SendLane("g", [(queue(0), broker.address)], 0.5)
-        left = given(lane)
+        sender = DirectSender("g", [(queue(0), broker.address)], 0.5)
+        left = given(sender)
     assert set(left) >= set(range(3, REQUESTS))
-    assert lane.stored == 10 * (REQUESTS - len(left))
+    assert sender.stored == 10 * (REQUESTS - len(left))
 
 
 def test_a_broker_that_reads_on_when_its_reply_is_taken(small_buffers: int) -> None:
     with FakeBroker(stored_at_length, small_buffers).running() as broker:
-        lane = SendLane("g", [(queue(0), broker.address)], 20)
-        assert given(lane) == []
+        sender = DirectSender("g", [(queue(0), broker.address)], 20)
+        assert given(sender) == []
     assert broker.kept == list(range(REQUESTS))
-    assert lane.stored == 10 * REQUESTS
+    assert sender.stored == 10 * REQUESTS
 
 
 def test_a_request_that_is_refused_while_another_gets_out(small_buffers: int) -> None:
@@ -181,24 +181,24 @@ def test_a_request_that_is_refused_while_another_gets_out(small_buffers: int) ->
         return reply
 
     with FakeBroker(answer, small_buffers).running() as broker:
-        lane = SendLane("g", [(queue(0), broker.address)], 20)
-        left = given(lane)
+        sender = DirectSender("g", [(queue(0), broker.address)], 20)
+        left = given(sender)
     assert 3 in left
     assert broker.kept[:3] == [0, 1, 2]
     assert sorted([*left, *broker.kept]) == list(range(REQUESTS)), "each once"
-    assert lane.stored == 10 * len(broker.kept)
-    assert lane._ways[broker.address]._works, "no reply was waited for that cannot come"
+    assert sender.stored == 10 * len(broker.kept)
+    assert sender._connections[broker.address]._works, "no reply was waited for that cannot come"
 
 
 def test_no_more_than_so_many_requests_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_lane, "_REQUESTS", 5)
+    monkeypatch.setattr(direct_sender, "_REQUESTS", 5)
     with FakeBroker(lambda one, number: None).running() as broker:
-        lane = SendLane("g", [(queue(0), broker.address)], 0.1)
+        sender = DirectSender("g", [(queue(0), broker.address)], 0.1)
         for number in range(5):
-            lane.send(request(number, size=10))
-        with pytest.raises(LaneEndedError):
-            lane.send(request(5, size=10))
-        assert [int(bytes(one.body)[:4]) for one in lane.take_back()] == list(range(6))
+            sender.send(request(number, size=10))
+        with pytest.raises(ConnectionEndedError):
+            sender.send(request(5, size=10))
+        assert [int(bytes(one.body)[:4]) for one in sender.take_back()] == list(range(6))
     assert broker.asked == 5
 
 
@@ -206,52 +206,52 @@ def test_no_more_than_so_many_requests_are_under_way(monkeypatch: pytest.MonkeyP
 def test_a_broker_that_does_not_read() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert given(SendLane("g", [(queue(0), address)], 0.5)) == list(range(REQUESTS))
+        assert given(DirectSender("g", [(queue(0), address)], 0.5)) == list(range(REQUESTS))
 
 
 def test_nobody_listens() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    assert given(SendLane("g", [(queue(0), address)], 20)) == list(range(REQUESTS))
+    assert given(DirectSender("g", [(queue(0), address)], 20)) == list(range(REQUESTS))
 
 
-def test_rows_are_all_there_once_with_the_lane_and_where_it_ends(
+def test_rows_are_all_there_once_with_the_direct_sender_and_where_it_ends(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"body": b"%05d" % number} for number in range(3000)]
     everything = [row["body"] for row in rows]
 
     def no_start(*_: object) -> None:
-        raise AssertionError("the lane ended")
+        raise AssertionError("the direct sender ended")
 
-    topic = cluster.create_topic("SparkSendLane", 2)
+    topic = cluster.create_topic("SparkDirectSender", 2)
     with monkeypatch.context() as patch:
         patch.setattr(delivery._Delivery, "_start", no_start)
         assert write(cluster, rows, topic=topic, batchBytes=2000) == (3000, 0)
     assert bodies(read(cluster, topics=topic)) == everything
 
-    topic = cluster.create_topic("SparkSendLaneEnds", 2)
-    real, sent = SendLane.send, 0
+    topic = cluster.create_topic("SparkDirectSenderEnds", 2)
+    real, sent = DirectSender.send, 0
 
-    def breaks(self: SendLane, request: Request) -> None:
+    def breaks(self: DirectSender, request: Request) -> None:
         nonlocal sent
         sent += 1
         real(self, request)
         if sent == 20:
-            raise LaneEndedError
+            raise ConnectionEndedError
 
-    monkeypatch.setattr(SendLane, "send", breaks)
+    monkeypatch.setattr(DirectSender, "send", breaks)
     assert write(cluster, rows, topic=topic, batchBytes=2000) == (3000, 0)
     assert sent == 20
     assert bodies(read(cluster, topics=topic)) == everything
 
 
-def test_nothing_is_under_way_in_the_background_while_the_lane_works(
+def test_nothing_is_under_way_in_the_background_while_the_direct_sender_works(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop does not run then: a reply would be read too late, and its rows sent twice."""
     under_way = started = sent = 0
-    real_start, real_send = delivery._Delivery._send, SendLane.send
+    real_start, real_send = delivery._Delivery._send, DirectSender.send
 
     async def start(self: delivery._Delivery, chunk: Chunk) -> None:
         nonlocal under_way, started
@@ -260,17 +260,17 @@ def test_nothing_is_under_way_in_the_background_while_the_lane_works(
         await real_start(self, chunk)
         under_way -= 1
 
-    def send(self: SendLane, request: Request) -> None:
+    def send(self: DirectSender, request: Request) -> None:
         nonlocal sent
         sent += 1
         assert not under_way
         real_send(self, request)
 
     monkeypatch.setattr(delivery._Delivery, "_send", start)
-    monkeypatch.setattr(SendLane, "send", send)
-    topic = cluster.create_topic("SparkSendLaneAlone", 2)
+    monkeypatch.setattr(DirectSender, "send", send)
+    topic = cluster.create_topic("SparkDirectSenderAlone", 2)
     everything = [b"%05d" % number for number in range(780)]
-    # Fewer than a hundred rows are no matter for the lane.
+    # Fewer than a hundred rows are no matter for the direct sender.
     parts = [everything[:90], everything[90:390], everything[390:480], everything[480:]]
     batches = [pa.RecordBatch.from_pylist([{"body": body} for body in part]) for part in parts]
     settings = WriteSettings.of(Options(options_of(cluster, topic=topic, batchBytes=2000)))

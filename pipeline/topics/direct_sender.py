@@ -1,10 +1,11 @@
 """Sending a task's requests over connections of its own, as long as everything goes well.
 
 Several requests are under way on each connection, so that a broker always has one to store while a worker encodes the
-next: neither waits for the other. As with reading (see lane), waiting for one socket at a time is all that this needs;
-replies are also taken while a request does not get out, as a broker may read on only when it is rid of them.
+next: neither waits for the other. As with reading (see direct_connection), waiting for one socket at a time is all that
+this needs; replies are also taken while a request does not get out, as a broker may read on only when it is rid of
+them.
 
-Anything but the expected reply ends the lane. What has no reply then may be stored or not: ``take_back`` gives it to
+Anything but the expected reply ends the sender. What has no reply then may be stored or not: ``take_back`` gives it to
 whoever sends it again (delivery), with patience and as often as it takes.
 """
 
@@ -16,7 +17,7 @@ from typing import Final
 from trimq.client.message import MessageQueue
 from trimq.client.sending import STATUS, send_command
 from trimq.pipeline.topics.connecting import connect
-from trimq.pipeline.topics.plain_rows import Request
+from trimq.pipeline.topics.rows_fast_path import Request
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import FrameDecoder, encode_head
 
@@ -27,11 +28,11 @@ _REQUESTS: Final = 32
 _RECEIVE: Final = 64 * 1024
 
 
-class LaneEndedError(Exception):
+class ConnectionEndedError(Exception):
     """Something else than the expected reply has come, or nothing."""
 
 
-class _Way:
+class _BrokerConnection:
     """One broker's connection. ``waiting`` are requests without a reply, ``refused`` those with a bad one."""
 
     def __init__(self, address: str, timeout: float) -> None:
@@ -56,7 +57,7 @@ class _Way:
     def send(self, head: bytes, request: Request, opaque: int) -> None:
         """Takes replies while the request does not get out.
 
-        Raises LaneEndedError, OSError and FrameError; ``end`` gives the request back then too.
+        Raises ConnectionEndedError, OSError and FrameError; ``end`` gives the request back then too.
         """
         self.waiting[opaque] = request
         sent, size = 0, len(head) + len(request.body)
@@ -66,7 +67,7 @@ class _Way:
                     sent += self._socket.sendmsg((head[sent:], request.body[max(0, sent - len(head)) :]))
                 else:
                     self.take_replies()
-        except LaneEndedError:
+        except ConnectionEndedError:
             # No broker stores a part of a request, or answers it: nobody is to wait for that.
             self.waiting.pop(opaque, None)
             self.refused[opaque] = request
@@ -84,7 +85,10 @@ class _Way:
         return ready[0][1]
 
     def take_replies(self) -> None:
-        """Takes the replies that are there, waits for one where there is none. Raises LaneEndedError and OSError."""
+        """Takes the replies that are there, waits for one where there is none.
+
+        Raises ConnectionEndedError and OSError.
+        """
         try:
             self._wait(select.POLLIN)
             data = self._socket.recv(_RECEIVE)
@@ -102,7 +106,7 @@ class _Way:
                 self.refused[reply.opaque] = request
         self._works = self._works and bool(data)
         if self.refused or not self._works:
-            raise LaneEndedError
+            raise ConnectionEndedError
 
     def end(self) -> dict[int, Request]:
         """Hangs up; what was not stored, as far as is known."""
@@ -111,7 +115,7 @@ class _Way:
         while self.waiting:
             try:
                 self.take_replies()
-            except LaneEndedError:
+            except ConnectionEndedError:
                 if not self._works:
                     break
             except (OSError, FrameError):
@@ -124,10 +128,10 @@ class _Way:
         self._socket.close()
 
 
-class SendLane:
+class DirectSender:
     """The queues of one topic, by turns; ``places`` are the queues and the addresses of their brokers.
 
-    ``send`` and ``finish`` raise LaneEndedError where the lane is at its end.
+    ``send`` and ``finish`` raise ConnectionEndedError where the sender is at its end.
     """
 
     def __init__(self, group: str, places: Sequence[tuple[MessageQueue, str]], timeout: float) -> None:
@@ -137,13 +141,13 @@ class SendLane:
         self._turn = random.randrange(len(places))  # noqa: S311 - tasks begin with different queues
         self._timeout = timeout
         self._opaque = 0
-        self._ways: dict[str, _Way] = {}
+        self._connections: dict[str, _BrokerConnection] = {}
         self._unsent: list[Request] = []
 
     @property
     def stored(self) -> int:
         """Rows that brokers have acknowledged."""
-        return sum(way.stored for way in self._ways.values())
+        return sum(connection.stored for connection in self._connections.values())
 
     def send(self, request: Request) -> None:
         """Sends one, once there is room for it."""
@@ -151,36 +155,36 @@ class SendLane:
         self._turn = (self._turn + 1) % len(self._places)
         queue, address = self._places[self._turn]
         try:
-            way = self._ways.get(address)
-            if way is None:
-                way = self._ways[address] = _Way(address, self._timeout)
-            while way.is_full:
-                way.take_replies()
+            connection = self._connections.get(address)
+            if connection is None:
+                connection = self._connections[address] = _BrokerConnection(address, self._timeout)
+            while connection.is_full:
+                connection.take_replies()
             command = send_command(self._group, request.prepared(), queue)
             command.opaque = self._opaque = self._opaque + 1
             head = encode_head(command, len(request.body))
             self._unsent = []
-            way.send(head, request, self._opaque)
+            connection.send(head, request, self._opaque)
         except (OSError, FrameError) as error:
-            raise LaneEndedError from error
+            raise ConnectionEndedError from error
 
     def finish(self) -> None:
         """Waits for all replies."""
         try:
-            for way in self._ways.values():
-                while way.waiting:
-                    way.take_replies()
+            for connection in self._connections.values():
+                while connection.waiting:
+                    connection.take_replies()
         except (OSError, FrameError) as error:
-            raise LaneEndedError from error
+            raise ConnectionEndedError from error
 
     def take_back(self) -> list[Request]:
-        """Ends the lane: what was given to it and is not known to be stored, in the order in which it was sent."""
+        """Ends the sender: what was given to it and is not known to be stored, in the order in which it was sent."""
         left: dict[int, Request] = {}
-        for way in self._ways.values():
-            left |= way.end()
+        for connection in self._connections.values():
+            left |= connection.end()
         return [*(left[opaque] for opaque in sorted(left)), *self._unsent]
 
     def close(self) -> None:
         """Hangs up."""
-        for way in self._ways.values():
-            way.close()
+        for connection in self._connections.values():
+            connection.close()

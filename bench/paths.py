@@ -1,4 +1,4 @@
-"""Which way requests take, counted beside the hot path.
+"""Which path requests take, counted beside the hot path.
 
 Full handlers and grouped servers are wrapped in the route table: a call more for each full request and for each group.
 Fast handlers are not touched; what was served and did not come by there has gone through them.
@@ -15,14 +15,14 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable, Route
 from trimq.remoting.server.handlers import GroupedServer, Handler, Later, Outcome, Served, Span
 
-Way: TypeAlias = Literal["fast", "single", "grouped", "full"]
+RequestPath: TypeAlias = Literal["fast", "single", "grouped", "full"]
 
 
-class OtherWayError(RuntimeError):
-    """A row's requests have taken another way than the one that it measures."""
+class OtherPathError(RuntimeError):
+    """A row's requests have taken another path than the one that it measures."""
 
 
-class Ways:
+class PathCounter:
     """Counts for the time of its block what the routes of ``codes`` serve."""
 
     def __init__(self, table: HandlerTable, codes: Iterable[int]) -> None:
@@ -50,14 +50,14 @@ class Ways:
         """The routes are what they were."""
         self._stack.close()
 
-    def taken(self, requests: int) -> Counter[Way]:
-        """How many of ``requests``, which are all that were served since this was called last, took which way."""
+    def taken(self, requests: int) -> Counter[RequestPath]:
+        """How many of ``requests``, which are all that were served since this was called last, took which path."""
         for code, placed in self._placed.items():
             if self._table.routes[code] is not placed:
-                raise OtherWayError(f"the route of the code {code} has been replaced: its ways are not counted")
+                raise OtherPathError(f"the route of the code {code} has been replaced: its paths are not counted")
         grouped, single, full = self._grouped, self._single, self._full
         self._grouped = self._single = self._full = 0
-        found: Counter[Way] = Counter()
+        found: Counter[RequestPath] = Counter()
         found["grouped"], found["single"], found["full"] = grouped, single, full
         found["fast"] = requests - full - grouped - single
         return +found

@@ -1,4 +1,4 @@
-"""The quick way to texts that are laid out alike tells what the general way does, or is not taken."""
+"""The fast path to texts that are laid out alike tells what the general way does, or is not taken."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trimq.pipeline.store.alike import alike_texts
 from trimq.pipeline.store.columns import Rows
 from trimq.pipeline.store.gather import as_text, gather, matrix_as_text
 from trimq.pipeline.store.heads import read_heads
 from trimq.pipeline.store.scan import chain
+from trimq.pipeline.store.uniform_texts import uniform_texts
 from trimq.protocol.record import encode_record, pack_host
 
 pytestmark = pytest.mark.one_pyspark
@@ -44,7 +44,7 @@ def rows_of(texts: list[bytes], topics: list[bytes], *, general: bool = False) -
     assert end == len(log)
     rows = Rows(memoryview(log), read_heads(np.frombuffer(log, np.uint8), at, at), None)
     if general:
-        vars(rows)["_alike"] = None
+        vars(rows)["_uniform"] = None
     return rows
 
 
@@ -72,16 +72,16 @@ def test_it_tells_what_the_general_way_does(forms: list[bytes], topics: list[byt
     assert told(rows_of(texts, names)) == told(rows_of(texts, names, general=True))
 
 
-def alike(texts: list[bytes], topics: list[bytes] | None = None) -> bool:
+def is_uniform(texts: list[bytes], topics: list[bytes] | None = None) -> bool:
     rows = rows_of(texts, topics or [b"Orders"] * len(texts))
-    return alike_texts(rows.view, rows.heads) is not None
+    return uniform_texts(rows.view, rows.heads) is not None
 
 
 def test_it_is_taken_where_records_are_laid_out_alike() -> None:
     usual = [b"UNIQ_KEY\x01%032d\x02TAGS\x01t%d\x02" % (number, number % 3) for number in range(50)]
-    assert alike(usual)
-    assert alike(usual, [b"Topic%02d" % number for number in range(50)])
-    assert alike([b""] * 50)
+    assert is_uniform(usual)
+    assert is_uniform(usual, [b"Topic%02d" % number for number in range(50)])
+    assert is_uniform([b""] * 50)
 
 
 CHANGES: list[Callable[[bytes], bytes]] = [
@@ -99,7 +99,7 @@ def test_it_is_not_taken_where_one_record_differs(change: Callable[[bytes], byte
     for which in (0, 17, 49):
         changed = [*texts[:which], change(texts[which]), *texts[which + 1 :]]
         assert changed[which] != texts[which]
-        assert not alike(changed)
+        assert not is_uniform(changed)
         names = [b"Orders"] * 50
         assert told(rows_of(changed, names)) == told(rows_of(changed, names, general=True))
 

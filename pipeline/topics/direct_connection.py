@@ -8,8 +8,8 @@ Replies stay where they were received, in one buffer that is used again and agai
 What one part of the range brings has to wait for the parts in front of it. How much waits is bounded, whatever messages
 are like: without room for more only the first part is asked for, and that is given out as it comes.
 
-Anything but the expected reply ends the lane: ``at`` tells where, and whoever reads on from there (pulling.RangeReader)
-waits for brokers and tells losses.
+Anything but the expected reply ends the connection: ``at`` tells where, and whoever reads on from there
+(pulling.RangeReader) waits for brokers and tells of missing offsets.
 """
 
 import socket
@@ -29,26 +29,26 @@ from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import MAX_FRAME, decode, encode
 from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 
-WORTH_IT: Final = 64
+MIN_MESSAGES: Final = 64
 """A range of fewer messages is not worth a connection."""
 _ASK_FOR: Final = 1024
 """Messages that a pull asks for at most, as the first one does; what replies bring tells how many parts are to have."""
 _DEPTH: Final = 32
 """Requests that are under way at most; when half of them are answered, as many go out by one call."""
-LOAD: Final = 4 << 20
+REPLY_BATCH_BYTES: Final = 4 << 20
 """Bytes of replies that are given out together."""
-_MORE: Final = 1 << 20
-_HELD: Final = 4 * LOAD
+_SPARE_BYTES: Final = 1 << 20
+_MAX_BUFFERED: Final = 4 * REPLY_BATCH_BYTES
 """Bytes in the buffer, and expected, over which nothing is asked for but what can be given out next."""
 _ROUND: Final = 4 * _DEPTH
 """Replies after which it is told anew how many messages one brings: sizes of messages change along a queue."""
 _WORD: Final = struct.Struct(">I")
 
 
-class Load(NamedTuple):
+class ReplyBatch(NamedTuple):
     """Messages as they came, in the order of their offsets: pieces [begin, end) of ``view``.
 
-    They are there until the next load is asked for.
+    They are there until the next batch is asked for.
     """
 
     view: memoryview
@@ -72,12 +72,12 @@ class _Part:
     pieces: list[_Piece] = field(default_factory=list)
 
 
-class _EndOfLaneError(Exception):
+class _UnexpectedReplyError(Exception):
     """Not the expected reply."""
 
 
-class Lane:
-    """One range of a queue. After ``loads`` everything before ``at`` has been given out."""
+class DirectConnection:
+    """One range of a queue. After ``reply_batches`` everything before ``at`` has been given out."""
 
     def __init__(self, address: str, group: str, span: Range, timeout: float) -> None:
         self.at = span.begin
@@ -87,7 +87,7 @@ class Lane:
         self._opaque = 0
         self._asked: dict[int, _Part] = {}
         self._parts: deque[_Part] = deque()
-        self._short: list[_Part] = []
+        self._incomplete: list[_Part] = []
         """Parts that were not brought whole and are not asked for at present."""
         self._ready: list[_Piece] = []
         self._waiting = 0
@@ -97,7 +97,7 @@ class Lane:
         self._most = 0
         """The most messages that a reply of this round brought."""
         self._replies = 0
-        self._buffer = memoryview(bytearray(LOAD + _MORE))
+        self._buffer = memoryview(bytearray(REPLY_BATCH_BYTES + _SPARE_BYTES))
         self._received = 0
         self._looked_at = 0
         header = PullMessageRequestHeader(
@@ -115,30 +115,30 @@ class Lane:
         )
         self._fields = to_ext(header)
 
-    def loads(self) -> Iterator[Load]:
-        """What replies bring, in the order of offsets, up to the end of the range or of the lane."""
+    def reply_batches(self) -> Iterator[ReplyBatch]:
+        """What replies bring, in the order of offsets, up to the end of the range or of the connection."""
         with (
-            suppress(OSError, FrameError, RemotingError, _EndOfLaneError),
+            suppress(OSError, FrameError, RemotingError, _UnexpectedReplyError),
             connect(self._address, self._timeout) as connection,
         ):
             yield from self._pulled(connection)
         yield from self._give()
 
-    def _pulled(self, connection: socket.socket) -> Iterator[Load]:
-        """All but the last load."""
+    def _pulled(self, connection: socket.socket) -> Iterator[ReplyBatch]:
+        """All but the last batch."""
         end = self._span.end
         first = _Part(self.at, end)
         self._parts.append(first)
         connection.sendall(self._request(first))
-        self._take_one(connection)
+        self._receive_reply(connection)
         # the rest of the range is another part's
-        self._short.clear()
+        self._incomplete.clear()
         planned = first.end = first.at
         step = longer = self._most
         while True:
             while self._parts and self._parts[0].at == self._parts[0].end:
                 self._pop_part()
-            requests = self._rests() if self._short else []
+            requests = self._follow_up_requests() if self._incomplete else []
             if self._replies >= _ROUND:
                 # One part is longer, to find out whether replies can bring more by now.
                 step, longer = self._most, 2 * self._most
@@ -154,9 +154,9 @@ class Lane:
                 connection.sendall(b"".join(requests))
             if not self._parts:
                 return
-            if self._looked_at - self._waiting >= LOAD:
+            if self._looked_at - self._waiting >= REPLY_BATCH_BYTES:
                 yield from self._give()
-            self._take_one(connection)
+            self._receive_reply(connection)
 
     def _pop_part(self) -> None:
         """The first part is whole: what has come of the next one is ready."""
@@ -166,27 +166,27 @@ class Lane:
             self._waiting -= sum(piece.end - piece.begin for piece in pieces)
             pieces.clear()
 
-    def _rests(self) -> list[bytes]:
+    def _follow_up_requests(self) -> list[bytes]:
         """Requests for the rest of parts: of the first one always, of later ones as far as there is room."""
         requests = []
-        self._short.sort(key=lambda part: -part.at)
-        while self._short and (self._short[-1] is self._parts[0] or self._has_room()):
-            requests.append(self._request(self._short.pop()))
+        self._incomplete.sort(key=lambda part: -part.at)
+        while self._incomplete and (self._incomplete[-1] is self._parts[0] or self._has_room()):
+            requests.append(self._request(self._incomplete.pop()))
         return requests
 
     def _has_room(self) -> bool:
-        return self._looked_at + (len(self._asked) + 1) * self._largest <= _HELD
+        return self._looked_at + (len(self._asked) + 1) * self._largest <= _MAX_BUFFERED
 
-    def _give(self) -> Iterator[Load]:
+    def _give(self) -> Iterator[ReplyBatch]:
         """What is ready. What is not moves to the front of the buffer afterwards."""
         ready, self._ready = self._ready, []
         if not ready:
             return
-        yield Load(self._buffer, [(piece.begin, piece.end) for piece in ready])
+        yield ReplyBatch(self._buffer, [(piece.begin, piece.end) for piece in ready])
         self.at = ready[-1].following
         waiting = [(piece, part, number) for part in self._parts for number, piece in enumerate(part.pieces)]
         # Of a buffer that grew no more stays than four times of what is needed.
-        room = max(LOAD + _MORE, 2 * self._received)
+        room = max(REPLY_BATCH_BYTES + _SPARE_BYTES, 2 * self._received)
         old, at = self._buffer, 0
         buffer = self._buffer = memoryview(bytearray(room)) if 2 * room <= len(old) else old
         for piece, part, number in sorted(waiting, key=lambda item: item[0].begin):
@@ -207,16 +207,16 @@ class Lane:
         command.opaque = self._opaque
         return encode(command)
 
-    def _take_one(self, connection: socket.socket) -> None:
+    def _receive_reply(self, connection: socket.socket) -> None:
         """One reply."""
         frame = self._frame(connection)
         reply = decode(self._buffer[slice(*frame)])
         part = self._asked.pop(reply.opaque, None)
         if part is None or reply.code != ResponseCode.SUCCESS:
-            raise _EndOfLaneError
+            raise _UnexpectedReplyError
         answer = reply.header(PullMessageResponseHeader)
         if answer.min_offset > part.at or not part.at < answer.next_begin_offset <= part.end:
-            raise _EndOfLaneError
+            raise _UnexpectedReplyError
         begin, end = frame
         size, count = len(reply.body), answer.next_begin_offset - part.at
         part.at += count
@@ -230,7 +230,7 @@ class Lane:
         self._most = max(self._most, count)
         self._largest = max(self._largest, end - begin)
         if part.at < part.end:
-            self._short.append(part)
+            self._incomplete.append(part)
 
     def _frame(self, connection: socket.socket) -> tuple[int, int]:
         """Where in the buffer the next frame is, without its length."""
@@ -238,7 +238,7 @@ class Lane:
         self._receive(connection, begin)
         end = begin + _WORD.unpack_from(self._buffer, self._looked_at)[0]
         if end - self._looked_at > MAX_FRAME:
-            raise _EndOfLaneError
+            raise _UnexpectedReplyError
         self._receive(connection, end)
         self._looked_at = end
         return begin, end
@@ -253,5 +253,5 @@ class Lane:
         while self._received < end:
             count = connection.recv_into(self._buffer[self._received :])
             if not count:
-                raise _EndOfLaneError
+                raise _UnexpectedReplyError
             self._received += count
