@@ -1,4 +1,4 @@
-"""Parts of the SDK without a server: windows, gates, routes, faults, errors, decoding."""
+"""Parts of the SDK without a server: windows, in-flight limits, routes, faults, errors, decoding."""
 
 import copy
 import random
@@ -25,7 +25,7 @@ from trimq.client import (
 from trimq.client.decode import split_messages
 from trimq.client.errors import error_for
 from trimq.client.faults import FaultTable
-from trimq.client.gate import Gate
+from trimq.client.in_flight_limit import InFlightLimit
 from trimq.client.lifecycle import Lifecycle
 from trimq.client.name_servers import parse_addresses
 from trimq.client.offset_window import OffsetWindow
@@ -77,37 +77,37 @@ def test_a_window_ignores_what_it_does_not_hold() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_gate_lets_in_in_order_and_one_that_is_too_large_alone() -> None:
-    gate = Gate(count=2, size=10)
+async def test_an_in_flight_limit_lets_in_in_order_and_one_that_is_too_large_alone() -> None:
+    limit = InFlightLimit(count=2, size=10)
     order: list[str] = []
 
     async def enter(name: str, size: int) -> None:
-        await gate.enter(size)
+        await limit.enter(size)
         order.append(name)
 
-    assert gate.try_enter(6)
+    assert limit.try_enter(6)
     async with anyio.create_task_group() as group:
         group.start_soon(enter, "large", 50)
         await anyio.wait_all_tasks_blocked()
         group.start_soon(enter, "small", 1)
         await anyio.wait_all_tasks_blocked()
         assert order == []  # the small one would fit, but it is not its turn
-        gate.leave(6)
+        limit.leave(6)
         await anyio.wait_all_tasks_blocked()
         assert order == ["large"]
-        gate.leave(50)
+        limit.leave(50)
     assert order == ["large", "small"]
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_waiter_leaves_the_gate_as_it_was() -> None:
-    gate = Gate(count=1, size=10)
-    assert gate.try_enter(1)
+async def test_a_cancelled_waiter_leaves_the_in_flight_limit_as_it_was() -> None:
+    limit = InFlightLimit(count=1, size=10)
+    assert limit.try_enter(1)
     with anyio.move_on_after(0.01):
-        await gate.enter(1)
-    gate.leave(1)
-    assert gate.inside == 0
-    assert gate.try_enter(1)
+        await limit.enter(1)
+    limit.leave(1)
+    assert limit.inside == 0
+    assert limit.try_enter(1)
 
 
 def queue(broker: str, number: int = 0) -> MessageQueue:
