@@ -10,8 +10,8 @@ import anyio
 
 from trimq.client.core import Client, no_reply
 from trimq.client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
-from trimq.client.faults import FaultTable
 from trimq.client.interceptors import SendContext
+from trimq.client.latency_fault_tolerance import LatencyFaultTolerance
 from trimq.client.message import Message, MessageQueue, SendOutcome, SendReceipt
 from trimq.client.routes import DEFAULT_QUEUES, TopicRoute
 from trimq.client.send_form import SendForm
@@ -63,7 +63,7 @@ class Attempts:
         self._retry_unknown = retry_unknown
         self._timeout = timeout
         self._create_topics = create_topics
-        self._faults = FaultTable(time.monotonic)
+        self._fault_tolerance = LatencyFaultTolerance(time.monotonic)
         self._form = lru_cache(maxsize=_FORMS)(partial(SendForm, group))
 
     async def route(self, topic: str) -> TopicRoute:
@@ -80,7 +80,7 @@ class Attempts:
 
     def select(self, route: TopicRoute) -> MessageQueue:
         """The next queue in turn."""
-        return self._faults.select(route.write_queues)
+        return self._fault_tolerance.select(route.write_queues)
 
     async def deliver(
         self,
@@ -107,14 +107,14 @@ class Attempts:
                         raise
                     raise perhaps from missing
             if failure is None:
-                target = queue or self._faults.select(route.write_queues, avoid)
+                target = queue or self._fault_tolerance.select(route.write_queues, avoid)
                 try:
                     return await self._attempt(prepared, target, route, messages, context)
                 except RocketMQError as caught:
                     failure = Failure(target, caught)
             (target, error), failure = failure, None
             if not isinstance(error, UsageError) or error.code in _ELSEWHERE:  # else it is not the broker's fault
-                self._faults.failed(target.broker_name)
+                self._fault_tolerance.failed(target.broker_name)
             if isinstance(error, PerhapsStoredError):
                 perhaps = error
             elif perhaps is None:  # who is cancelled now learns that it is certain
@@ -174,7 +174,7 @@ class Attempts:
         if call.reply is None:
             raise no_reply(connection, call, prepared.code, self._timeout)
         found = receipts(call.reply, prepared, queue, address)
-        self._faults.took(queue.broker_name, time.monotonic() - began)
+        self._fault_tolerance.took(queue.broker_name, time.monotonic() - began)
         return found
 
     def begin(self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], then: Then) -> bool:
@@ -185,7 +185,7 @@ class Attempts:
         route = self._client.routes.known(prepared.topic)
         if route is None or not route.write_queues:
             return False
-        target = queue or self._faults.select(route.write_queues)
+        target = queue or self._fault_tolerance.select(route.write_queues)
         address = route.master(target.broker_name)
         connection = None if address is None else self._client.ready(address)
         if connection is None:
@@ -221,7 +221,7 @@ class Attempts:
             if call.reply is None:
                 raise no_reply(connection, call, prepared.code, self._timeout)
             found = receipts(call.reply, prepared, queue, connection.address)
-            self._faults.took(queue.broker_name, time.monotonic() - began)
+            self._fault_tolerance.took(queue.broker_name, time.monotonic() - began)
         except RocketMQError as error:
             found = Failure(queue, error)
         then(found)

@@ -1,4 +1,4 @@
-"""Parts of the SDK without a server: windows, in-flight limits, routes, faults, errors, decoding."""
+"""Parts of the SDK without a server: windows, in-flight limits, routes, fault tolerance, errors, decoding."""
 
 import copy
 import random
@@ -24,8 +24,8 @@ from trimq.client import (
 )
 from trimq.client.decode import split_messages
 from trimq.client.errors import error_for
-from trimq.client.faults import FaultTable
 from trimq.client.in_flight_limit import InFlightLimit
+from trimq.client.latency_fault_tolerance import LatencyFaultTolerance
 from trimq.client.lifecycle import Lifecycle
 from trimq.client.name_servers import parse_addresses
 from trimq.client.offset_window import OffsetWindow
@@ -116,24 +116,24 @@ def queue(broker: str, number: int = 0) -> MessageQueue:
 
 def test_a_faulty_broker_is_left_alone_for_a_while() -> None:
     now = 0.0
-    table = FaultTable(lambda: now)
+    tolerance = LatencyFaultTolerance(lambda: now)
     both = [queue("a"), queue("b")]
-    table.failed("a")
-    assert {table.select(both).broker_name for _ in range(8)} == {"b"}
-    assert table.select([queue("a")]).broker_name == "a"  # any will do where there is no other
+    tolerance.failed("a")
+    assert {tolerance.select(both).broker_name for _ in range(8)} == {"b"}
+    assert tolerance.select([queue("a")]).broker_name == "a"  # any will do where there is no other
     now = 1000.0
-    assert {table.select(both).broker_name for _ in range(8)} == {"a", "b"}
-    table.took("b", 0.6)
-    assert not table.is_available("b")
-    table.took("b", 0.01)
-    assert table.is_available("b")
+    assert {tolerance.select(both).broker_name for _ in range(8)} == {"a", "b"}
+    tolerance.took("b", 0.6)
+    assert not tolerance.is_available("b")
+    tolerance.took("b", 0.01)
+    assert tolerance.is_available("b")
 
 
 def test_selection_takes_turns_and_avoids() -> None:
-    table = FaultTable(lambda: 0.0)
+    tolerance = LatencyFaultTolerance(lambda: 0.0)
     every = [queue(name, number) for name in "ab" for number in range(2)]
-    assert {table.select(every) for _ in range(4)} == set(every)
-    assert {table.select(every, avoid="a").broker_name for _ in range(4)} == {"b"}
+    assert {tolerance.select(every) for _ in range(4)} == set(every)
+    assert {tolerance.select(every, avoid="a").broker_name for _ in range(4)} == {"b"}
 
 
 def route(**brokers: int) -> TopicRouteData:

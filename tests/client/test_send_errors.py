@@ -203,7 +203,7 @@ async def test_a_message_that_no_broker_takes_is_not_the_brokers_fault() -> None
         with pytest.raises(RocketMQError) as caught:
             await sends.deliver(PREPARED, None, [Message("T", b"x")])
         assert caught.value.code == code
-        assert sends._faults.is_available("a") is is_available
+        assert sends._fault_tolerance.is_available("a") is is_available
 
 
 async def test_who_is_cancelled_between_attempts_learns_that_the_first_was_refused() -> None:
