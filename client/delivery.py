@@ -12,7 +12,7 @@ from trimq.client.errors import UsageError
 from trimq.client.interceptors import ProcessContext, call_all
 from trimq.client.message import ReceivedMessage
 from trimq.client.message_run import MessageRun
-from trimq.client.queue_reader import QueueReader
+from trimq.client.process_queue import ProcessQueue
 from trimq.remoting.client.client_log import StandardLog
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ _log = StandardLog("trimq.client.delivery")
 _TIMED: Final = 15
 """Those are timed whose number in the topic has none of these bits: the clock costs as much as acknowledging."""
 
-Receiver: TypeAlias = tuple[Any, QueueReader]
-"""The consumer that a message came through, or what stands in for it, and the queue's reader."""
+Receiver: TypeAlias = tuple[Any, ProcessQueue]
+"""The consumer that a message came through, or what stands in for it, and its process queue."""
 
 
 class Processing(Struct, eq=False, gc=False):
@@ -41,26 +41,26 @@ class Processing(Struct, eq=False, gc=False):
     _began: float = 0.0
 
     async def __aenter__(self) -> Self:
-        owner, reader = self._receiver
+        owner, process_queue = self._receiver
         if owner.before_process:
             self._context = ProcessContext(owner.group, self._messages())
             call_all(owner.before_process, self._context)
-        if not reader.counts.good & _TIMED:
+        if not process_queue.counts.good & _TIMED:
             self._began = monotonic()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        owner, reader = self._receiver
-        counts = reader.counts
+        owner, process_queue = self._receiver
+        counts = process_queue.counts
         if error is None and self._context is None:
             taken = self._taken
             if type(taken) is MessageRun:
-                reader.finished(taken)
+                process_queue.finished(taken)
                 number = len(taken)
             else:
-                reader.finished_one(taken)
+                process_queue.finished_one(taken)
                 number = 1
             counts.good += number
             if self._began:
@@ -71,13 +71,13 @@ class Processing(Struct, eq=False, gc=False):
         handed_back = False
         try:
             if error is None:
-                reader.finished(messages)
+                process_queue.finished(messages)
             elif not isinstance(error, Exception):
-                reader.put_back(messages)
+                process_queue.put_back(messages)
             else:
                 handed_back = True
                 _log.fault(WARNING, "processing failed; again later", error, messages=named(messages))
-                await owner.hand_back(reader, messages, self._delay_level)
+                await owner.hand_back(process_queue, messages, self._delay_level)
         finally:
             context = self._context
             if context is not None:
@@ -125,10 +125,10 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         return [self]
 
     @property
-    def source(self) -> QueueReader:
-        """The reader that it came through."""
-        reader: QueueReader = self._receiver[1]
-        return reader
+    def source(self) -> ProcessQueue:
+        """The process queue that it came through."""
+        process_queue: ProcessQueue = self._receiver[1]
+        return process_queue
 
     @property
     def delivery_attempt(self) -> int:
@@ -157,8 +157,8 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         >>> async def skip(message: ConsumerMessage) -> None:
         ...     await message.ack()
         """
-        reader: QueueReader = self._receiver[1]
-        reader.finished_one(self)
+        process_queue: ProcessQueue = self._receiver[1]
+        process_queue.finished_one(self)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets it.
@@ -166,8 +166,8 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         >>> async def other_work(message: ConsumerMessage) -> None:
         ...     message.release()
         """
-        _, reader = self._receiver
-        reader.put_back([self])
+        _, process_queue = self._receiver
+        process_queue.put_back([self])
 
     async def nack(self, *, delay_level: int = 0) -> None:
         """Again later: after a delay, on some member of the group; after the last try it is a dead letter.
@@ -177,8 +177,8 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         >>> async def reject(message: ConsumerMessage) -> None:
         ...     await message.nack(delay_level=-1)
         """
-        owner, reader = self._receiver
-        await owner.hand_back(reader, [self], delay_level)
+        owner, process_queue = self._receiver
+        await owner.hand_back(process_queue, [self], delay_level)
 
 
 class Batch(Sequence[ConsumerMessage]):
@@ -189,13 +189,13 @@ class Batch(Sequence[ConsumerMessage]):
     ...         print(len(batch), batch[0].queue, [message.body for message in batch])
     """
 
-    __slots__ = ("_reader", "_run")
+    __slots__ = ("_process_queue", "_run")
 
-    def __init__(self, messages: Sequence[ConsumerMessage], reader: QueueReader) -> None:
+    def __init__(self, messages: Sequence[ConsumerMessage], process_queue: ProcessQueue) -> None:
         if not messages:
             raise UsageError("a batch has at least one message")
         self._run = messages if isinstance(messages, MessageRun) else MessageRun.of(list(messages))
-        self._reader = reader
+        self._process_queue = process_queue
 
     def __repr__(self) -> str:
         return f"Batch(<{len(self._run)} messages from {self._run[0]!r} on>)"
@@ -216,7 +216,7 @@ class Batch(Sequence[ConsumerMessage]):
     @property
     def consumer(self) -> "Consumer":
         """The consumer that it came through."""
-        owner: Consumer = self._reader.receiver[0]
+        owner: Consumer = self._process_queue.receiver[0]
         return owner
 
     @property
@@ -225,9 +225,9 @@ class Batch(Sequence[ConsumerMessage]):
         return list(self._run)
 
     @property
-    def source(self) -> QueueReader:
-        """The reader that it came through."""
-        return self._reader
+    def source(self) -> ProcessQueue:
+        """The process queue that it came through."""
+        return self._process_queue
 
     def process(self, *, reraise: bool = False, delay_level: int = 0) -> Processing:
         """As ConsumerMessage.process, for all of them.
@@ -236,7 +236,7 @@ class Batch(Sequence[ConsumerMessage]):
         ...     async with batch.process():
         ...         ...
         """
-        return Processing(self._run, self._reader.receiver, reraise, delay_level)
+        return Processing(self._run, self._process_queue.receiver, reraise, delay_level)
 
     async def ack(self) -> None:
         """All are done with.
@@ -244,7 +244,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def skip(batch: Batch) -> None:
         ...     await batch.ack()
         """
-        self._reader.finished(self._run)
+        self._process_queue.finished(self._run)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets them.
@@ -252,7 +252,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def other_work(batch: Batch) -> None:
         ...     batch.release()
         """
-        self._reader.put_back(self._run)
+        self._process_queue.put_back(self._run)
 
     async def nack(self, *, delay_level: int = 0) -> None:
         """All again later.
@@ -260,4 +260,4 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def reject(batch: Batch) -> None:
         ...     await batch.nack()
         """
-        await self.consumer.hand_back(self._reader, self.messages, delay_level)
+        await self.consumer.hand_back(self._process_queue, self.messages, delay_level)

@@ -1,4 +1,4 @@
-"""ReadAhead: what a queue's reader has pulled and nobody has taken yet, in order."""
+"""ReadAhead: what a process queue has pulled and nobody has taken yet, in order."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Readers that have messages to hand out, each in its turn, and the tasks that wait for one.
+"""Process queues that have messages to hand out, each in its turn, and the tasks that wait for one.
 
 Where nobody has one, what has arrived already is read before a task waits for it: under load that saves two turns of
 the loop for each pull, which cost more than the pull.
@@ -12,47 +12,47 @@ import anyio
 
 from trimq.client.message import ReceivedMessage
 from trimq.client.message_run import MessageRun
-from trimq.client.queue_reader import QueueReader
+from trimq.client.process_queue import ProcessQueue
 
 _TURNS: Final = 16
-"""Messages that are taken from one reader, one by one, before it is the next one's turn."""
+"""Messages that are taken from one process queue, one by one, before it is the next one's turn."""
 
 
 class ReadyLine:
     """Any number of tasks may take and wait; what is ready is found by one of them.
 
-    ``read_arrived`` reads what has arrived, and may add readers; False where nothing has.
+    ``read_arrived`` reads what has arrived, and may add process queues; False where nothing has.
     """
 
     __slots__ = ("_inside", "_line", "_read_arrived", "_turns", "_wake")
 
     def __init__(self, read_arrived: Callable[[], bool]) -> None:
         self._read_arrived = read_arrived
-        self._line: deque[QueueReader] = deque()
-        self._inside: set[QueueReader] = set()
+        self._line: deque[ProcessQueue] = deque()
+        self._inside: set[ProcessQueue] = set()
         self._turns = _TURNS
         self._wake = anyio.Event()
 
-    def add(self, reader: QueueReader) -> None:
+    def add(self, process_queue: ProcessQueue) -> None:
         """It has something to take: to the end of the line, if it is not in it."""
-        if reader not in self._inside:
-            self._inside.add(reader)
-            self._line.append(reader)
+        if process_queue not in self._inside:
+            self._inside.add(process_queue)
+            self._line.append(process_queue)
         self._wake.set()
 
-    def discard(self, reader: QueueReader) -> None:
+    def discard(self, process_queue: ProcessQueue) -> None:
         """It is read no more."""
-        if reader in self._inside:
-            self._inside.discard(reader)
-            self._line.remove(reader)
+        if process_queue in self._inside:
+            self._inside.discard(process_queue)
+            self._line.remove(process_queue)
 
     def take_one(self) -> ReceivedMessage | None:
-        """The next message; None where nobody has one. A reader has a few turns before the next one has."""
+        """The next message; None where nobody has one. A process queue has a few turns before the next one has."""
         line = self._line
         while line or (self._read_arrived() and line):
-            reader = line[0]
-            front = reader.buffer.front
-            message = front.popleft() if front and reader.is_free else reader.take_one()
+            process_queue = line[0]
+            front = process_queue.buffer.front
+            message = front.popleft() if front and process_queue.is_free else process_queue.take_one()
             if message is None:
                 self._inside.discard(line.popleft())
                 continue
@@ -63,18 +63,18 @@ class ReadyLine:
             return message
         return None
 
-    def take(self, count: int) -> tuple[QueueReader, MessageRun[ReceivedMessage]] | None:
+    def take(self, count: int) -> tuple[ProcessQueue, MessageRun[ReceivedMessage]] | None:
         """Up to ``count`` messages of one queue; None where nobody has one."""
         line = self._line
         while line or (self._read_arrived() and line):
-            reader = line.popleft()
-            run = reader.take(count)
-            if reader.is_ready:
-                line.append(reader)
+            process_queue = line.popleft()
+            run = process_queue.take(count)
+            if process_queue.is_ready:
+                line.append(process_queue)
             else:
-                self._inside.discard(reader)
+                self._inside.discard(process_queue)
             if run is not None:
-                return reader, run
+                return process_queue, run
         return None
 
     def wake(self) -> None:

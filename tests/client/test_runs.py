@@ -14,8 +14,8 @@ from trimq.client.decode import split_messages
 from trimq.client.errors import RocketMQError
 from trimq.client.message_run import MessageRun
 from trimq.client.offset_window import OffsetWindow
+from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.pulling import PullCall, Pulled
-from trimq.client.queue_reader import Prefetch, QueueReader
 from trimq.client.read_ahead import ReadAhead
 from trimq.client.ready_line import ReadyLine
 from trimq.client.subscription import Subscription
@@ -191,11 +191,11 @@ REPLIES = st.builds(
 )
 
 
-def reader_of(
-    subscription: Subscription, on_ready: Callable[[QueueReader], None] = lambda _: None, *, orderly: bool = False
-) -> QueueReader:
+def process_queue_of(
+    subscription: Subscription, on_ready: Callable[[ProcessQueue], None] = lambda _: None, *, orderly: bool = False
+) -> ProcessQueue:
     """One that pulls nothing by itself."""
-    return QueueReader(
+    return ProcessQueue(
         Client("127.0.0.1:1"), "g", QUEUE, subscription, 0, prefetch=Prefetch(), kind=ConsumerMessage,
         with_subscription=False, on_ready=on_ready, orderly=orderly,
     )  # fmt: skip
@@ -209,14 +209,14 @@ def test_what_has_arrived_is_read_before_anybody_waits() -> None:
             return False
         offsets = arriving.pop(0)
         if offsets:
-            reader.add(run_of(offsets))  # type: ignore[arg-type] # the reader makes ConsumerMessages
+            process_queue.add(run_of(offsets))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
         return True
 
     line = ReadyLine(read_arrived)
-    reader = reader_of(Subscription("T", "*", 0), line.add)
+    process_queue = process_queue_of(Subscription("T", "*", 0), line.add)
     found = line.take(2)
     assert found is not None
-    assert (found[0], list(found[1].offsets), len(arriving)) == (reader, [1, 2], 2)
+    assert (found[0], list(found[1].offsets), len(arriving)) == (process_queue, [1, 2], 2)
     assert line.take(2) is None  # something has arrived, but no message
     one = line.take_one()
     assert one is not None
@@ -225,24 +225,24 @@ def test_what_has_arrived_is_read_before_anybody_waits() -> None:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_a_reader_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> None:
+def test_a_process_queue_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> None:
     line = ReadyLine(lambda: False)
-    reader = reader_of(Subscription("T", "*", 0), line.add, orderly=orderly)
-    reader.add(run_of([1, 2, 3]))  # type: ignore[arg-type] # the reader makes ConsumerMessages
+    process_queue = process_queue_of(Subscription("T", "*", 0), line.add, orderly=orderly)
+    process_queue.add(run_of([1, 2, 3]))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
     one = line.take_one()
     assert one is not None
     assert one.queue_offset == 1
     two = line.take_one()
     assert (two is None) == orderly
-    reader.finished_one(one)
+    process_queue.finished_one(one)
     if two is None:
         two = line.take_one()
         assert two is not None
     assert two.queue_offset == 2
-    reader.finished_one(two)
-    reader.pause()
+    process_queue.finished_one(two)
+    process_queue.pause()
     assert line.take_one() is None
-    reader.resume()
+    process_queue.resume()
     three = line.take_one()
     assert three is not None
     assert three.queue_offset == 3
@@ -252,9 +252,9 @@ def test_a_reader_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> Non
 def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
     replies: list[Reply], tags: str, chance: random.Random
 ) -> None:
-    """A reader against the plain way: every reply split and filtered at once, every message finished by itself."""
+    """A process queue against the plain way: each reply split and filtered at once, each message finished by itself."""
     subscription = Subscription("T", tags, 0)
-    reader = reader_of(subscription)
+    process_queue = process_queue_of(subscription)
     call = PullCall("g", QUEUE, subscription, 32, with_subscription=False)
     plain = PlainWindow(0)
     expected: list[int] = []
@@ -268,7 +268,7 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
         except ValueError:
             works = False
         if works:
-            reader.absorb(Pulled(command, call, "a:1"))
+            process_queue.absorb(Pulled(command, call, "a:1"))
             wanted = [m.queue_offset for m in found if not subscription.tags or m.tags in subscription.tags]
             expected += wanted
             plain.taken += wanted
@@ -276,13 +276,13 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
             plain.next_offset = following
         else:
             with pytest.raises((ValueError, RocketMQError)):
-                reader.absorb(Pulled(command, call, "a:1"))
+                process_queue.absorb(Pulled(command, call, "a:1"))
         for _ in range(chance.randrange(3)):
-            if chance.random() < 0.5 and (run := reader.take(chance.randint(1, 8))) is not None:
-                handled.append(run)  # type: ignore[arg-type] # the reader makes ConsumerMessages
+            if chance.random() < 0.5 and (run := process_queue.take(chance.randint(1, 8))) is not None:
+                handled.append(run)  # type: ignore[arg-type] # the process queue makes ConsumerMessages
                 taken = len(run)
                 assert list(run.offsets) == expected[:taken]
-            elif (one := reader.take_one()) is not None:
+            elif (one := process_queue.take_one()) is not None:
                 assert isinstance(one, ConsumerMessage)
                 handled.append([one])
                 taken = 1
@@ -295,15 +295,15 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
         while handled and chance.random() < 0.6:
             messages = handled.pop()
             if chance.random() < 0.2:
-                reader.put_back(messages)
+                process_queue.put_back(messages)
                 expected = sorted([*expected, *(message.queue_offset for message in messages)])
                 continue
             if len(messages) == 1 and chance.random() < 0.5:
-                reader.finished_one(messages[0])
+                process_queue.finished_one(messages[0])
             else:
-                reader.finished(messages)
+                process_queue.finished(messages)
             for message in messages:
                 plain.finished(message.queue_offset)
-        assert (reader.committable, reader.window.span, reader.window.unfinished) == plain.figures
-        held = [reader.buffer.front, *reader.buffer._runs, *handled]
-        assert reader.held_bytes == sum(message.size for messages in held for message in messages)
+        assert (process_queue.committable, process_queue.window.span, process_queue.window.unfinished) == plain.figures
+        held = [process_queue.buffer.front, *process_queue.buffer._runs, *handled]
+        assert process_queue.held_bytes == sum(message.size for messages in held for message in messages)

@@ -1,4 +1,4 @@
-"""QueueReader: keeps messages of one queue ready, by long polling, within bounds (RocketMQ's ProcessQueue)."""
+"""ProcessQueue: keeps messages of one queue ready, by long polling, within bounds, as RocketMQ's does."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ from trimq.remoting.client.client_log import StandardLog
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 
-_log = StandardLog("trimq.client.queue_reader")
+_log = StandardLog("trimq.client.process_queue")
 
 
 class Counts:
@@ -54,14 +54,14 @@ class Prefetch:
     hold: float = HOLD
 
 
-class QueueReader:
+class ProcessQueue:
     """The messages of one queue, as far as they are pulled, handed out and finished.
 
     ``run`` pulls until it is cancelled; ``on_ready`` is called when there is something to take again. In ``orderly``
     mode nothing can be taken while something that was taken is not finished; ``on_idle`` is called when it is.
     """
 
-    def __init__(  # noqa: PLR0913 - a reader's surroundings
+    def __init__(  # noqa: PLR0913 - a process queue's surroundings
         self,
         client: Client,
         group: str,
@@ -73,7 +73,7 @@ class QueueReader:
         kind: type[ReceivedMessage],
         with_subscription: bool,
         orderly: bool = False,
-        on_ready: Callable[["QueueReader"], None],
+        on_ready: Callable[["ProcessQueue"], None],
         owner: object = None,
         interceptors: tuple[Interceptor, ...] = (),
         counts: Counts | None = None,
@@ -84,7 +84,7 @@ class QueueReader:
         self.window: OffsetWindow = OffsetWindow(offset)
         self.committed = offset
         self.buffer: ReadAhead[ReceivedMessage] = ReadAhead()
-        self.receiver: tuple[Any, QueueReader] = (owner, self)
+        self.receiver: tuple[Any, ProcessQueue] = (owner, self)
         self.orderly = orderly
         self.busy: bool = False
         self.is_free: bool = not orderly
