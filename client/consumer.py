@@ -19,7 +19,7 @@ from trimq.client.message import MessageQueue, ReceivedMessage
 from trimq.client.message_run import MessageRun
 from trimq.client.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, first_offset
 from trimq.client.process_queue import Prefetch, ProcessQueue
-from trimq.client.ready_line import ReadyLine
+from trimq.client.ready_queue import ReadyQueue
 from trimq.client.rebalance import Rebalancer
 from trimq.client.retries import Retries
 from trimq.client.subscription import ALL, Sql, Subscription, parse_subscriptions
@@ -95,7 +95,7 @@ class Consumer(GroupMember):
         self._offsets: OffsetStore = (
             BrokerOffsets(self.client, group) if self._clustering else LocalOffsets(offsets_file)
         )
-        self._line = ReadyLine(self.client.read_arrived)
+        self._ready = ReadyQueue(self.client.read_arrived)
         self._taken = 0
         self._suspended = False
         self.rebalancer: Rebalancer = Rebalancer(
@@ -180,7 +180,7 @@ class Consumer(GroupMember):
     async def __anext__(self) -> ConsumerMessage:
         self._taken += 1
         if self._taken < _POLITE and self._group is not None and not self._suspended:
-            message = self._line.take_one()
+            message = self._ready.take_one()
             if message is not None:
                 return message  # type: ignore[return-value] # its process queues make ConsumerMessages
         return (await self.take(1))[1][0]  # type: ignore[return-value] # as above
@@ -223,11 +223,11 @@ class Consumer(GroupMember):
             await checkpoint()
         while True:
             self._check_open()
-            found = None if self._suspended else self._line.take(count)
+            found = None if self._suspended else self._ready.take(count)
             if found is not None:
                 return found
             self._taken = 0
-            await self._line.wait()
+            await self._ready.wait()
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class Consumer(GroupMember):
             kind=ConsumerMessage,
             with_subscription=False,
             orderly=self.orderly,
-            on_ready=self._line.add,
+            on_ready=self._ready.add,
             owner=owner,
             interceptors=self._interceptors,
             counts=self._requests.counts(queue.topic),
@@ -297,7 +297,7 @@ class Consumer(GroupMember):
         return process_queue
 
     async def _close_process_queue(self, process_queue: ProcessQueue) -> None:
-        self._line.discard(process_queue)
+        self._ready.discard(process_queue)
         if process_queue.committable != process_queue.committed:
             try:
                 await self._offsets.save({process_queue.queue: process_queue.committable}, confirmed=True)
@@ -351,7 +351,7 @@ class Consumer(GroupMember):
         ...     consumer.resume()
         """
         self._suspended = False
-        self._line.wake()
+        self._ready.wake()
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
         """Goes on with a queue of its own from ``offset``, and commits that.

@@ -13,7 +13,7 @@ from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
 from trimq.client.offsets import StartFrom
 from trimq.client.process_queue import Prefetch, ProcessQueue
-from trimq.client.ready_line import ReadyLine
+from trimq.client.ready_queue import ReadyQueue
 from trimq.client.subscription import ALL, Sql, Subscription
 from trimq.protocol.body import ConsumerData, ProducerData
 
@@ -48,7 +48,7 @@ class PullConsumer(GroupMember):
         self._prefetch = prefetch or Prefetch()
         self._process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._positions: dict[MessageQueue, int] = {}
-        self._line = ReadyLine(self.client.read_arrived)
+        self._ready = ReadyQueue(self.client.read_arrived)
 
     async def _open(self) -> None:
         self.client.join(self)
@@ -101,7 +101,7 @@ class PullConsumer(GroupMember):
         for queue in [queue for queue in self._process_queues if queue not in wanted]:
             process_queue = self._process_queues.pop(queue)
             process_queue.drop()
-            self._line.discard(process_queue)
+            self._ready.discard(process_queue)
             del self._positions[queue]
         for queue, offset in wanted.items():
             if queue in self._process_queues:
@@ -128,7 +128,7 @@ class PullConsumer(GroupMember):
             prefetch=self._prefetch,
             kind=ReceivedMessage,
             with_subscription=True,
-            on_ready=self._line.add,
+            on_ready=self._ready.add,
         )
 
     @property
@@ -226,13 +226,13 @@ class PullConsumer(GroupMember):
         found = self._take(max_messages)
         with anyio.move_on_after(timeout):
             while not found:
-                await self._line.wait()
+                await self._ready.wait()
                 found = self._take(max_messages)
         return found
 
     def _take(self, most: int) -> list[ReceivedMessage]:
         found: list[ReceivedMessage] = []
-        while len(found) < most and (more := self._line.take(most - len(found))) is not None:
+        while len(found) < most and (more := self._ready.take(most - len(found))) is not None:
             process_queue, run = more
             self._positions[process_queue.queue] = run.offsets[-1] + 1
             process_queue.finished(run)

@@ -17,7 +17,7 @@ from trimq.client.offset_window import OffsetWindow
 from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.pulling import PullCall, Pulled
 from trimq.client.read_ahead import ReadAhead
-from trimq.client.ready_line import ReadyLine
+from trimq.client.ready_queue import ReadyQueue
 from trimq.client.subscription import Subscription
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -212,38 +212,38 @@ def test_what_has_arrived_is_read_before_anybody_waits() -> None:
             process_queue.add(run_of(offsets))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
         return True
 
-    line = ReadyLine(read_arrived)
-    process_queue = process_queue_of(Subscription("T", "*", 0), line.add)
-    found = line.take(2)
+    ready = ReadyQueue(read_arrived)
+    process_queue = process_queue_of(Subscription("T", "*", 0), ready.add)
+    found = ready.take(2)
     assert found is not None
     assert (found[0], list(found[1].offsets), len(arriving)) == (process_queue, [1, 2], 2)
-    assert line.take(2) is None  # something has arrived, but no message
-    one = line.take_one()
+    assert ready.take(2) is None  # something has arrived, but no message
+    one = ready.take_one()
     assert one is not None
     assert one.queue_offset == 3
-    assert line.take_one() is None
+    assert ready.take_one() is None
 
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_a_process_queue_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> None:
-    line = ReadyLine(lambda: False)
-    process_queue = process_queue_of(Subscription("T", "*", 0), line.add, orderly=orderly)
+    ready = ReadyQueue(lambda: False)
+    process_queue = process_queue_of(Subscription("T", "*", 0), ready.add, orderly=orderly)
     process_queue.add(run_of([1, 2, 3]))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
-    one = line.take_one()
+    one = ready.take_one()
     assert one is not None
     assert one.queue_offset == 1
-    two = line.take_one()
+    two = ready.take_one()
     assert (two is None) == orderly
     process_queue.finished_one(one)
     if two is None:
-        two = line.take_one()
+        two = ready.take_one()
         assert two is not None
     assert two.queue_offset == 2
     process_queue.finished_one(two)
     process_queue.pause()
-    assert line.take_one() is None
+    assert ready.take_one() is None
     process_queue.resume()
-    three = line.take_one()
+    three = ready.take_one()
     assert three is not None
     assert three.queue_offset == 3
 

@@ -18,61 +18,61 @@ _TURNS: Final = 16
 """Messages that are taken from one process queue, one by one, before it is the next one's turn."""
 
 
-class ReadyLine:
+class ReadyQueue:
     """Any number of tasks may take and wait; what is ready is found by one of them.
 
     ``read_arrived`` reads what has arrived, and may add process queues; False where nothing has.
     """
 
-    __slots__ = ("_inside", "_line", "_read_arrived", "_turns", "_wake")
+    __slots__ = ("_queued", "_read_arrived", "_ready", "_turns", "_wake")
 
     def __init__(self, read_arrived: Callable[[], bool]) -> None:
         self._read_arrived = read_arrived
-        self._line: deque[ProcessQueue] = deque()
-        self._inside: set[ProcessQueue] = set()
+        self._ready: deque[ProcessQueue] = deque()
+        self._queued: set[ProcessQueue] = set()
         self._turns = _TURNS
         self._wake = anyio.Event()
 
     def add(self, process_queue: ProcessQueue) -> None:
-        """It has something to take: to the end of the line, if it is not in it."""
-        if process_queue not in self._inside:
-            self._inside.add(process_queue)
-            self._line.append(process_queue)
+        """It has something to take: to the end of the queue, if it is not in it."""
+        if process_queue not in self._queued:
+            self._queued.add(process_queue)
+            self._ready.append(process_queue)
         self._wake.set()
 
     def discard(self, process_queue: ProcessQueue) -> None:
         """It is read no more."""
-        if process_queue in self._inside:
-            self._inside.discard(process_queue)
-            self._line.remove(process_queue)
+        if process_queue in self._queued:
+            self._queued.discard(process_queue)
+            self._ready.remove(process_queue)
 
     def take_one(self) -> ReceivedMessage | None:
         """The next message; None where nobody has one. A process queue has a few turns before the next one has."""
-        line = self._line
-        while line or (self._read_arrived() and line):
-            process_queue = line[0]
+        ready = self._ready
+        while ready or (self._read_arrived() and ready):
+            process_queue = ready[0]
             front = process_queue.buffer.front
             message = front.popleft() if front and process_queue.is_free else process_queue.take_one()
             if message is None:
-                self._inside.discard(line.popleft())
+                self._queued.discard(ready.popleft())
                 continue
             self._turns = turns = self._turns - 1
             if turns <= 0:
                 self._turns = _TURNS
-                line.rotate(-1)
+                ready.rotate(-1)
             return message
         return None
 
     def take(self, count: int) -> tuple[ProcessQueue, MessageRun[ReceivedMessage]] | None:
         """Up to ``count`` messages of one queue; None where nobody has one."""
-        line = self._line
-        while line or (self._read_arrived() and line):
-            process_queue = line.popleft()
+        ready = self._ready
+        while ready or (self._read_arrived() and ready):
+            process_queue = ready.popleft()
             run = process_queue.take(count)
             if process_queue.is_ready:
-                line.append(process_queue)
+                ready.append(process_queue)
             else:
-                self._inside.discard(process_queue)
+                self._queued.discard(process_queue)
             if run is not None:
                 return process_queue, run
         return None
