@@ -16,7 +16,7 @@ from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError
 from trimq.client.interceptors import Interceptor, ProcessContext
 from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, first_offset
 from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.ready_queue import ReadyQueue
@@ -215,7 +215,7 @@ class Consumer(GroupMember):
             for _ in range(concurrency):
                 group.start_soon(work)
 
-    async def take(self, count: int) -> tuple[ProcessQueue, MessageRun[ReceivedMessage]]:
+    async def take(self, count: int) -> tuple[ProcessQueue, MessageBlock[ReceivedMessage]]:
         """Waits for messages of one queue, up to ``count``; who takes them has to acknowledge them."""
         self._taken += _A_FEW
         if self._taken >= _POLITE:
@@ -293,7 +293,7 @@ class Consumer(GroupMember):
         subscription = Subscription(message.stored_topic, ALL, 0)
         process_queue = self._new_process_queue(message.queue, subscription, message.queue_offset, owner, make)
         message._receiver = (owner, process_queue)  # noqa: SLF001 - no pull has brought it
-        process_queue.add(MessageRun.of([message]))
+        process_queue.add(MessageBlock.of([message]))
         return process_queue
 
     async def _close_process_queue(self, process_queue: ProcessQueue) -> None:
@@ -380,5 +380,5 @@ class _Batches:
         return self
 
     async def __anext__(self) -> Batch:
-        process_queue, run = await self._consumer.take(self._size)
-        return Batch(run, process_queue)  # type: ignore[arg-type] # its process queues make ConsumerMessages
+        process_queue, block = await self._consumer.take(self._size)
+        return Batch(block, process_queue)  # type: ignore[arg-type] # its process queues make ConsumerMessages

@@ -11,7 +11,7 @@ from msgspec import Struct
 from trimq.client.errors import UsageError
 from trimq.client.interceptors import ProcessContext, call_all
 from trimq.client.message import ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.process_queue import ProcessQueue
 from trimq.remoting.client.client_log import StandardLog
 
@@ -33,7 +33,7 @@ class Processing(Struct, eq=False, gc=False):
     A cancelled block does neither: the messages are delivered again, to this consumer or to another.
     """
 
-    _taken: ReceivedMessage | MessageRun[ReceivedMessage]
+    _taken: ReceivedMessage | MessageBlock[ReceivedMessage]
     _receiver: Any
     _reraise: bool
     _delay_level: int
@@ -56,7 +56,7 @@ class Processing(Struct, eq=False, gc=False):
         counts = process_queue.counts
         if error is None and self._context is None:
             taken = self._taken
-            if type(taken) is MessageRun:
+            if type(taken) is MessageBlock:
                 process_queue.finished(taken)
                 number = len(taken)
             else:
@@ -95,7 +95,7 @@ class Processing(Struct, eq=False, gc=False):
 
     def _messages(self) -> list[ReceivedMessage]:
         taken = self._taken
-        return list(taken) if isinstance(taken, MessageRun) else [taken]
+        return list(taken) if isinstance(taken, MessageBlock) else [taken]
 
 
 def named(messages: Sequence[ReceivedMessage]) -> str:
@@ -189,29 +189,29 @@ class Batch(Sequence[ConsumerMessage]):
     ...         print(len(batch), batch[0].queue, [message.body for message in batch])
     """
 
-    __slots__ = ("_process_queue", "_run")
+    __slots__ = ("_block", "_process_queue")
 
     def __init__(self, messages: Sequence[ConsumerMessage], process_queue: ProcessQueue) -> None:
         if not messages:
             raise UsageError("a batch has at least one message")
-        self._run = messages if isinstance(messages, MessageRun) else MessageRun.of(list(messages))
+        self._block = messages if isinstance(messages, MessageBlock) else MessageBlock.of(list(messages))
         self._process_queue = process_queue
 
     def __repr__(self) -> str:
-        return f"Batch(<{len(self._run)} messages from {self._run[0]!r} on>)"
+        return f"Batch(<{len(self._block)} messages from {self._block[0]!r} on>)"
 
     def __len__(self) -> int:
-        return len(self._run)
+        return len(self._block)
 
     def __iter__(self) -> Iterator[ConsumerMessage]:
-        return iter(self._run)
+        return iter(self._block)
 
     @overload
     def __getitem__(self, index: int) -> ConsumerMessage: ...
     @overload
     def __getitem__(self, index: slice) -> list[ConsumerMessage]: ...
     def __getitem__(self, index: int | slice) -> ConsumerMessage | list[ConsumerMessage]:
-        return self._run[index]
+        return self._block[index]
 
     @property
     def consumer(self) -> "Consumer":
@@ -222,7 +222,7 @@ class Batch(Sequence[ConsumerMessage]):
     @property
     def messages(self) -> list[ReceivedMessage]:
         """Its messages."""
-        return list(self._run)
+        return list(self._block)
 
     @property
     def source(self) -> ProcessQueue:
@@ -236,7 +236,7 @@ class Batch(Sequence[ConsumerMessage]):
         ...     async with batch.process():
         ...         ...
         """
-        return Processing(self._run, self._process_queue.receiver, reraise, delay_level)
+        return Processing(self._block, self._process_queue.receiver, reraise, delay_level)
 
     async def ack(self) -> None:
         """All are done with.
@@ -244,7 +244,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def skip(batch: Batch) -> None:
         ...     await batch.ack()
         """
-        self._process_queue.finished(self._run)
+        self._process_queue.finished(self._block)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets them.
@@ -252,7 +252,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def other_work(batch: Batch) -> None:
         ...     batch.release()
         """
-        self._process_queue.put_back(self._run)
+        self._process_queue.put_back(self._block)
 
     async def nack(self, *, delay_level: int = 0) -> None:
         """All again later.

@@ -12,7 +12,7 @@ from trimq.client.core import Client
 from trimq.client.errors import RocketMQError, TopicNotFoundError
 from trimq.client.interceptors import Interceptor, ReceiveContext, call_all
 from trimq.client.message import MessageQueue, ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.offset_window import OffsetWindow
 from trimq.client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
 from trimq.client.read_ahead import ReadAhead
@@ -133,7 +133,7 @@ class ProcessQueue:
             self.busy = self.orderly
         return message
 
-    def take(self, count: int) -> MessageRun[ReceivedMessage] | None:
+    def take(self, count: int) -> MessageBlock[ReceivedMessage] | None:
         """Up to ``count`` messages; None where it is not ready."""
         if not self.is_ready:
             return None
@@ -144,7 +144,7 @@ class ProcessQueue:
         """Messages that were taken are done with; the offsets before the first unfinished one can be committed."""
         window = self.window
         # type(), because an abstract base class makes isinstance() cost as much as all the rest for a single message
-        if type(messages) is MessageRun and window.finished_all(messages.offsets):
+        if type(messages) is MessageBlock and window.finished_all(messages.offsets):
             self._bytes -= messages.size
         else:
             for message in messages:
@@ -297,23 +297,23 @@ class ProcessQueue:
         if result.size + self._bytes < self._prefetch.bytes and window.unfinished < self._room_for_two:
             self.pull_more()
         try:
-            run = result.run(self._kind)
+            block = result.block(self._kind)
         except Exception:
             window.moved_to(began)
             raise
-        if run is not None:
-            self.add(run)
+        if block is not None:
+            self.add(block)
         if not self._pulls.is_under_way:
             self.pull_more()
 
-    def add(self, run: MessageRun[ReceivedMessage]) -> None:
+    def add(self, block: MessageBlock[ReceivedMessage]) -> None:
         """Messages of the queue have come, in order."""
-        self.window.took(run.offsets)
-        self._bytes += run.size
+        self.window.took(block.offsets)
+        self._bytes += block.size
         was_empty = not self.buffer
-        self.buffer.add(run)
+        self.buffer.add(block)
         if self._received:
-            call_all(self._received, ReceiveContext(self.group, self.queue, run))
+            call_all(self._received, ReceiveContext(self.group, self.queue, block))
         if was_empty:
             self._on_ready(self)
 

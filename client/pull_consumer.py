@@ -233,10 +233,10 @@ class PullConsumer(GroupMember):
     def _take(self, most: int) -> list[ReceivedMessage]:
         found: list[ReceivedMessage] = []
         while len(found) < most and (more := self._ready.take(most - len(found))) is not None:
-            process_queue, run = more
-            self._positions[process_queue.queue] = run.offsets[-1] + 1
-            process_queue.finished(run)
-            found += run
+            process_queue, block = more
+            self._positions[process_queue.queue] = block.offsets[-1] + 1
+            process_queue.finished(block)
+            found += block
         return found
 
     # -- offsets ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import anyio
 from trimq.client.core import Client, no_reply
 from trimq.client.errors import PerhapsStoredError, UnreachableError, error_for
 from trimq.client.message import MessageQueue, ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.subscription import Subscription
 from trimq.protocol import sysflag
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -129,17 +129,17 @@ class Pulled:
         """Bytes that its messages have together."""
         return len(self._body)
 
-    def run(self, kind: type[M]) -> MessageRun[M] | None:
+    def block(self, kind: type[M]) -> MessageBlock[M] | None:
         """Its messages, those with another tag left out; None for none. Raises ValueError where they do not add up."""
         if self.status is not PullStatus.FOUND:
             return None
         call = self._call
-        found = MessageRun.split(self._body, call.queue.broker_name, kind, call.receiver)
+        found = MessageBlock.split(self._body, call.queue.broker_name, kind, call.receiver)
         if not found.offsets:
             raise PerhapsStoredError("the broker says FOUND and sends no message", address=self._address)
         tags = call.tags
         if tags:  # brokers compare hashes
-            found = MessageRun.of([message for message in found if message.tags in tags])
+            found = MessageBlock.of([message for message in found if message.tags in tags])
         return found if found.offsets else None
 
 

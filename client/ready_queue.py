@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 
 from trimq.client.message import ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.process_queue import ProcessQueue
 
 _TURNS: Final = 16
@@ -63,18 +63,18 @@ class ReadyQueue:
             return message
         return None
 
-    def take(self, count: int) -> tuple[ProcessQueue, MessageRun[ReceivedMessage]] | None:
+    def take(self, count: int) -> tuple[ProcessQueue, MessageBlock[ReceivedMessage]] | None:
         """Up to ``count`` messages of one queue; None where nobody has one."""
         ready = self._ready
         while ready or (self._read_arrived() and ready):
             process_queue = ready.popleft()
-            run = process_queue.take(count)
+            block = process_queue.take(count)
             if process_queue.is_ready:
                 ready.append(process_queue)
             else:
                 self._queued.discard(process_queue)
-            if run is not None:
-                return process_queue, run
+            if block is not None:
+                return process_queue, block
         return None
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs of messages: handed out and finished whole or in any other way, they are what single messages are."""
+"""Blocks of messages: handed out and finished whole or in any other way, they are what single messages are."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tests.client.scripted import pull_header
 from trimq.client import Client, ConsumerMessage, MessageQueue
 from trimq.client.decode import split_messages
 from trimq.client.errors import RocketMQError
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.offset_window import OffsetWindow
 from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.pulling import PullCall, Pulled
@@ -37,8 +37,8 @@ def record(offset: int, tag: str | None = None, size: int = 1) -> bytes:
     )  # fmt: skip
 
 
-def run_of(offsets: list[int]) -> MessageRun[ConsumerMessage]:
-    return MessageRun.split(b"".join(map(record, offsets)), "a", ConsumerMessage)
+def block_of(offsets: list[int]) -> MessageBlock[ConsumerMessage]:
+    return MessageBlock.split(b"".join(map(record, offsets)), "a", ConsumerMessage)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 40, 300])
@@ -48,7 +48,7 @@ def test_a_reply_is_split_alike_whether_its_messages_have_one_size_or_several(
 ) -> None:
     sizes = [chance.choice([1, 1, 1, 2]) for _ in range(count)] if chance.random() < 0.5 else [3] * count
     data = b"".join(record(5 + 2 * number, size=size) for number, size in enumerate(sizes))
-    found = MessageRun.split(data, "a", ConsumerMessage)
+    found = MessageBlock.split(data, "a", ConsumerMessage)
     assert list(found.offsets) == [5 + 2 * number for number in range(count)]
     assert [message.queue_offset for message in found] == list(found.offsets)
     assert [len(message.body) for message in found] == sizes
@@ -63,7 +63,7 @@ def test_a_reply_with_a_damaged_message_is_refused_whichever_it_is(count: int, c
     word = chance.choice([0, 4])  # the size, or the magic
     data[at + word : at + word + 4] = chance.choice([b"\0\0\0\0", b"\x12\x34\x56\x78"])
     with pytest.raises(RecordError):
-        MessageRun.split(bytes(data), "a", ConsumerMessage)
+        MessageBlock.split(bytes(data), "a", ConsumerMessage)
 
 
 @dataclass
@@ -87,10 +87,10 @@ class PlainWindow:
 
 
 @given(st.lists(st.lists(st.integers(1, 3), max_size=5), max_size=8), CHANCES)
-def test_a_window_of_runs_is_what_one_of_single_messages_is(runs: list[list[int]], chance: random.Random) -> None:
+def test_a_window_of_blocks_is_what_one_of_single_messages_is(blocks: list[list[int]], chance: random.Random) -> None:
     window, plain, at = OffsetWindow(0), PlainWindow(0), 0
     whole: list[list[int]] = []
-    for gaps in runs:
+    for gaps in blocks:
         offsets = []
         for gap in gaps:
             at += gap
@@ -103,11 +103,11 @@ def test_a_window_of_runs_is_what_one_of_single_messages_is(runs: list[list[int]
         plain.next_offset = at + 1
         for _ in range(chance.randrange(4)):
             if chance.random() < 0.5:
-                run = chance.choice(whole)
-                untouched = bool(run) and all(offset in plain.left for offset in run)
-                assert window.finished_all(run) == untouched
+                block = chance.choice(whole)
+                untouched = bool(block) and all(offset in plain.left for offset in block)
+                assert window.finished_all(block) == untouched
                 if untouched:
-                    assert [plain.finished(offset) for offset in run] == [True] * len(run)
+                    assert [plain.finished(offset) for offset in block] == [True] * len(block)
             else:
                 offset = chance.randrange(at + 3)  # also what was never taken, and what is finished already
                 assert window.finished(offset) == plain.finished(offset)
@@ -123,7 +123,7 @@ def test_what_is_read_ahead_comes_in_order_however_it_is_taken(sizes: list[int],
     there: list[int] = []
     at = 0
     for size in sizes:
-        ahead.add(run_of(list(range(at, at + size))))
+        ahead.add(block_of(list(range(at, at + size))))
         there += range(at, at + size)
         at += size
         for _ in range(chance.randrange(4)):
@@ -137,11 +137,11 @@ def test_what_is_read_ahead_comes_in_order_however_it_is_taken(sizes: list[int],
                 assert one is not None
                 taken = [one]
             else:
-                run = ahead.take(count)
-                assert len(run) == min(count, len(there))
-                assert run.size == sum(message.size for message in run)
-                assert list(run.offsets) == [message.queue_offset for message in run]
-                taken = list(run)
+                block = ahead.take(count)
+                assert len(block) == min(count, len(there))
+                assert block.size == sum(message.size for message in block)
+                assert list(block.offsets) == [message.queue_offset for message in block]
+                taken = list(block)
             assert [message.queue_offset for message in taken] == there[: len(taken)]
             del there[: len(taken)]
             if chance.random() < 0.4:
@@ -152,12 +152,12 @@ def test_what_is_read_ahead_comes_in_order_however_it_is_taken(sizes: list[int],
     assert not ahead
 
 
-def test_a_runs_messages_stay_the_same_objects() -> None:
-    run = run_of([1, 2, 3])
-    first, rest = run.cut(1)
-    assert [*first, *rest] == list(run) == run[:]
-    assert rest.joined([first])[2] is run[0]
-    lazily = run_of([1, 2]).joined([run_of([5])])
+def test_a_blocks_messages_stay_the_same_objects() -> None:
+    block = block_of([1, 2, 3])
+    first, rest = block.cut(1)
+    assert [*first, *rest] == list(block) == block[:]
+    assert rest.joined([first])[2] is block[0]
+    lazily = block_of([1, 2]).joined([block_of([5])])
     assert ([message.queue_offset for message in lazily], lazily.size) == ([1, 2, 5], 3 * len(record(1)))
 
 
@@ -209,7 +209,7 @@ def test_what_has_arrived_is_read_before_anybody_waits() -> None:
             return False
         offsets = arriving.pop(0)
         if offsets:
-            process_queue.add(run_of(offsets))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
+            process_queue.add(block_of(offsets))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
         return True
 
     ready = ReadyQueue(read_arrived)
@@ -228,7 +228,7 @@ def test_what_has_arrived_is_read_before_anybody_waits() -> None:
 def test_a_process_queue_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> None:
     ready = ReadyQueue(lambda: False)
     process_queue = process_queue_of(Subscription("T", "*", 0), ready.add, orderly=orderly)
-    process_queue.add(run_of([1, 2, 3]))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
+    process_queue.add(block_of([1, 2, 3]))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
     one = ready.take_one()
     assert one is not None
     assert one.queue_offset == 1
@@ -258,7 +258,7 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
     call = PullCall("g", QUEUE, subscription, 32, with_subscription=False)
     plain = PlainWindow(0)
     expected: list[int] = []
-    handled: list[list[ConsumerMessage] | MessageRun[ConsumerMessage]] = []
+    handled: list[list[ConsumerMessage] | MessageBlock[ConsumerMessage]] = []
     for reply in replies:
         command, following = reply.command(plain.next_offset)
         found: list[ConsumerMessage] = []
@@ -278,10 +278,10 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
             with pytest.raises((ValueError, RocketMQError)):
                 process_queue.absorb(Pulled(command, call, "a:1"))
         for _ in range(chance.randrange(3)):
-            if chance.random() < 0.5 and (run := process_queue.take(chance.randint(1, 8))) is not None:
-                handled.append(run)  # type: ignore[arg-type] # the process queue makes ConsumerMessages
-                taken = len(run)
-                assert list(run.offsets) == expected[:taken]
+            if chance.random() < 0.5 and (block := process_queue.take(chance.randint(1, 8))) is not None:
+                handled.append(block)  # type: ignore[arg-type] # the process queue makes ConsumerMessages
+                taken = len(block)
+                assert list(block.offsets) == expected[:taken]
             elif (one := process_queue.take_one()) is not None:
                 assert isinstance(one, ConsumerMessage)
                 handled.append([one])
@@ -305,5 +305,5 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
             for message in messages:
                 plain.finished(message.queue_offset)
         assert (process_queue.committable, process_queue.window.span, process_queue.window.unfinished) == plain.figures
-        held = [process_queue.buffer.front, *process_queue.buffer._runs, *handled]
+        held = [process_queue.buffer.front, *process_queue.buffer._blocks, *handled]
         assert process_queue.held_bytes == sum(message.size for messages in held for message in messages)
