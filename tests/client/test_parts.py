@@ -31,7 +31,7 @@ from trimq.client.name_servers import parse_addresses
 from trimq.client.offset_window import OffsetWindow
 from trimq.client.pulling import PullCall
 from trimq.client.routes import RouteCache
-from trimq.client.send_form import SendForm
+from trimq.client.send_template import SendTemplate
 from trimq.client.sending import Limits, Prepared, prepare, send_command
 from trimq.client.subscription import Subscription
 from trimq.protocol.body import BrokerData, QueueData, TopicRouteData
@@ -262,13 +262,13 @@ def test_a_sends_frame_is_what_its_command_would_be(
     assert prepared.is_usual
     command = send_command("g%1-2", prepared, where)
     command.opaque = opaque
-    assert SendForm("g%1-2", code, where).frame(prepared, opaque) == encode(command)
+    assert SendTemplate("g%1-2", code, where).frame(prepared, opaque) == encode(command)
 
 
 def test_a_send_that_fits_no_frame_is_refused() -> None:
     prepared = Prepared(RequestCode.SEND_MESSAGE_V2, "T", bytes(MAX_FRAME), "", 0, 0, 0, ("id",))
     with pytest.raises(FrameError, match="over the limit"):
-        SendForm("g", prepared.code, queue("a")).frame(prepared, 1)
+        SendTemplate("g", prepared.code, queue("a")).frame(prepared, 1)
 
 
 USUAL = Prepared(310, "T", b"x", "", 0, 0, 0, ("id",))
