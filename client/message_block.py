@@ -30,7 +30,7 @@ def _rows(size: int, count: int) -> struct.Struct:
     return struct.Struct(">" + f"Q12xQ{size - _START.size}x" * count)
 
 
-def _alike(view: memoryview) -> tuple[Sequence[int], Sequence[int]] | None:
+def _uniform(view: memoryview) -> tuple[Sequence[int], Sequence[int]] | None:
     """The offsets of messages that all have the size of the first, and where each begins and the last one ends.
 
     None where they are not, or not known to be: one call takes them all.
@@ -84,9 +84,9 @@ class MessageBlock(Sequence[M], Generic[M]):
         0
         """
         view = memoryview(data)
-        alike = _alike(view)
-        if alike is not None:
-            return cls(alike[0], len(view), [(view, alike[1])], (kind, broker_name, receiver))
+        uniform = _uniform(view)
+        if uniform is not None:
+            return cls(uniform[0], len(view), [(view, uniform[1])], (kind, broker_name, receiver))
         offsets: list[int] = []
         starts: list[int] = []
         unpack, add_start, add_offset = _START.unpack_from, starts.append, offsets.append

@@ -108,8 +108,8 @@ class ProcessQueue:
         )
         self._pulls = Pulls(client, call, self)
         self._kind = kind
-        self._room_for_two = prefetch.messages - 2 * prefetch.pull_messages
-        self._look_in = 0
+        self._eager_pull_limit = prefetch.messages - 2 * prefetch.pull_messages
+        self._until_check = 0
         self._address: str | None = None
         self._pause = 0.0
         self._paused = False
@@ -150,23 +150,23 @@ class ProcessQueue:
             for message in messages:
                 if window.finished(message.queue_offset):
                     self._bytes -= message.size
-        self._go_on(len(messages))
+        self._after_finish(len(messages))
 
     def finished_one(self, message: ReceivedMessage) -> None:
         """As ``finished``, for one of them."""
         if self.window.finished(message.queue_offset):
             self._bytes -= message.size
-        if self._look_in or self.busy:
-            self._go_on(1)
+        if self._until_check or self.busy:
+            self._after_finish(1)
 
-    def _go_on(self, count: int) -> None:
+    def _after_finish(self, count: int) -> None:
         if self.busy:
             self._idle()
             if self.buffer:
                 self._on_ready(self)
-        if self._look_in:
-            self._look_in -= min(count, self._look_in)
-            if not self._look_in:
+        if self._until_check:
+            self._until_check -= min(count, self._until_check)
+            if not self._until_check:
                 self.pull_more()
 
     def put_back(self, messages: Iterable[ReceivedMessage]) -> None:
@@ -229,7 +229,7 @@ class ProcessQueue:
         """Bytes of the messages that are held and not finished."""
         return self._bytes
 
-    def _missing_room(self) -> int:
+    def _excess(self) -> int:
         """0 where there is room for what a pull brings; else how many messages have to be finished at least."""
         bounds, window = self._prefetch, self.window
         if self._bytes >= bounds.bytes or window.span >= 2 * bounds.messages:
@@ -248,7 +248,7 @@ class ProcessQueue:
                     await self._pull()
                 except RocketMQError as error:
                     self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
-                    await self._mend(error)
+                    await self._recover(error)
                 except ValueError as error:
                     self._pause = _LONGEST_PAUSE
                     _log.failed("a pull's reply cannot be read", error, group=self.group, queue=self.queue)
@@ -270,8 +270,8 @@ class ProcessQueue:
         """The next pull, as soon as there is room for what it brings."""
         if self.dropped or self._paused:
             return
-        self._look_in = self._missing_room()
-        if not self._look_in:
+        self._until_check = self._excess()
+        if not self._until_check:
             self._pulls.next()
 
     def absorb(self, result: Pulled) -> None:
@@ -294,7 +294,7 @@ class ProcessQueue:
             self._pulls.stop()
         began = window.next_offset
         window.moved_to(result.next_offset)
-        if result.size + self._bytes < self._prefetch.bytes and window.unfinished < self._room_for_two:
+        if result.size + self._bytes < self._prefetch.bytes and window.unfinished < self._eager_pull_limit:
             self.pull_more()
         try:
             block = result.block(self._kind)
@@ -303,7 +303,7 @@ class ProcessQueue:
             raise
         if block is not None:
             self.add(block)
-        if not self._pulls.is_under_way:
+        if not self._pulls.is_in_flight:
             self.pull_more()
 
     def add(self, block: MessageBlock[ReceivedMessage]) -> None:
@@ -317,7 +317,7 @@ class ProcessQueue:
         if was_empty:
             self._on_ready(self)
 
-    async def _mend(self, error: RocketMQError) -> None:
+    async def _recover(self, error: RocketMQError) -> None:
         self.client.outages.note("a pull", error, level=INFO, group=self.group, queue=self.queue)
         try:
             if error.code in NOT_KNOWN_YET:
