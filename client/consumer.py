@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 from trimq.client.allocation import Allocation, average
 from trimq.client.consumer_requests import ConsumerRequests
 from trimq.client.core import Client, ClientOptions, Push, wall_ms
-from trimq.client.delivery import Batch, ConsumerMessage, named
+from trimq.client.delivery import Batch, ConsumerMessage, describe
 from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError, UsageError
 from trimq.client.interceptors import Interceptor, ProcessContext
 from trimq.client.member import GroupMember
@@ -31,9 +31,9 @@ from trimq.remoting.client.client_log import StandardLog
 Model = Literal["clustering", "broadcasting"]
 
 COMMIT_INTERVAL: Final = 5.0
-_POLITE: Final = 64
+_YIELD_AFTER: Final = 64
 """Messages after which an iteration lets other tasks run, however many are ready; a batch counts as a few."""
-_A_FEW: Final = 4
+_BATCH_WEIGHT: Final = 4
 
 _log = StandardLog("trimq.client.consumer")
 
@@ -96,7 +96,7 @@ class Consumer(GroupMember):
             BrokerOffsets(self.client, group) if self._clustering else LocalOffsets(offsets_file)
         )
         self._ready = ReadyQueue(self.client.read_arrived)
-        self._taken = 0
+        self._since_yield = 0
         self._suspended = False
         self.rebalancer: Rebalancer = Rebalancer(
             self.client,
@@ -178,8 +178,8 @@ class Consumer(GroupMember):
         return self
 
     async def __anext__(self) -> ConsumerMessage:
-        self._taken += 1
-        if self._taken < _POLITE and self._group is not None and not self._suspended:
+        self._since_yield += 1
+        if self._since_yield < _YIELD_AFTER and self._group is not None and not self._suspended:
             message = self._ready.take_one()
             if message is not None:
                 return message  # type: ignore[return-value] # its process queues make ConsumerMessages
@@ -217,16 +217,16 @@ class Consumer(GroupMember):
 
     async def take(self, count: int) -> tuple[ProcessQueue, MessageBlock[ReceivedMessage]]:
         """Waits for messages of one queue, up to ``count``; who takes them has to acknowledge them."""
-        self._taken += _A_FEW
-        if self._taken >= _POLITE:
-            self._taken = 0
+        self._since_yield += _BATCH_WEIGHT
+        if self._since_yield >= _YIELD_AFTER:
+            self._since_yield = 0
             await checkpoint()
         while True:
             self._check_open()
             found = None if self._suspended else self._ready.take(count)
             if found is not None:
                 return found
-            self._taken = 0
+            self._since_yield = 0
             await self._ready.wait()
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
@@ -234,12 +234,12 @@ class Consumer(GroupMember):
     async def hand_back(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int) -> None:
         """Messages are to come again: see ConsumerMessage.nack and Batch.nack."""
         if not self._clustering:
-            _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=named(messages))
+            _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=describe(messages))
             process_queue.finished(messages)
         elif self.orderly:
             await self._retries.in_place(process_queue, messages, delay_level)
         else:
-            await self._retries.elsewhere(process_queue, messages, delay_level)
+            await self._retries.to_retry_topic(process_queue, messages, delay_level)
 
     # -- queues ----------------------------------------------------------------------------------------------------
 

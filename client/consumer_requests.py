@@ -48,7 +48,7 @@ class ConsumerRequests:
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._directly,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
         }
 
     def counts(self, topic: str) -> Counts:
@@ -115,7 +115,7 @@ class ConsumerRequests:
             }
             for topic, counts in self._counts.items()
         }
-        parts = {
+        fields = {
             "properties": encode_json(properties),
             "subscriptionSet": encode_json([one.data for one in consumer.subscriptions.values()]),
             "statusTable": encode_json(statuses),
@@ -125,10 +125,10 @@ class ConsumerRequests:
                 for queue, process_queue in consumer.rebalancer.process_queues.items()
             ),
         }
-        body = b",".join(b'"%s":%s' % (name.encode(), part) for name, part in parts.items())
+        body = b",".join(b'"%s":%s' % (name.encode(), value) for name, value in fields.items())
         return command.reply(body=b"{" + body + b"}")
 
-    async def _directly(self, command: RemotingCommand) -> RemotingCommand | None:
+    async def _consume_directly(self, command: RemotingCommand) -> RemotingCommand | None:
         """A message from an administrator: the program gets it like any other, the answer says what became of it."""
         header = command.header(ConsumeMessageDirectlyRequestHeader)
         consumer = self._consumer
@@ -137,7 +137,7 @@ class ConsumerRequests:
         messages = split_messages(bytes(command.body), header.broker_name or "", ConsumerMessage)
         if len(messages) != 1:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"one message is expected, here are {len(messages)}")
-        outcome = _Direct(consumer)
+        outcome = _DirectConsumption(consumer)
         began = time.monotonic()
         result = "CR_THROW_EXCEPTION"
         with anyio.move_on_after(DIRECT_TIMEOUT):
@@ -159,7 +159,7 @@ class ConsumerRequests:
         )
 
 
-class _Direct:
+class _DirectConsumption:
     """Stands in for a consumer with a message that is in no queue of ours: it can be acknowledged, not committed."""
 
     def __init__(self, consumer: "Consumer") -> None:
@@ -187,7 +187,7 @@ class _Direct:
 class _DirectProcessQueue(ProcessQueue):
     """Has the message, and tells of its end."""
 
-    def __init__(self, outcome: _Direct, *arguments: Any, **options: Any) -> None:
+    def __init__(self, outcome: _DirectConsumption, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._outcome = outcome
 

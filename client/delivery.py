@@ -76,7 +76,7 @@ class Processing(Struct, eq=False, gc=False):
                 process_queue.put_back(messages)
             else:
                 handed_back = True
-                _log.fault(WARNING, "processing failed; again later", error, messages=named(messages))
+                _log.fault(WARNING, "processing failed; again later", error, messages=describe(messages))
                 await owner.hand_back(process_queue, messages, self._delay_level)
         finally:
             context = self._context
@@ -98,7 +98,7 @@ class Processing(Struct, eq=False, gc=False):
         return list(taken) if isinstance(taken, MessageBlock) else [taken]
 
 
-def named(messages: Sequence[ReceivedMessage]) -> str:
+def describe(messages: Sequence[ReceivedMessage]) -> str:
     """Messages in a word or two, without their bodies."""
     return repr(messages[0]) if len(messages) == 1 else f"{len(messages)} from {messages[0]!r} on"
 

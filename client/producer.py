@@ -244,17 +244,17 @@ class Producer(GroupMember):
         found: dict[int, SendReceipt] = {}
         for message in every:
             message.outcome = SendOutcome.NOT_STORED
-        for part in self._split(every):
+        for batch in self._split(every):
             prepared = prepare_batch(
-                every[part[0][0]].topic,
-                [entry for _, entry in part],
-                wait_stored=all(every[number].wait_stored for number, _ in part),
+                every[batch[0][0]].topic,
+                [entry for _, entry in batch],
+                wait_stored=all(every[number].wait_stored for number, _ in batch),
             )
-            members = [every[number] for number, _ in part]
+            members = [every[number] for number, _ in batch]
             size = len(prepared.body)
             await self._in_flight.enter(size)
             try:
-                for (number, _), receipt in zip(part, await self.deliver(prepared, queue, members), strict=True):
+                for (number, _), receipt in zip(batch, await self.deliver(prepared, queue, members), strict=True):
                     found[number] = receipt
                     every[number].outcome = SendOutcome.STORED
             except RocketMQError as error:
@@ -267,19 +267,19 @@ class Producer(GroupMember):
         return [found[number] for number in range(len(every))]
 
     def _split(self, messages: list[Message]) -> list[list[tuple[int, BatchEntry]]]:
-        """Parts of one topic each, none larger than a message may be."""
-        parts: list[list[tuple[int, BatchEntry]]] = []
+        """Batches of one topic each, none larger than a message may be."""
+        batches: list[list[tuple[int, BatchEntry]]] = []
         current: dict[str, tuple[list[tuple[int, BatchEntry]], int]] = {}
         limit = self._limits.max_message_size
         for number, message in enumerate(messages):
             entry = prepare_entry(message, self._ids, limit)
-            part, size = current.get(message.topic, ([], limit + 1))
+            batch, size = current.get(message.topic, ([], limit + 1))
             if size + entry.size > limit:
-                part, size = [], 0
-                parts.append(part)
-            part.append((number, entry))
-            current[message.topic] = (part, size + entry.size)
-        return parts
+                batch, size = [], 0
+                batches.append(batch)
+            batch.append((number, entry))
+            current[message.topic] = (batch, size + entry.size)
+        return batches
 
     # -- request and reply -----------------------------------------------------------------------------------------
 

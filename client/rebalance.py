@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from trimq.client.allocation import Allocation
 from trimq.client.core import Client
 from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError
-from trimq.client.lifecycle import GOODBYE
+from trimq.client.lifecycle import CLOSE_TIMEOUT
 from trimq.client.message import MessageQueue
 from trimq.client.process_queue import ProcessQueue
 from trimq.client.routes import TopicRoute
@@ -25,7 +25,7 @@ _log = StandardLog("trimq.client.rebalance")
 
 INTERVAL: Final = 20.0
 FIRST_PAUSE: Final = 0.05
-SOON: Final = 1.0
+LONGEST_PAUSE: Final = 1.0
 """How soon a topic without a route is looked for again, or a queue that another consumer has locked, at first and at
 last: whoever unlocks a queue tells nobody."""
 LOCK_RENEWAL: Final = 20.0
@@ -34,7 +34,7 @@ LOCK_LIFETIME: Final = 30.0
 TENURE: Final = 1.0
 """Seconds for which an orderly consumer keeps a queue at least, unless it leaves: taking one over costs its next owner
 several requests, and with members that come and go all the time nobody would come to read it."""
-PATIENCE: Final = GOODBYE / 2
+LEAVE_TIMEOUT: Final = CLOSE_TIMEOUT / 2
 """Seconds that who leaves waits for its commits: what is not confirmed comes again, but a lock that is left behind
 keeps everybody off its queue for a minute."""
 NEVER: Final = float("-inf")
@@ -100,7 +100,7 @@ class Rebalancer:
         while True:
             with anyio.move_on_after(pause if self._incomplete else INTERVAL) as waiting:
                 await self._wanted.wait()
-            pause = min(SOON, 2 * pause) if waiting.cancelled_caught and self._incomplete else FIRST_PAUSE
+            pause = min(LONGEST_PAUSE, 2 * pause) if waiting.cancelled_caught and self._incomplete else FIRST_PAUSE
             self._wanted = anyio.Event()
             try:
                 await self.rebalance()
@@ -234,7 +234,7 @@ class Rebalancer:
         for process_queue in self.process_queues.values():
             process_queue.drop()
         async with self._lock:
-            await self._give_up(self.process_queues | self._leaving, PATIENCE)
+            await self._give_up(self.process_queues | self._leaving, LEAVE_TIMEOUT)
             self.process_queues.clear()
             self._leaving.clear()
             if self._orderly:

@@ -28,7 +28,7 @@ _DELAY: Final = PropertyName.DELAY.value
 DEFAULT_MAX_RETRIES: Final = 16
 
 
-STAYS_HERE: Final = 5.0
+LOCAL_RETRY_DELAY: Final = 5.0
 """Seconds until a message that could be handed back to nobody is delivered here again."""
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
@@ -45,7 +45,9 @@ class Retries:
         self._suspend = suspend
         self._spawn = spawn
 
-    async def elsewhere(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int) -> None:
+    async def to_retry_topic(
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int
+    ) -> None:
         """To the retry topic: they come again to any member. What cannot be handed back comes again here."""
         most = -1 if self._max_retries is None else self._max_retries
         stay = [
@@ -55,7 +57,7 @@ class Retries:
         ]
         process_queue.finished([message for message in messages if message not in stay])
         if stay:
-            self._spawn(partial(self._put_back_later, process_queue, stay, STAYS_HERE))
+            self._spawn(partial(self._put_back_later, process_queue, stay, LOCAL_RETRY_DELAY))
 
     async def in_place(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int) -> None:
         """In their queue, which waits for them; after the last try they are dead letters."""

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from tests.client.scripted import scripted_broker
-from tests.client.test_parts import queue, record
+from tests.client.test_units import queue, record
 from trimq.client import Client, ClientOptions, NotStoredError, PerhapsStoredError, UnreachableError
 from trimq.client.core import Push
 from trimq.client.decode import split_messages

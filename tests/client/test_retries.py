@@ -53,11 +53,11 @@ async def test_a_message_that_nobody_takes_back_stays_and_is_not_committed(monke
         return message != "nobody takes it"
 
     monkeypatch.setattr(retries, "send_back", send_back)
-    monkeypatch.setattr(retries, "STAYS_HERE", 0.0)
+    monkeypatch.setattr(retries, "LOCAL_RETRY_DELAY", 0.0)
     process_queue: Any = RecordedProcessQueue()
     async with anyio.create_task_group() as group:
         handing: Any = Retries(None, "g", None, 1.0, group.start_soon)  # type: ignore[arg-type]
-        await handing.elsewhere(process_queue, ["one", "nobody takes it", "two"], 0)
+        await handing.to_retry_topic(process_queue, ["one", "nobody takes it", "two"], 0)
         assert process_queue.done == ["one", "two"]
     assert process_queue.again == ["nobody takes it"]
 

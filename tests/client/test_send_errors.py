@@ -278,7 +278,7 @@ async def test_a_batch_that_is_closed_over_says_what_is_known() -> None:
                     group.start_soon(send, message)
                 await broker.until(BATCH, 1)
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("trimq.client.lifecycle.GOODBYE", 0.01)
+                    patch.setattr("trimq.client.lifecycle.CLOSE_TIMEOUT", 0.01)
                     await producer.__aexit__(None, None, None)
         assert [type(error) for error in errors] == [PerhapsStoredError] * 2
         assert {message.outcome for message in messages} == {SendOutcome.PERHAPS_STORED}

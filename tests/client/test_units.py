@@ -1,4 +1,4 @@
-"""Parts of the SDK without a server: windows, in-flight limits, routes, fault tolerance, errors, decoding."""
+"""Units of the SDK without a server: windows, in-flight limits, routes, fault tolerance, errors, decoding."""
 
 import copy
 import random
