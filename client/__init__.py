@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     )
     from trimq.client.interceptors import Interceptor, ProcessContext, ReceiveContext, SendContext
     from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt, SendStatus
+    from trimq.client.process_queue import Prefetch
     from trimq.client.producer import Producer
     from trimq.client.pull_consumer import PullConsumer
-    from trimq.client.queue_reader import Prefetch
     from trimq.client.subscription import Sql
     from trimq.client.transaction import Transaction, TransactionProducer, TransactionState
 
@@ -95,7 +95,7 @@ _WHERE = {
     "trimq.client.message": ("Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendReceipt", "SendStatus"),
     "trimq.client.producer": ("Producer",),
     "trimq.client.pull_consumer": ("PullConsumer",),
-    "trimq.client.queue_reader": ("Prefetch",),
+    "trimq.client.process_queue": ("Prefetch",),
     "trimq.client.subscription": ("Sql",),
     "trimq.client.transaction": ("Transaction", "TransactionProducer", "TransactionState"),
 }

@@ -10,11 +10,11 @@ import anyio
 
 from trimq.client.core import Client, no_reply
 from trimq.client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
-from trimq.client.faults import FaultTable
 from trimq.client.interceptors import SendContext
+from trimq.client.latency_fault_tolerance import LatencyFaultTolerance
 from trimq.client.message import Message, MessageQueue, SendOutcome, SendReceipt
 from trimq.client.routes import DEFAULT_QUEUES, TopicRoute
-from trimq.client.send_form import SendForm
+from trimq.client.send_template import SendTemplate
 from trimq.client.sending import Prepared, receipts, send_command
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding
@@ -22,7 +22,7 @@ from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import encode
 from trimq.remoting.client.remoting_client import CallbackCall, ClientConnection
 
-_ELSEWHERE: Final = frozenset(
+_RETRY_CODES: Final = frozenset(
     {
         ResponseCode.TOPIC_NOT_EXIST,
         ResponseCode.NO_PERMISSION,
@@ -31,7 +31,7 @@ _ELSEWHERE: Final = frozenset(
     }
 )
 """Refusals that another broker of the same topic may not share."""
-_FORMS: Final = 1024
+_TEMPLATES: Final = 1024
 _SPREAD: Final = 8
 _PERHAPS: Final = SendOutcome.PERHAPS_STORED
 _NOT_STORED: Final = SendOutcome.NOT_STORED
@@ -44,10 +44,10 @@ class Failure(NamedTuple):
     error: RocketMQError
 
 
-Found: TypeAlias = list[SendReceipt] | Failure
+AttemptResult: TypeAlias = list[SendReceipt] | Failure
 """What has become of an attempt."""
 
-Then: TypeAlias = Callable[[Found], None]
+OnResult: TypeAlias = Callable[[AttemptResult], None]
 """Learns what has become of an attempt that no task waits for."""
 
 
@@ -63,8 +63,8 @@ class Attempts:
         self._retry_unknown = retry_unknown
         self._timeout = timeout
         self._create_topics = create_topics
-        self._faults = FaultTable(time.monotonic)
-        self._form = lru_cache(maxsize=_FORMS)(partial(SendForm, group))
+        self._fault_tolerance = LatencyFaultTolerance(time.monotonic)
+        self._template = lru_cache(maxsize=_TEMPLATES)(partial(SendTemplate, group))
 
     async def route(self, topic: str) -> TopicRoute:
         """The topic's route, with a queue at least; waits as long as an attempt may take for a broker to come back.
@@ -80,7 +80,7 @@ class Attempts:
 
     def select(self, route: TopicRoute) -> MessageQueue:
         """The next queue in turn."""
-        return self._faults.select(route.write_queues)
+        return self._fault_tolerance.select(route.write_queues)
 
     async def deliver(
         self,
@@ -107,14 +107,14 @@ class Attempts:
                         raise
                     raise perhaps from missing
             if failure is None:
-                target = queue or self._faults.select(route.write_queues, avoid)
+                target = queue or self._fault_tolerance.select(route.write_queues, avoid)
                 try:
                     return await self._attempt(prepared, target, route, messages, context)
                 except RocketMQError as caught:
                     failure = Failure(target, caught)
             (target, error), failure = failure, None
-            if not isinstance(error, UsageError) or error.code in _ELSEWHERE:  # else it is not the broker's fault
-                self._faults.failed(target.broker_name)
+            if not isinstance(error, UsageError) or error.code in _RETRY_CODES:  # else it is not the broker's fault
+                self._fault_tolerance.failed(target.broker_name)
             if isinstance(error, PerhapsStoredError):
                 perhaps = error
             elif perhaps is None:  # who is cancelled now learns that it is certain
@@ -137,7 +137,7 @@ class Attempts:
 
     def _worth_repeating(self, error: RocketMQError, *, elsewhere: bool) -> bool:
         if isinstance(error, UsageError):
-            return elsewhere and error.code in _ELSEWHERE
+            return elsewhere and error.code in _RETRY_CODES
         return self._retry_unknown or not isinstance(error, PerhapsStoredError)
 
     async def _attempt(
@@ -174,23 +174,25 @@ class Attempts:
         if call.reply is None:
             raise no_reply(connection, call, prepared.code, self._timeout)
         found = receipts(call.reply, prepared, queue, address)
-        self._faults.took(queue.broker_name, time.monotonic() - began)
+        self._fault_tolerance.took(queue.broker_name, time.monotonic() - began)
         return found
 
-    def begin(self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], then: Then) -> bool:
+    def begin(
+        self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], on_result: OnResult
+    ) -> bool:
         """The first attempt, where it can be made now, without waiting; False where it cannot: nothing has been done.
 
-        ``then`` learns of its end, never within this call, and must not raise.
+        ``on_result`` learns of its end, never within this call, and must not raise.
         """
         route = self._client.routes.known(prepared.topic)
         if route is None or not route.write_queues:
             return False
-        target = queue or self._faults.select(route.write_queues)
+        target = queue or self._fault_tolerance.select(route.write_queues)
         address = route.master(target.broker_name)
         connection = None if address is None else self._client.ready(address)
         if connection is None:
             return False
-        call = CallbackCall(partial(self._ended, prepared, target, connection, time.monotonic(), then))
+        call = CallbackCall(partial(self._ended, prepared, target, connection, time.monotonic(), on_result))
         try:
             self._client.begin(connection, partial(self._frame, prepared, target), self._timeout, call)
         except FrameError:  # too long: is found again, where somebody waits for it
@@ -201,7 +203,7 @@ class Attempts:
 
     def _frame(self, prepared: Prepared, queue: MessageQueue, opaque: int, encoding: Encoding) -> bytes:
         if encoding is Encoding.JSON and prepared.is_usual and prepared.topic == queue.topic:
-            return self._form(prepared.code, queue).frame(prepared, opaque)
+            return self._template(prepared.code, queue).frame(prepared, opaque)
         command = send_command(self._group, prepared, queue)
         command.opaque, command.encoding = opaque, encoding
         return encode(command)
@@ -212,16 +214,16 @@ class Attempts:
         queue: MessageQueue,
         connection: ClientConnection,
         began: float,
-        then: Then,
+        on_result: OnResult,
         call: CallbackCall,
     ) -> None:
         connection.end(call)
-        found: Found
+        found: AttemptResult
         try:
             if call.reply is None:
                 raise no_reply(connection, call, prepared.code, self._timeout)
             found = receipts(call.reply, prepared, queue, connection.address)
-            self._faults.took(queue.broker_name, time.monotonic() - began)
+            self._fault_tolerance.took(queue.broker_name, time.monotonic() - began)
         except RocketMQError as error:
             found = Failure(queue, error)
-        then(found)
+        on_result(found)

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import anyio
 
-from trimq.client.attempts import Failure, Found, Then
+from trimq.client.attempts import AttemptResult, Failure, OnResult
 from trimq.client.errors import ClosedError, NotStoredError, PerhapsStoredError, RocketMQError, again
 from trimq.client.message import Message, MessageQueue, SendOutcome, SendReceipt
 from trimq.client.sending import BATCH_OVERHEAD, Prepared, whole_batch
@@ -29,15 +29,17 @@ Key: TypeAlias = tuple[str, MessageQueue | None, bool, int]
 """What the messages of a batch have in common: topic, chosen queue, whether to wait for the disk, and a number: batches
 that grow side by side, so that a burst is spread over the topic's queues, differ in it."""
 
-_PARTS: Final = 5
+_FIELDS: Final = 5
 _FEW: Final = 16
 """Messages that are worth a batch of their own while the broker has nothing to do."""
 
 
-class Way(Protocol):
+class Sender(Protocol):
     """How batches travel."""
 
-    def begin(self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], then: Then, /) -> bool:
+    def begin(
+        self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], on_result: OnResult, /
+    ) -> bool:
         """The first attempt, if it can be made at once."""
 
     async def deliver(
@@ -59,15 +61,15 @@ class Batch:
     """Messages that travel together. ``crowd`` is woken when it ``is_over``: there are receipts, or an error."""
 
     __slots__ = (
-        "_gone",
-        "_parts",
+        "_cancelled",
+        "_fields",
         "count",
         "crowd",
         "error",
         "is_over",
+        "is_queued",
         "is_sent",
         "key",
-        "lined_up",
         "receipts",
         "size",
     )
@@ -77,27 +79,27 @@ class Batch:
         self.crowd: Crowd = crowd
         self.count: int = 0
         self.size: int = 0
-        self.lined_up: bool = False
+        self.is_queued: bool = False
         self.is_sent: bool = False
         self.is_over: bool = False
         self.receipts: Sequence[SendReceipt] | dict[int, SendReceipt] = ()
         self.error: BaseException | None = None
-        self._parts: list[Any] = []
+        self._fields: list[Any] = []
         """Of each message: itself, its id, flag, body and properties. Tuples would burden the garbage collector."""
-        self._gone: set[int] = set()
+        self._cancelled: set[int] = set()
 
     def add(self, message: Message, text: bytes, size: int) -> None:
         """A message whose properties are ``text``, that takes ``size`` bytes."""
-        self._parts += (message, message.message_id, message.flag, message.body, text)
+        self._fields += (message, message.message_id, message.flag, message.body, text)
         self.count += 1
         self.size += size
 
     def take_back(self, number: int) -> None:
         """A cancelled send leaves it while it has not been sent."""
         if not self.is_sent:
-            body, text = self._parts[_PARTS * number + 3 : _PARTS * number + 5]
+            body, text = self._fields[_FIELDS * number + 3 : _FIELDS * number + 5]
             self.size -= BATCH_OVERHEAD + len(body) + len(text)
-            self._gone.add(number)
+            self._cancelled.add(number)
 
     def receipt(self, number: int) -> SendReceipt:
         """That of a message, once it is over. Raises its error."""
@@ -109,47 +111,47 @@ class Batch:
         """Each sender raises its own. For what is none of ours (a cancelled task) it says what is known."""
         if isinstance(error, RocketMQError):
             return again(error)
-        unknown = any(message.outcome is not SendOutcome.NOT_STORED for message in self._parts[::_PARTS])
+        unknown = any(message.outcome is not SendOutcome.NOT_STORED for message in self._fields[::_FIELDS])
         kind = PerhapsStoredError if unknown else NotStoredError
         return kind(f"the batch was not finished: {type(error).__name__}: {error}")
 
     def prepared(self) -> tuple[Prepared, list[Message]]:
         """What is to be sent."""
         topic, _, wait_stored, _ = self.key
-        parts = self._parts
-        if self._gone:
-            parts = [part for number in self._kept() for part in parts[_PARTS * number : _PARTS * (number + 1)]]
-        messages, ids = parts[::_PARTS], tuple(parts[1::_PARTS])
-        content = zip(parts[2::_PARTS], parts[3::_PARTS], parts[4::_PARTS], strict=True)
+        fields = self._fields
+        if self._cancelled:
+            fields = [field for number in self._kept() for field in fields[_FIELDS * number : _FIELDS * (number + 1)]]
+        messages, ids = fields[::_FIELDS], tuple(fields[1::_FIELDS])
+        content = zip(fields[2::_FIELDS], fields[3::_FIELDS], fields[4::_FIELDS], strict=True)
         return whole_batch(topic, ids, content, wait_stored=wait_stored), messages
 
     def is_stored(self, receipts: Sequence[SendReceipt]) -> None:
         """There is a receipt for each message that was sent."""
-        self.receipts = dict(zip(self._kept(), receipts, strict=True)) if self._gone else receipts
+        self.receipts = dict(zip(self._kept(), receipts, strict=True)) if self._cancelled else receipts
 
     @property
     def is_empty(self) -> bool:
         """Whether all were taken back."""
-        return len(self._gone) == self.count
+        return len(self._cancelled) == self.count
 
     def _kept(self) -> list[int]:
-        return [number for number in range(self.count) if number not in self._gone]
+        return [number for number in range(self.count) if number not in self._cancelled]
 
 
 class Batcher:
     """The batches of a producer. ``spawn`` starts a task for one that cannot be sent at once, or not at once again."""
 
-    def __init__(self, linger: float, max_bytes: int, way: Way, spawn: Spawn) -> None:
+    def __init__(self, linger: float, max_bytes: int, sender: Sender, spawn: Spawn) -> None:
         self._linger = linger
         self._max_bytes = max_bytes
-        self._way = way
+        self._sender = sender
         self._spawn = spawn
         self._open: dict[Key, Batch] = {}
-        self._lines: dict[MessageQueue, deque[Batch]] = {}
+        self._queued: dict[MessageQueue, deque[Batch]] = {}
         """By queue that a batch is out to: those that wait for it."""
         self._timed: dict[Batch, float] = {}
         """Until when batches grow, the first first."""
-        self._unfinished = self._out = self._placed = 0
+        self._unfinished = self._in_flight = self._placed = 0
         self._woken = self._early = 0
         self._loop: Loop | None = None
         self._wanted: Crowd
@@ -178,7 +180,7 @@ class Batcher:
         finally:
             self._loop = None
             for batch in list(self._open.values()):
-                if not batch.lined_up:
+                if not batch.is_queued:
                     self._close(batch)
                     batch.error = ClosedError("the producer was closed before the batch was sent")
                     self._finish(batch)
@@ -200,8 +202,8 @@ class Batcher:
 
     def _put(self, message: Message, text: bytes, queue: MessageQueue | None) -> Batch:
         """Its batch, whose last message it is so far."""
-        beside = self._beside(message.topic) if queue is None and self._linger and not self._out else 0
-        key = (message.topic, queue, message.wait_stored, beside)
+        stripe = self._next_stripe(message.topic) if queue is None and self._linger and not self._in_flight else 0
+        key = (message.topic, queue, message.wait_stored, stripe)
         size = BATCH_OVERHEAD + len(message.body) + len(text)
         batch = self._open.get(key)
         if batch is None or batch.size + size > self._max_bytes:
@@ -209,18 +211,18 @@ class Batcher:
                 self._leave(batch)
             batch = self._opened(key)
         batch.add(message, text, size)
-        if batch.size >= self._max_bytes or (batch.count == self._early and not self._out):
+        if batch.size >= self._max_bytes or (batch.count == self._early and not self._in_flight):
             self._leave(batch)
         return batch
 
-    def _beside(self, topic: str) -> int:
+    def _next_stripe(self, topic: str) -> int:
         """Which of the batches that grow side by side gets the next message: a few messages each, in turn.
 
         A batch goes to one queue. While nothing is under way, a burst would be one batch, and one queue would get all
         of it. With batches under way that is not needed: they go to the queues in turn, and large ones cost less.
         """
         self._placed += 1
-        return (self._placed - 1) // _FEW % self._way.spread(topic)
+        return (self._placed - 1) // _FEW % self._sender.spread(topic)
 
     async def flush(self) -> None:
         """Sends everything now, and waits for it."""
@@ -242,10 +244,10 @@ class Batcher:
 
     def _time_is_up(self, batch: Batch) -> None:
         queue = batch.key[1]
-        if queue in self._lines:  # grows on, until it is its turn
+        if queue in self._queued:  # grows on, until it is its turn
             del self._timed[batch]
-            batch.lined_up = True
-            self._lines[queue].append(batch)
+            batch.is_queued = True
+            self._queued[queue].append(batch)
         else:
             self._leave(batch)
 
@@ -261,12 +263,12 @@ class Batcher:
         queue = batch.key[1]
         if queue is None:
             self._send(batch)
-        elif queue not in self._lines:
-            self._lines[queue] = deque()
+        elif queue not in self._queued:
+            self._queued[queue] = deque()
             self._send(batch)
-        elif not batch.lined_up:
-            batch.lined_up = True
-            self._lines[queue].append(batch)
+        elif not batch.is_queued:
+            batch.is_queued = True
+            self._queued[queue].append(batch)
 
     def _send(self, batch: Batch | None) -> None:
         """Sends it; where that is not needed, or not possible any more, the next of its line."""
@@ -280,16 +282,16 @@ class Batcher:
         try:
             prepared, messages = batch.prepared()
             again = partial(self._deliver, batch, prepared, messages)
-            if not self._way.begin(prepared, batch.key[1], messages, partial(self._answered, batch, again)):
+            if not self._sender.begin(prepared, batch.key[1], messages, partial(self._answered, batch, again)):
                 self._spawn(partial(again, None))
         except Exception as error:  # noqa: BLE001 - it is raised where somebody waits for a receipt
             batch.error = error
             return False
         batch.is_sent = True
-        self._out += 1
+        self._in_flight += 1
         return True
 
-    def _answered(self, batch: Batch, again: Callable[[Failure], Awaitable[None]], found: Found) -> None:
+    def _answered(self, batch: Batch, again: Callable[[Failure], Awaitable[None]], found: AttemptResult) -> None:
         if isinstance(found, list):
             self._end(batch, found)
             return
@@ -304,7 +306,7 @@ class Batcher:
     ) -> None:
         found: list[SendReceipt] = []
         try:
-            found = await self._way.deliver(prepared, batch.key[1], messages, None, failure)
+            found = await self._sender.deliver(prepared, batch.key[1], messages, None, failure)
         except BaseException as error:
             batch.error = error
             if not isinstance(error, RocketMQError):
@@ -316,11 +318,11 @@ class Batcher:
         """It is over: with a receipt for each message, or with its error."""
         if found:
             batch.is_stored(found)
-        self._out -= 1
+        self._in_flight -= 1
         self._woken += batch.count
         self._finish(batch)
         self._early = 0
-        if not (self._out or self._open or self._linger) and self._woken >= 2 * _FEW:
+        if not (self._in_flight or self._open or self._linger) and self._woken >= 2 * _FEW:
             self._early = self._woken // 2
         self._send(self._following(batch))
 
@@ -336,10 +338,10 @@ class Batcher:
         queue = batch.key[1]
         if queue is None:
             return None
-        line = self._lines[queue]
-        if not line:
-            del self._lines[queue]
+        queued = self._queued[queue]
+        if not queued:
+            del self._queued[queue]
             return None
-        following = line.popleft()
+        following = queued.popleft()
         self._close(following)
         return following

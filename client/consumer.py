@@ -11,15 +11,15 @@ from anyio.lowlevel import checkpoint
 from trimq.client.allocation import Allocation, average
 from trimq.client.consumer_requests import ConsumerRequests
 from trimq.client.core import Client, ClientOptions, Push, wall_ms
-from trimq.client.delivery import Batch, ConsumerMessage, named
+from trimq.client.delivery import Batch, ConsumerMessage, describe
 from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError, UsageError
 from trimq.client.interceptors import Interceptor, ProcessContext
 from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, first_offset
-from trimq.client.queue_reader import Prefetch, QueueReader
-from trimq.client.ready_line import ReadyLine
+from trimq.client.process_queue import Prefetch, ProcessQueue
+from trimq.client.ready_queue import ReadyQueue
 from trimq.client.rebalance import Rebalancer
 from trimq.client.retries import Retries
 from trimq.client.subscription import ALL, Sql, Subscription, parse_subscriptions
@@ -31,9 +31,9 @@ from trimq.remoting.client.client_log import StandardLog
 Model = Literal["clustering", "broadcasting"]
 
 COMMIT_INTERVAL: Final = 5.0
-_POLITE: Final = 64
+_YIELD_AFTER: Final = 64
 """Messages after which an iteration lets other tasks run, however many are ready; a batch counts as a few."""
-_A_FEW: Final = 4
+_BATCH_WEIGHT: Final = 4
 
 _log = StandardLog("trimq.client.consumer")
 
@@ -95,16 +95,16 @@ class Consumer(GroupMember):
         self._offsets: OffsetStore = (
             BrokerOffsets(self.client, group) if self._clustering else LocalOffsets(offsets_file)
         )
-        self._line = ReadyLine(self.client.read_arrived)
-        self._taken = 0
+        self._ready = ReadyQueue(self.client.read_arrived)
+        self._since_yield = 0
         self._suspended = False
         self.rebalancer: Rebalancer = Rebalancer(
             self.client,
             group,
             lambda: list(self.subscriptions),
             allocation if self._clustering else None,
-            self._open_reader,
-            self._close_reader,
+            self._open_process_queue,
+            self._close_process_queue,
             orderly=orderly and self._clustering,
         )
         self._requests = ConsumerRequests(self)
@@ -178,11 +178,11 @@ class Consumer(GroupMember):
         return self
 
     async def __anext__(self) -> ConsumerMessage:
-        self._taken += 1
-        if self._taken < _POLITE and self._group is not None and not self._suspended:
-            message = self._line.take_one()
+        self._since_yield += 1
+        if self._since_yield < _YIELD_AFTER and self._group is not None and not self._suspended:
+            message = self._ready.take_one()
             if message is not None:
-                return message  # type: ignore[return-value] # its readers make ConsumerMessages
+                return message  # type: ignore[return-value] # its process queues make ConsumerMessages
         return (await self.take(1))[1][0]  # type: ignore[return-value] # as above
 
     def batches(self, size: int = 32) -> AsyncIterator[Batch]:
@@ -215,31 +215,31 @@ class Consumer(GroupMember):
             for _ in range(concurrency):
                 group.start_soon(work)
 
-    async def take(self, count: int) -> tuple[QueueReader, MessageRun[ReceivedMessage]]:
+    async def take(self, count: int) -> tuple[ProcessQueue, MessageBlock[ReceivedMessage]]:
         """Waits for messages of one queue, up to ``count``; who takes them has to acknowledge them."""
-        self._taken += _A_FEW
-        if self._taken >= _POLITE:
-            self._taken = 0
+        self._since_yield += _BATCH_WEIGHT
+        if self._since_yield >= _YIELD_AFTER:
+            self._since_yield = 0
             await checkpoint()
         while True:
             self._check_open()
-            found = None if self._suspended else self._line.take(count)
+            found = None if self._suspended else self._ready.take(count)
             if found is not None:
                 return found
-            self._taken = 0
-            await self._line.wait()
+            self._since_yield = 0
+            await self._ready.wait()
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
 
-    async def hand_back(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
+    async def hand_back(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int) -> None:
         """Messages are to come again: see ConsumerMessage.nack and Batch.nack."""
         if not self._clustering:
-            _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=named(messages))
-            reader.finished(messages)
+            _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=describe(messages))
+            process_queue.finished(messages)
         elif self.orderly:
-            await self._retries.in_place(reader, messages, delay_level)
+            await self._retries.in_place(process_queue, messages, delay_level)
         else:
-            await self._retries.elsewhere(reader, messages, delay_level)
+            await self._retries.to_retry_topic(process_queue, messages, delay_level)
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
@@ -251,16 +251,16 @@ class Consumer(GroupMember):
         ...     return len(consumer.assignment) > 4
         """
         again = retry_topic(self.group)
-        return sorted(queue for queue in self.rebalancer.readers if queue.topic != again)
+        return sorted(queue for queue in self.rebalancer.process_queues if queue.topic != again)
 
-    def _reader(
+    def _new_process_queue(
         self,
         queue: MessageQueue,
         subscription: Subscription,
         offset: int,
         owner: object,
-        make: Callable[..., QueueReader] = QueueReader,
-    ) -> QueueReader:
+        make: Callable[..., ProcessQueue] = ProcessQueue,
+    ) -> ProcessQueue:
         return make(
             self.client,
             self.group,
@@ -271,38 +271,40 @@ class Consumer(GroupMember):
             kind=ConsumerMessage,
             with_subscription=False,
             orderly=self.orderly,
-            on_ready=self._line.add,
+            on_ready=self._ready.add,
             owner=owner,
             interceptors=self._interceptors,
             counts=self._requests.counts(queue.topic),
         )
 
-    async def _open_reader(self, queue: MessageQueue) -> QueueReader:
+    async def _open_process_queue(self, queue: MessageQueue) -> ProcessQueue:
         offset = await self._offsets.load(queue)
         if offset is None:
             offset = await first_offset(self.client, queue, self._start)
-        reader = self._reader(queue, self.subscriptions[queue.topic], offset, self)
-        self.spawn(reader.run)
-        return reader
+        process_queue = self._new_process_queue(queue, self.subscriptions[queue.topic], offset, self)
+        self.spawn(process_queue.run)
+        return process_queue
 
-    def offer(self, message: ConsumerMessage, owner: object, make: Callable[..., QueueReader]) -> QueueReader:
+    def offer(self, message: ConsumerMessage, owner: object, make: Callable[..., ProcessQueue]) -> ProcessQueue:
         """Hands out a message that came another way than by a pull.
 
-        A reader that ``make`` makes takes its acknowledgement, ``owner`` takes it when it is handed back.
+        A process queue that ``make`` makes takes its acknowledgement, ``owner`` takes it when it is handed back.
         """
         subscription = Subscription(message.stored_topic, ALL, 0)
-        reader = self._reader(message.queue, subscription, message.queue_offset, owner, make)
-        message._receiver = (owner, reader)  # noqa: SLF001 - no pull has brought it
-        reader.add(MessageRun.of([message]))
-        return reader
+        process_queue = self._new_process_queue(message.queue, subscription, message.queue_offset, owner, make)
+        message._receiver = (owner, process_queue)  # noqa: SLF001 - no pull has brought it
+        process_queue.add(MessageBlock.of([message]))
+        return process_queue
 
-    async def _close_reader(self, reader: QueueReader) -> None:
-        self._line.discard(reader)
-        if reader.committable != reader.committed:
+    async def _close_process_queue(self, process_queue: ProcessQueue) -> None:
+        self._ready.discard(process_queue)
+        if process_queue.committable != process_queue.committed:
             try:
-                await self._offsets.save({reader.queue: reader.committable}, confirmed=True)
+                await self._offsets.save({process_queue.queue: process_queue.committable}, confirmed=True)
             except RocketMQError as error:
-                self.client.outages.note("an offset cannot be committed", error, group=self.group, queue=reader.queue)
+                self.client.outages.note(
+                    "an offset cannot be committed", error, group=self.group, queue=process_queue.queue
+                )
 
     async def commit(self) -> None:
         """Commits what is acknowledged so far, and waits for the brokers; it happens by itself every few seconds.
@@ -315,16 +317,16 @@ class Consumer(GroupMember):
 
     async def _commit(self, *, confirmed: bool) -> None:
         changed = {
-            queue: reader.committable
-            for queue, reader in self.rebalancer.readers.items()
-            if reader.committable != reader.committed
+            queue: process_queue.committable
+            for queue, process_queue in self.rebalancer.process_queues.items()
+            if process_queue.committable != process_queue.committed
         }
         if changed:
             await self._offsets.save(changed, confirmed=confirmed)
             for queue, offset in changed.items():
-                reader = self.rebalancer.readers.get(queue)
-                if reader is not None:
-                    reader.committed = offset
+                process_queue = self.rebalancer.process_queues.get(queue)
+                if process_queue is not None:
+                    process_queue.committed = offset
 
     async def _commit_regularly(self) -> None:
         while True:
@@ -349,7 +351,7 @@ class Consumer(GroupMember):
         ...     consumer.resume()
         """
         self._suspended = False
-        self._line.wake()
+        self._ready.wake()
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
         """Goes on with a queue of its own from ``offset``, and commits that.
@@ -359,12 +361,12 @@ class Consumer(GroupMember):
         ...         await consumer.reset(queue, 0)
         """
         self._check_open()
-        reader = self.rebalancer.readers.get(queue)
-        if reader is None:
+        process_queue = self.rebalancer.process_queues.get(queue)
+        if process_queue is None:
             raise UsageError(f"{queue} is not one of this consumer's queues now")
-        reader.seek(offset)
+        process_queue.seek(offset)
         await self._offsets.save({queue: offset}, confirmed=True)
-        reader.committed = offset
+        process_queue.committed = offset
 
 
 class _Batches:
@@ -378,5 +380,5 @@ class _Batches:
         return self
 
     async def __anext__(self) -> Batch:
-        reader, run = await self._consumer.take(self._size)
-        return Batch(run, reader)  # type: ignore[arg-type] # its readers make ConsumerMessages
+        process_queue, block = await self._consumer.take(self._size)
+        return Batch(block, process_queue)  # type: ignore[arg-type] # its process queues make ConsumerMessages

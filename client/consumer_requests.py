@@ -12,7 +12,7 @@ from trimq.client.decode import split_messages
 from trimq.client.delivery import ConsumerMessage
 from trimq.client.errors import RocketMQError, UsageError
 from trimq.client.message import MessageQueue, ReceivedMessage
-from trimq.client.queue_reader import Counts, QueueReader
+from trimq.client.process_queue import Counts, ProcessQueue
 from trimq.protocol import lenient_json
 from trimq.protocol.body import encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -48,11 +48,11 @@ class ConsumerRequests:
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._directly,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
         }
 
     def counts(self, topic: str) -> Counts:
-        """What became of the topic's messages: its readers keep it up to date."""
+        """What became of the topic's messages: its process queues keep it up to date."""
         counts = self._counts.get(topic)
         if counts is None:
             counts = self._counts[topic] = Counts()
@@ -81,8 +81,8 @@ class ConsumerRequests:
         if header.group != self._consumer.group:
             return None
         entries = [
-            (queue, reader.committable)
-            for queue, reader in self._consumer.rebalancer.readers.items()
+            (queue, process_queue.committable)
+            for queue, process_queue in self._consumer.rebalancer.process_queues.items()
             if queue.topic == header.topic
         ]
         return command.reply(body=b'{"messageQueueTable":' + lenient_json.dumps_object_keys(entries) + b"}")
@@ -115,19 +115,20 @@ class ConsumerRequests:
             }
             for topic, counts in self._counts.items()
         }
-        parts = {
+        fields = {
             "properties": encode_json(properties),
             "subscriptionSet": encode_json([one.data for one in consumer.subscriptions.values()]),
             "statusTable": encode_json(statuses),
             "userConsumerInfo": b"{}",
             "mqTable": lenient_json.dumps_object_keys(
-                (queue, _queue_info(reader)) for queue, reader in consumer.rebalancer.readers.items()
+                (queue, _queue_info(process_queue))
+                for queue, process_queue in consumer.rebalancer.process_queues.items()
             ),
         }
-        body = b",".join(b'"%s":%s' % (name.encode(), part) for name, part in parts.items())
+        body = b",".join(b'"%s":%s' % (name.encode(), value) for name, value in fields.items())
         return command.reply(body=b"{" + body + b"}")
 
-    async def _directly(self, command: RemotingCommand) -> RemotingCommand | None:
+    async def _consume_directly(self, command: RemotingCommand) -> RemotingCommand | None:
         """A message from an administrator: the program gets it like any other, the answer says what became of it."""
         header = command.header(ConsumeMessageDirectlyRequestHeader)
         consumer = self._consumer
@@ -136,15 +137,15 @@ class ConsumerRequests:
         messages = split_messages(bytes(command.body), header.broker_name or "", ConsumerMessage)
         if len(messages) != 1:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"one message is expected, here are {len(messages)}")
-        outcome = _Direct(consumer)
+        outcome = _DirectConsumption(consumer)
         began = time.monotonic()
         result = "CR_THROW_EXCEPTION"
         with anyio.move_on_after(DIRECT_TIMEOUT):
-            reader = consumer.offer(messages[0], outcome, partial(_DirectReader, outcome))
+            process_queue = consumer.offer(messages[0], outcome, partial(_DirectProcessQueue, outcome))
             try:
                 result = await outcome.wait()
             finally:
-                reader.drop()
+                process_queue.drop()
         return command.reply(
             body=encode_json(
                 {
@@ -158,7 +159,7 @@ class ConsumerRequests:
         )
 
 
-class _Direct:
+class _DirectConsumption:
     """Stands in for a consumer with a message that is in no queue of ours: it can be acknowledged, not committed."""
 
     def __init__(self, consumer: "Consumer") -> None:
@@ -173,7 +174,7 @@ class _Direct:
         self._result = "CR_SUCCESS"
         self._done.set()
 
-    async def hand_back(self, _reader: QueueReader, _messages: list[Any], _delay_level: int) -> None:
+    async def hand_back(self, _process_queue: ProcessQueue, _messages: list[Any], _delay_level: int) -> None:
         """The program wants it later."""
         self._done.set()
 
@@ -183,10 +184,10 @@ class _Direct:
         return self._result
 
 
-class _DirectReader(QueueReader):
+class _DirectProcessQueue(ProcessQueue):
     """Has the message, and tells of its end."""
 
-    def __init__(self, outcome: _Direct, *arguments: Any, **options: Any) -> None:
+    def __init__(self, outcome: _DirectConsumption, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._outcome = outcome
 
@@ -199,20 +200,20 @@ class _DirectReader(QueueReader):
         self._outcome.acknowledged()
 
 
-def _queue_info(reader: QueueReader) -> dict[str, Any]:
+def _queue_info(process_queue: ProcessQueue) -> dict[str, Any]:
     return {
-        "commitOffset": reader.committable,
-        "cachedMsgMinOffset": reader.committable,
-        "cachedMsgMaxOffset": reader.window.next_offset,
-        "cachedMsgCount": reader.window.unfinished,
-        "cachedMsgSizeInMiB": reader.held_bytes >> 20,
+        "commitOffset": process_queue.committable,
+        "cachedMsgMinOffset": process_queue.committable,
+        "cachedMsgMaxOffset": process_queue.window.next_offset,
+        "cachedMsgCount": process_queue.window.unfinished,
+        "cachedMsgSizeInMiB": process_queue.held_bytes >> 20,
         "transactionMsgMinOffset": 0,
         "transactionMsgMaxOffset": 0,
         "transactionMsgCount": 0,
-        "locked": reader.orderly,
+        "locked": process_queue.orderly,
         "tryUnlockTimes": 0,
         "lastLockTimestamp": 0,
-        "droped": reader.dropped,
+        "droped": process_queue.dropped,
         "lastPullTimestamp": 0,
         "lastConsumeTimestamp": 0,
     }

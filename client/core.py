@@ -173,7 +173,7 @@ class Client(Lifecycle):
         try:
             reply = await self._remoting.invoke(address, command, timeout or self.options.request_timeout)
         except (RemotingTransportError, FrameError, RuntimeError) as error:
-            raise self._own(error) from None
+            raise self._sdk_error(error) from None
         if self.outages.open:
             self.outages.over(address)
         return reply
@@ -184,7 +184,7 @@ class Client(Lifecycle):
         try:
             return await self._remoting.connection(address, self.options.request_timeout)
         except (RemotingTransportError, RuntimeError) as error:
-            raise self._own(error) from None
+            raise self._sdk_error(error) from None
 
     async def with_room(self, address: str, code: int, timeout: float) -> ClientConnection:
         """The connection to an address, on which a request can begin now. Raises UnreachableError: nothing was sent."""
@@ -192,9 +192,9 @@ class Client(Lifecycle):
         try:
             return await self._remoting.with_room(address, code, timeout)
         except (RemotingTransportError, RuntimeError) as error:
-            raise self._own(error) from None
+            raise self._sdk_error(error) from None
 
-    def _own(self, error: Exception) -> Exception:
+    def _sdk_error(self, error: Exception) -> Exception:
         """The SDK's error for one of the layer below."""
         if isinstance(error, RemotingTransportError):
             return transport_error(error)
@@ -242,7 +242,7 @@ class Client(Lifecycle):
         try:
             await self._remoting.invoke_oneway(address, command)
         except (RemotingTransportError, FrameError, RuntimeError) as error:
-            raise self._own(error) from None
+            raise self._sdk_error(error) from None
 
     async def ask_name_server(
         self,

@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from trimq.client.message import ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 
 M = TypeVar("M", bound=ReceivedMessage)
 
@@ -18,4 +18,4 @@ def split_messages(data: bytes | memoryview, broker_name: str, kind: type[M], re
     >>> split_messages(b"", "broker-a", ReceivedMessage)
     []
     """
-    return MessageRun.split(data, broker_name, kind, receiver).messages()
+    return MessageBlock.split(data, broker_name, kind, receiver).messages()

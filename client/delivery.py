@@ -11,8 +11,8 @@ from msgspec import Struct
 from trimq.client.errors import UsageError
 from trimq.client.interceptors import ProcessContext, call_all
 from trimq.client.message import ReceivedMessage
-from trimq.client.message_run import MessageRun
-from trimq.client.queue_reader import QueueReader
+from trimq.client.message_block import MessageBlock
+from trimq.client.process_queue import ProcessQueue
 from trimq.remoting.client.client_log import StandardLog
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ _log = StandardLog("trimq.client.delivery")
 _TIMED: Final = 15
 """Those are timed whose number in the topic has none of these bits: the clock costs as much as acknowledging."""
 
-Receiver: TypeAlias = tuple[Any, QueueReader]
-"""The consumer that a message came through, or what stands in for it, and the queue's reader."""
+Receiver: TypeAlias = tuple[Any, ProcessQueue]
+"""The consumer that a message came through, or what stands in for it, and its process queue."""
 
 
 class Processing(Struct, eq=False, gc=False):
@@ -33,7 +33,7 @@ class Processing(Struct, eq=False, gc=False):
     A cancelled block does neither: the messages are delivered again, to this consumer or to another.
     """
 
-    _taken: ReceivedMessage | MessageRun[ReceivedMessage]
+    _taken: ReceivedMessage | MessageBlock[ReceivedMessage]
     _receiver: Any
     _reraise: bool
     _delay_level: int
@@ -41,26 +41,26 @@ class Processing(Struct, eq=False, gc=False):
     _began: float = 0.0
 
     async def __aenter__(self) -> Self:
-        owner, reader = self._receiver
+        owner, process_queue = self._receiver
         if owner.before_process:
             self._context = ProcessContext(owner.group, self._messages())
             call_all(owner.before_process, self._context)
-        if not reader.counts.good & _TIMED:
+        if not process_queue.counts.good & _TIMED:
             self._began = monotonic()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        owner, reader = self._receiver
-        counts = reader.counts
+        owner, process_queue = self._receiver
+        counts = process_queue.counts
         if error is None and self._context is None:
             taken = self._taken
-            if type(taken) is MessageRun:
-                reader.finished(taken)
+            if type(taken) is MessageBlock:
+                process_queue.finished(taken)
                 number = len(taken)
             else:
-                reader.finished_one(taken)
+                process_queue.finished_one(taken)
                 number = 1
             counts.good += number
             if self._began:
@@ -71,13 +71,13 @@ class Processing(Struct, eq=False, gc=False):
         handed_back = False
         try:
             if error is None:
-                reader.finished(messages)
+                process_queue.finished(messages)
             elif not isinstance(error, Exception):
-                reader.put_back(messages)
+                process_queue.put_back(messages)
             else:
                 handed_back = True
-                _log.fault(WARNING, "processing failed; again later", error, messages=named(messages))
-                await owner.hand_back(reader, messages, self._delay_level)
+                _log.fault(WARNING, "processing failed; again later", error, messages=describe(messages))
+                await owner.hand_back(process_queue, messages, self._delay_level)
         finally:
             context = self._context
             if context is not None:
@@ -95,10 +95,10 @@ class Processing(Struct, eq=False, gc=False):
 
     def _messages(self) -> list[ReceivedMessage]:
         taken = self._taken
-        return list(taken) if isinstance(taken, MessageRun) else [taken]
+        return list(taken) if isinstance(taken, MessageBlock) else [taken]
 
 
-def named(messages: Sequence[ReceivedMessage]) -> str:
+def describe(messages: Sequence[ReceivedMessage]) -> str:
     """Messages in a word or two, without their bodies."""
     return repr(messages[0]) if len(messages) == 1 else f"{len(messages)} from {messages[0]!r} on"
 
@@ -125,10 +125,10 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         return [self]
 
     @property
-    def source(self) -> QueueReader:
-        """The reader that it came through."""
-        reader: QueueReader = self._receiver[1]
-        return reader
+    def source(self) -> ProcessQueue:
+        """The process queue that it came through."""
+        process_queue: ProcessQueue = self._receiver[1]
+        return process_queue
 
     @property
     def delivery_attempt(self) -> int:
@@ -157,8 +157,8 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         >>> async def skip(message: ConsumerMessage) -> None:
         ...     await message.ack()
         """
-        reader: QueueReader = self._receiver[1]
-        reader.finished_one(self)
+        process_queue: ProcessQueue = self._receiver[1]
+        process_queue.finished_one(self)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets it.
@@ -166,8 +166,8 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         >>> async def other_work(message: ConsumerMessage) -> None:
         ...     message.release()
         """
-        _, reader = self._receiver
-        reader.put_back([self])
+        _, process_queue = self._receiver
+        process_queue.put_back([self])
 
     async def nack(self, *, delay_level: int = 0) -> None:
         """Again later: after a delay, on some member of the group; after the last try it is a dead letter.
@@ -177,8 +177,8 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         >>> async def reject(message: ConsumerMessage) -> None:
         ...     await message.nack(delay_level=-1)
         """
-        owner, reader = self._receiver
-        await owner.hand_back(reader, [self], delay_level)
+        owner, process_queue = self._receiver
+        await owner.hand_back(process_queue, [self], delay_level)
 
 
 class Batch(Sequence[ConsumerMessage]):
@@ -189,45 +189,45 @@ class Batch(Sequence[ConsumerMessage]):
     ...         print(len(batch), batch[0].queue, [message.body for message in batch])
     """
 
-    __slots__ = ("_reader", "_run")
+    __slots__ = ("_block", "_process_queue")
 
-    def __init__(self, messages: Sequence[ConsumerMessage], reader: QueueReader) -> None:
+    def __init__(self, messages: Sequence[ConsumerMessage], process_queue: ProcessQueue) -> None:
         if not messages:
             raise UsageError("a batch has at least one message")
-        self._run = messages if isinstance(messages, MessageRun) else MessageRun.of(list(messages))
-        self._reader = reader
+        self._block = messages if isinstance(messages, MessageBlock) else MessageBlock.of(list(messages))
+        self._process_queue = process_queue
 
     def __repr__(self) -> str:
-        return f"Batch(<{len(self._run)} messages from {self._run[0]!r} on>)"
+        return f"Batch(<{len(self._block)} messages from {self._block[0]!r} on>)"
 
     def __len__(self) -> int:
-        return len(self._run)
+        return len(self._block)
 
     def __iter__(self) -> Iterator[ConsumerMessage]:
-        return iter(self._run)
+        return iter(self._block)
 
     @overload
     def __getitem__(self, index: int) -> ConsumerMessage: ...
     @overload
     def __getitem__(self, index: slice) -> list[ConsumerMessage]: ...
     def __getitem__(self, index: int | slice) -> ConsumerMessage | list[ConsumerMessage]:
-        return self._run[index]
+        return self._block[index]
 
     @property
     def consumer(self) -> "Consumer":
         """The consumer that it came through."""
-        owner: Consumer = self._reader.receiver[0]
+        owner: Consumer = self._process_queue.receiver[0]
         return owner
 
     @property
     def messages(self) -> list[ReceivedMessage]:
         """Its messages."""
-        return list(self._run)
+        return list(self._block)
 
     @property
-    def source(self) -> QueueReader:
-        """The reader that it came through."""
-        return self._reader
+    def source(self) -> ProcessQueue:
+        """The process queue that it came through."""
+        return self._process_queue
 
     def process(self, *, reraise: bool = False, delay_level: int = 0) -> Processing:
         """As ConsumerMessage.process, for all of them.
@@ -236,7 +236,7 @@ class Batch(Sequence[ConsumerMessage]):
         ...     async with batch.process():
         ...         ...
         """
-        return Processing(self._run, self._reader.receiver, reraise, delay_level)
+        return Processing(self._block, self._process_queue.receiver, reraise, delay_level)
 
     async def ack(self) -> None:
         """All are done with.
@@ -244,7 +244,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def skip(batch: Batch) -> None:
         ...     await batch.ack()
         """
-        self._reader.finished(self._run)
+        self._process_queue.finished(self._block)
 
     def release(self) -> None:
         """Not begun with: whoever asks next gets them.
@@ -252,7 +252,7 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def other_work(batch: Batch) -> None:
         ...     batch.release()
         """
-        self._reader.put_back(self._run)
+        self._process_queue.put_back(self._block)
 
     async def nack(self, *, delay_level: int = 0) -> None:
         """All again later.
@@ -260,4 +260,4 @@ class Batch(Sequence[ConsumerMessage]):
         >>> async def reject(batch: Batch) -> None:
         ...     await batch.nack()
         """
-        await self.consumer.hand_back(self._reader, self.messages, delay_level)
+        await self.consumer.hand_back(self._process_queue, self.messages, delay_level)

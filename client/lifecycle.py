@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from trimq.client.errors import ClosedError
 from trimq.remoting.client.client_log import StandardLog
 
-GOODBYE: Final = 5.0
+CLOSE_TIMEOUT: Final = 5.0
 """Seconds that closing may take for flushing what is known, also in a cancelled scope."""
 
 _log = StandardLog("trimq.client.lifecycle")
@@ -60,7 +60,7 @@ class Lifecycle:
         if self._group is None:
             return
         try:
-            with anyio.move_on_after(GOODBYE, shield=True):
+            with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await self._close()
         finally:
             await self._finish(self._host)
@@ -118,7 +118,7 @@ class Lifecycle:
         """Makes it ready; background tasks can be started."""
 
     async def _close(self) -> None:
-        """Flushes and says goodbye; bounded by GOODBYE seconds, background tasks still run."""
+        """Flushes and says goodbye; bounded by CLOSE_TIMEOUT seconds, background tasks still run."""
 
     async def _release(self) -> None:
         """Closes what _prepare has opened, also where that failed half way."""

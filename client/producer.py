@@ -10,7 +10,7 @@ from trimq.client.batching import Batcher
 from trimq.client.compression import Compression
 from trimq.client.core import Client, ClientOptions, Push
 from trimq.client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
-from trimq.client.gate import Gate
+from trimq.client.in_flight_limit import InFlightLimit
 from trimq.client.interceptors import Interceptor, SendContext, call_all
 from trimq.client.member import GroupMember
 from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt
@@ -85,7 +85,7 @@ class Producer(GroupMember):
         self._interceptors = tuple(interceptors)
         self._before = [hook.before_send for hook in interceptors]
         self._after = [hook.after_send for hook in interceptors]
-        self._gate = Gate(max_in_flight, max_in_flight_bytes)
+        self._in_flight = InFlightLimit(max_in_flight, max_in_flight_bytes)
         self._batcher = None
         if linger is not None:
             self._batcher = Batcher(linger, min(batch_bytes, max_message_size), self._attempts, self.spawn)
@@ -147,10 +147,10 @@ class Producer(GroupMember):
         properties = None
         if context is not None:
             properties, queue = context.properties, context.queue
-        gate, size = self._gate, len(message.body)
+        in_flight, size = self._in_flight, len(message.body)
         try:
-            if not gate.try_enter(size):
-                await gate.enter(size)
+            if not in_flight.try_enter(size):
+                await in_flight.enter(size)
             try:
                 if queue is None and message.sharding_key is not None:
                     queue = await self._ordered_queue(message)
@@ -161,7 +161,7 @@ class Producer(GroupMember):
                     prepared = prepare(message, properties, self._ids, self._limits)
                     receipt = (await self.deliver(prepared, queue, (message,), context))[0]
             finally:
-                gate.leave(size)
+                in_flight.leave(size)
         except BaseException as error:
             if isinstance(error, PerhapsStoredError):
                 message.outcome = SendOutcome.PERHAPS_STORED
@@ -244,17 +244,17 @@ class Producer(GroupMember):
         found: dict[int, SendReceipt] = {}
         for message in every:
             message.outcome = SendOutcome.NOT_STORED
-        for part in self._split(every):
+        for batch in self._split(every):
             prepared = prepare_batch(
-                every[part[0][0]].topic,
-                [entry for _, entry in part],
-                wait_stored=all(every[number].wait_stored for number, _ in part),
+                every[batch[0][0]].topic,
+                [entry for _, entry in batch],
+                wait_stored=all(every[number].wait_stored for number, _ in batch),
             )
-            members = [every[number] for number, _ in part]
+            members = [every[number] for number, _ in batch]
             size = len(prepared.body)
-            await self._gate.enter(size)
+            await self._in_flight.enter(size)
             try:
-                for (number, _), receipt in zip(part, await self.deliver(prepared, queue, members), strict=True):
+                for (number, _), receipt in zip(batch, await self.deliver(prepared, queue, members), strict=True):
                     found[number] = receipt
                     every[number].outcome = SendOutcome.STORED
             except RocketMQError as error:
@@ -263,23 +263,23 @@ class Producer(GroupMember):
                     member.outcome = SendOutcome.PERHAPS_STORED if unknown else SendOutcome.NOT_STORED
                 raise
             finally:
-                self._gate.leave(size)
+                self._in_flight.leave(size)
         return [found[number] for number in range(len(every))]
 
     def _split(self, messages: list[Message]) -> list[list[tuple[int, BatchEntry]]]:
-        """Parts of one topic each, none larger than a message may be."""
-        parts: list[list[tuple[int, BatchEntry]]] = []
+        """Batches of one topic each, none larger than a message may be."""
+        batches: list[list[tuple[int, BatchEntry]]] = []
         current: dict[str, tuple[list[tuple[int, BatchEntry]], int]] = {}
         limit = self._limits.max_message_size
         for number, message in enumerate(messages):
             entry = prepare_entry(message, self._ids, limit)
-            part, size = current.get(message.topic, ([], limit + 1))
+            batch, size = current.get(message.topic, ([], limit + 1))
             if size + entry.size > limit:
-                part, size = [], 0
-                parts.append(part)
-            part.append((number, entry))
-            current[message.topic] = (part, size + entry.size)
-        return parts
+                batch, size = [], 0
+                batches.append(batch)
+            batch.append((number, entry))
+            current[message.topic] = (batch, size + entry.size)
+        return batches
 
     # -- request and reply -----------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from trimq.client.errors import UsageError
 from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
 from trimq.client.offsets import StartFrom
-from trimq.client.queue_reader import Prefetch, QueueReader
-from trimq.client.ready_line import ReadyLine
+from trimq.client.process_queue import Prefetch, ProcessQueue
+from trimq.client.ready_queue import ReadyQueue
 from trimq.client.subscription import ALL, Sql, Subscription
 from trimq.protocol.body import ConsumerData, ProducerData
 
@@ -46,16 +46,16 @@ class PullConsumer(GroupMember):
         self._start = start
         self._tags = tags
         self._prefetch = prefetch or Prefetch()
-        self._readers: dict[MessageQueue, QueueReader] = {}
+        self._process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._positions: dict[MessageQueue, int] = {}
-        self._line = ReadyLine(self.client.read_arrived)
+        self._ready = ReadyQueue(self.client.read_arrived)
 
     async def _open(self) -> None:
         self.client.join(self)
 
     async def _close(self) -> None:
-        for reader in self._readers.values():
-            reader.drop()
+        for process_queue in self._process_queues.values():
+            process_queue.drop()
         if self.client.is_open:
             await self.client.leave(self)
 
@@ -65,7 +65,7 @@ class PullConsumer(GroupMember):
 
     def consumer_data(self) -> ConsumerData | None:
         """Its part of a heartbeat."""
-        topics = {queue.topic for queue in self._readers}
+        topics = {queue.topic for queue in self._process_queues}
         return ConsumerData(
             group_name=self.group,
             consume_type="CONSUME_ACTIVELY",
@@ -98,28 +98,28 @@ class PullConsumer(GroupMember):
         """
         self._check_open()
         wanted = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues)
-        for queue in [queue for queue in self._readers if queue not in wanted]:
-            reader = self._readers.pop(queue)
-            reader.drop()
-            self._line.discard(reader)
+        for queue in [queue for queue in self._process_queues if queue not in wanted]:
+            process_queue = self._process_queues.pop(queue)
+            process_queue.drop()
+            self._ready.discard(process_queue)
             del self._positions[queue]
         for queue, offset in wanted.items():
-            if queue in self._readers:
+            if queue in self._process_queues:
                 if offset is not None:
                     self.seek(queue, offset)
                 continue
             start = offset if offset is not None else await self._begin(queue)
-            reader = self._reader(queue, start)
-            self._readers[queue] = reader
+            process_queue = self._new_process_queue(queue, start)
+            self._process_queues[queue] = process_queue
             self._positions[queue] = start
-            self.spawn(reader.run)
+            self.spawn(process_queue.run)
 
     async def _begin(self, queue: MessageQueue) -> int:
         committed = await offsets.committed_offset(self.client, self.group, queue)
         return committed if committed is not None else await offsets.first_offset(self.client, queue, self._start)
 
-    def _reader(self, queue: MessageQueue, offset: int) -> QueueReader:
-        return QueueReader(
+    def _new_process_queue(self, queue: MessageQueue, offset: int) -> ProcessQueue:
+        return ProcessQueue(
             self.client,
             self.group,
             queue,
@@ -128,7 +128,7 @@ class PullConsumer(GroupMember):
             prefetch=self._prefetch,
             kind=ReceivedMessage,
             with_subscription=True,
-            on_ready=self._line.add,
+            on_ready=self._ready.add,
         )
 
     @property
@@ -138,13 +138,13 @@ class PullConsumer(GroupMember):
         >>> def busy(consumer: PullConsumer) -> bool:
         ...     return bool(consumer.assignment)
         """
-        return sorted(self._readers)
+        return sorted(self._process_queues)
 
-    def _assigned(self, queue: MessageQueue) -> QueueReader:
-        reader = self._readers.get(queue)
-        if reader is None:
+    def _assigned(self, queue: MessageQueue) -> ProcessQueue:
+        process_queue = self._process_queues.get(queue)
+        if process_queue is None:
             raise UsageError(f"{queue} is not assigned to this consumer")
-        return reader
+        return process_queue
 
     def position(self, queue: MessageQueue) -> int:
         """The offset behind the last message that ``poll`` gave. Raises UsageError for a queue that is not assigned.
@@ -220,23 +220,23 @@ class PullConsumer(GroupMember):
         ...     return await consumer.poll(1000, timeout=1)
         """
         self._check_open()
-        if not self._readers:
+        if not self._process_queues:
             raise UsageError("no queue is assigned: poll would wait for ever")
         await anyio.lowlevel.checkpoint()
         found = self._take(max_messages)
         with anyio.move_on_after(timeout):
             while not found:
-                await self._line.wait()
+                await self._ready.wait()
                 found = self._take(max_messages)
         return found
 
     def _take(self, most: int) -> list[ReceivedMessage]:
         found: list[ReceivedMessage] = []
-        while len(found) < most and (more := self._line.take(most - len(found))) is not None:
-            reader, run = more
-            self._positions[reader.queue] = run.offsets[-1] + 1
-            reader.finished(run)
-            found += run
+        while len(found) < most and (more := self._ready.take(most - len(found))) is not None:
+            process_queue, block = more
+            self._positions[process_queue.queue] = block.offsets[-1] + 1
+            process_queue.finished(block)
+            found += block
         return found
 
     # -- offsets ---------------------------------------------------------------------------------------------------

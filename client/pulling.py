@@ -9,7 +9,7 @@ import anyio
 from trimq.client.core import Client, no_reply
 from trimq.client.errors import PerhapsStoredError, UnreachableError, error_for
 from trimq.client.message import MessageQueue, ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.subscription import Subscription
 from trimq.protocol import sysflag
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -47,7 +47,7 @@ _STATUS: Final = {status.value: status for status in PullStatus}
 class PullCall:
     """What stays the same from pull to pull of one queue. ``receiver`` takes the messages' acknowledgement."""
 
-    __slots__ = ("_fields", "_parts", "hold", "queue", "receiver", "tags")
+    __slots__ = ("_fields", "_fragments", "hold", "queue", "receiver", "tags")
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class PullCall:
             expression_type=data.expression_type,
         )
         self._fields = to_ext(header)
-        self._parts = self._split()
+        self._fragments = self._split()
 
     def command(self, offset: int) -> RemotingCommand:
         """The request for messages from ``offset`` on."""
@@ -90,7 +90,7 @@ class PullCall:
 
     def frame(self, offset: int, opaque: int) -> bytes:
         """The request as a frame with a JSON header: the two numbers put into what is the same each time."""
-        before, between, behind = self._parts
+        before, between, behind = self._fragments
         header = b"%b%d%b%d%b" % (before, offset, between, opaque, behind)
         return _WORDS.pack(len(header) + 4, len(header)) + header
 
@@ -129,17 +129,17 @@ class Pulled:
         """Bytes that its messages have together."""
         return len(self._body)
 
-    def run(self, kind: type[M]) -> MessageRun[M] | None:
+    def block(self, kind: type[M]) -> MessageBlock[M] | None:
         """Its messages, those with another tag left out; None for none. Raises ValueError where they do not add up."""
         if self.status is not PullStatus.FOUND:
             return None
         call = self._call
-        found = MessageRun.split(self._body, call.queue.broker_name, kind, call.receiver)
+        found = MessageBlock.split(self._body, call.queue.broker_name, kind, call.receiver)
         if not found.offsets:
             raise PerhapsStoredError("the broker says FOUND and sends no message", address=self._address)
         tags = call.tags
         if tags:  # brokers compare hashes
-            found = MessageRun.of([message for message in found if message.tags in tags])
+            found = MessageBlock.of([message for message in found if message.tags in tags])
         return found if found.offsets else None
 
 
@@ -172,14 +172,14 @@ class Pulls:
     No task has a turn between the two: with small messages that would cost more than the messages.
     """
 
-    __slots__ = ("_address", "_call", "_client", "_connection", "_error", "_over", "_puller", "_way")
+    __slots__ = ("_address", "_call", "_client", "_connection", "_error", "_in_flight", "_over", "_puller")
 
     def __init__(self, client: Client, call: PullCall, puller: Puller) -> None:
         self._client = client
         self._call = call
         self._puller = puller
         self._connection: ClientConnection | None = None
-        self._way: CallbackCall | None = None
+        self._in_flight: CallbackCall | None = None
         self._address = ""
         self._over = anyio.Event()
         self._error: Exception | None = None
@@ -198,21 +198,21 @@ class Pulls:
             raise self._error
 
     @property
-    def is_under_way(self) -> bool:
+    def is_in_flight(self) -> bool:
         """Whether a pull is."""
-        return self._way is not None
+        return self._in_flight is not None
 
     def next(self) -> None:
         """Sends the next one, unless one is under way or none can be."""
         connection = self._connection
-        if connection is None or self._way is not None:
+        if connection is None or self._in_flight is not None:
             return
         call = self._call
         if connection.closed:
             self.stop(UnreachableError(f"the connection is closed: {connection.close_reason}", address=self._address))
         else:
-            self._way = way = CallbackCall(self._arrived)
-            self._client.begin(connection, self._frame, call.hold + HOLD_SLACK, way)
+            self._in_flight = in_flight = CallbackCall(self._arrived)
+            self._client.begin(connection, self._frame, call.hold + HOLD_SLACK, in_flight)
 
     def _frame(self, opaque: int, encoding: Encoding) -> bytes:
         if encoding is Encoding.JSON:
@@ -223,7 +223,7 @@ class Pulls:
 
     def forget(self) -> None:
         """What is under way is not wanted any more."""
-        call, self._way = self._way, None
+        call, self._in_flight = self._in_flight, None
         if call is not None and self._connection is not None:
             self._connection.end(call)
 
@@ -236,7 +236,7 @@ class Pulls:
 
     def _arrived(self, call: CallbackCall) -> None:
         connection, reply = self._connection, call.reply
-        if self._way is not call or connection is None:
+        if self._in_flight is not call or connection is None:
             return
         self.forget()
         if reply is None:

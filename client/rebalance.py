@@ -12,9 +12,9 @@ from msgspec import Struct, field
 from trimq.client.allocation import Allocation
 from trimq.client.core import Client
 from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError
-from trimq.client.lifecycle import GOODBYE
+from trimq.client.lifecycle import CLOSE_TIMEOUT
 from trimq.client.message import MessageQueue
-from trimq.client.queue_reader import QueueReader
+from trimq.client.process_queue import ProcessQueue
 from trimq.client.routes import TopicRoute
 from trimq.protocol.body import LockBatchBody, decode_json, encode_json
 from trimq.protocol.codes import RequestCode
@@ -25,7 +25,7 @@ _log = StandardLog("trimq.client.rebalance")
 
 INTERVAL: Final = 20.0
 FIRST_PAUSE: Final = 0.05
-SOON: Final = 1.0
+LONGEST_PAUSE: Final = 1.0
 """How soon a topic without a route is looked for again, or a queue that another consumer has locked, at first and at
 last: whoever unlocks a queue tells nobody."""
 LOCK_RENEWAL: Final = 20.0
@@ -34,7 +34,7 @@ LOCK_LIFETIME: Final = 30.0
 TENURE: Final = 1.0
 """Seconds for which an orderly consumer keeps a queue at least, unless it leaves: taking one over costs its next owner
 several requests, and with members that come and go all the time nobody would come to read it."""
-PATIENCE: Final = GOODBYE / 2
+LEAVE_TIMEOUT: Final = CLOSE_TIMEOUT / 2
 """Seconds that who leaves waits for its commits: what is not confirmed comes again, but a lock that is left behind
 keeps everybody off its queue for a minute."""
 NEVER: Final = float("-inf")
@@ -49,8 +49,9 @@ class _LockedQueues(Struct):
 
 
 class Rebalancer:
-    """The queues of a consumer. ``open_reader`` makes a reader of one, ``close_reader`` commits and forgets it.
+    """The queues of a consumer.
 
+    ``open_process_queue`` makes the process queue of one, ``close_process_queue`` commits and forgets it.
     An orderly consumer locks its queues at their brokers. What it may have locked is unlocked when it is not wanted,
     however far the opening had come: a lock that is left behind keeps everybody off its queue for a minute. A queue
     whose message is still in the program's hands is given up when that is finished.
@@ -62,8 +63,8 @@ class Rebalancer:
         group: str,
         topics: Callable[[], list[str]],
         allocation: Allocation | None,
-        open_reader: Callable[[MessageQueue], Awaitable[QueueReader]],
-        close_reader: Callable[[QueueReader], Coroutine[Any, Any, None]],
+        open_process_queue: Callable[[MessageQueue], Awaitable[ProcessQueue]],
+        close_process_queue: Callable[[ProcessQueue], Coroutine[Any, Any, None]],
         *,
         orderly: bool,
     ) -> None:
@@ -71,17 +72,17 @@ class Rebalancer:
         self._group = group
         self._topics = topics
         self._allocation = allocation
-        self._open_reader = open_reader
-        self._close_reader = close_reader
+        self._open_process_queue = open_process_queue
+        self._close_process_queue = close_process_queue
         self._orderly = orderly
         self._wanted = anyio.Event()
         self._lock = anyio.Lock()
         self._locked_at: dict[MessageQueue, float] = {}  # NEVER: perhaps locked, nobody has said so
         self._opened: dict[MessageQueue, float] = {}
-        self._leaving: dict[MessageQueue, QueueReader] = {}
+        self._leaving: dict[MessageQueue, ProcessQueue] = {}
         self._incomplete = False
         self._scope: anyio.CancelScope | None = None
-        self.readers: dict[MessageQueue, QueueReader] = {}
+        self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.closed: bool = False
 
     def now(self) -> None:
@@ -99,7 +100,7 @@ class Rebalancer:
         while True:
             with anyio.move_on_after(pause if self._incomplete else INTERVAL) as waiting:
                 await self._wanted.wait()
-            pause = min(SOON, 2 * pause) if waiting.cancelled_caught and self._incomplete else FIRST_PAUSE
+            pause = min(LONGEST_PAUSE, 2 * pause) if waiting.cancelled_caught and self._incomplete else FIRST_PAUSE
             self._wanted = anyio.Event()
             try:
                 await self.rebalance()
@@ -108,7 +109,7 @@ class Rebalancer:
                 _log.failed("rebalance failed", error, group=self._group)
 
     async def rebalance(self) -> None:
-        """Makes the readers those that the members' shares say; a topic that cannot be asked for stays as it is.
+        """Makes the process queues those that the members' shares say; a topic that cannot be asked for stays as it is.
 
         Every step is one request to a broker, for all topics and queues: with members that come and go, a queue is
         read by nobody for as long as the steps take.
@@ -122,15 +123,15 @@ class Rebalancer:
         self._incomplete = False
         await self._release()
         shares = await self._shares()
-        for queue, reader in list(self.readers.items()):
-            if queue.topic in shares and (queue not in shares[queue.topic] or reader.dropped):
-                if self._orderly and not reader.dropped and time.monotonic() - self._opened[queue] < TENURE:
+        for queue, process_queue in list(self.process_queues.items()):
+            if queue.topic in shares and (queue not in shares[queue.topic] or process_queue.dropped):
+                if self._orderly and not process_queue.dropped and time.monotonic() - self._opened[queue] < TENURE:
                     self._incomplete = True
                 else:
                     self._stop(queue)
         await self._release()
         wanted = {queue for queues in shares.values() for queue in queues}
-        fresh = [queue for queue in sorted(wanted) if queue not in self.readers and queue not in self._leaving]
+        fresh = [queue for queue in sorted(wanted) if queue not in self.process_queues and queue not in self._leaving]
         if self._orderly:
             await self._unlock(
                 [queue for queue in self._locked_at if queue.topic in shares and self._is_spare(queue, wanted)]
@@ -176,11 +177,11 @@ class Rebalancer:
 
     async def _open(self, queue: MessageQueue) -> None:
         with self._passed_over(queue.topic):
-            self.readers[queue] = await self._open_reader(queue)
+            self.process_queues[queue] = await self._open_process_queue(queue)
             self._opened[queue] = time.monotonic()
 
     def _is_spare(self, queue: MessageQueue, wanted: set[MessageQueue]) -> bool:
-        return queue not in wanted and queue not in self.readers and queue not in self._leaving
+        return queue not in wanted and queue not in self.process_queues and queue not in self._leaving
 
     async def _members(self, route: TopicRoute, asked: dict[str, list[str]]) -> list[str]:
         """The group's members by one of the route's brokers; ``asked`` has what brokers have said in this turn."""
@@ -205,36 +206,36 @@ class Rebalancer:
 
     def _stop(self, queue: MessageQueue) -> None:
         """Its next owner may begin when the program has finished what it has of it in its hands."""
-        reader = self.readers.pop(queue)
-        reader.drop()
-        reader.on_idle = self.now
-        self._leaving[queue] = reader
+        process_queue = self.process_queues.pop(queue)
+        process_queue.drop()
+        process_queue.on_idle = self.now
+        self._leaving[queue] = process_queue
 
     async def _release(self) -> None:
         """Gives up what was taken away, as far as the program has finished with it."""
-        idle = {queue: reader for queue, reader in self._leaving.items() if not reader.busy}
+        idle = {queue: process_queue for queue, process_queue in self._leaving.items() if not process_queue.busy}
         await self._give_up(idle)
         for queue in idle:
             del self._leaving[queue]
 
-    async def _give_up(self, readers: dict[MessageQueue, QueueReader], patience: float | None = None) -> None:
+    async def _give_up(self, process_queues: dict[MessageQueue, ProcessQueue], patience: float | None = None) -> None:
         with anyio.move_on_after(patience):
             async with anyio.create_task_group() as group:
-                for reader in readers.values():
-                    group.start_soon(self._close_reader, reader)
+                for process_queue in process_queues.values():
+                    group.start_soon(self._close_process_queue, process_queue)
         if self._orderly:
-            await self._unlock(list(readers))
+            await self._unlock(list(process_queues))
 
     async def stop_all(self) -> None:
         """Gives up every queue."""
         self.closed = True
         if self._scope is not None:
             self._scope.cancel()
-        for reader in self.readers.values():
-            reader.drop()
+        for process_queue in self.process_queues.values():
+            process_queue.drop()
         async with self._lock:
-            await self._give_up(self.readers | self._leaving, PATIENCE)
-            self.readers.clear()
+            await self._give_up(self.process_queues | self._leaving, LEAVE_TIMEOUT)
+            self.process_queues.clear()
             self._leaving.clear()
             if self._orderly:
                 await self._unlock(list(self._locked_at))
@@ -252,12 +253,12 @@ class Rebalancer:
                 _log.failed("locks cannot be renewed", error, group=self._group)
 
     async def _renew(self) -> None:
-        held = await self._lock_queues(list(self.readers))
-        for queue, reader in self.readers.items():
+        held = await self._lock_queues(list(self.process_queues))
+        for queue, process_queue in self.process_queues.items():
             if queue in held:
-                reader.resume()
+                process_queue.resume()
             elif time.monotonic() - self._locked_at.get(queue, NEVER) > LOCK_LIFETIME:  # another has it, or nobody says
-                reader.pause()
+                process_queue.pause()
 
     async def _lock_queues(self, queues: list[MessageQueue]) -> set[MessageQueue]:
         """The ones of ``queues`` that are ours now, by their brokers' word."""

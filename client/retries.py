@@ -10,7 +10,7 @@ from trimq.client.core import Client, wall_ms
 from trimq.client.delivery import ConsumerMessage
 from trimq.client.errors import RocketMQError
 from trimq.client.message import MessageQueue, ReceivedMessage
-from trimq.client.queue_reader import QueueReader
+from trimq.client.process_queue import ProcessQueue
 from trimq.client.sending import Prepared, receipts, send_command
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
@@ -28,7 +28,7 @@ _DELAY: Final = PropertyName.DELAY.value
 DEFAULT_MAX_RETRIES: Final = 16
 
 
-STAYS_HERE: Final = 5.0
+LOCAL_RETRY_DELAY: Final = 5.0
 """Seconds until a message that could be handed back to nobody is delivered here again."""
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
@@ -45,7 +45,9 @@ class Retries:
         self._suspend = suspend
         self._spawn = spawn
 
-    async def elsewhere(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
+    async def to_retry_topic(
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int
+    ) -> None:
         """To the retry topic: they come again to any member. What cannot be handed back comes again here."""
         most = -1 if self._max_retries is None else self._max_retries
         stay = [
@@ -53,11 +55,11 @@ class Retries:
             for message in messages
             if not await send_back(self._client, self._group, message, delay_level, most)
         ]
-        reader.finished([message for message in messages if message not in stay])
+        process_queue.finished([message for message in messages if message not in stay])
         if stay:
-            self._spawn(partial(self._put_back_later, reader, stay, STAYS_HERE))
+            self._spawn(partial(self._put_back_later, process_queue, stay, LOCAL_RETRY_DELAY))
 
-    async def in_place(self, reader: QueueReader, messages: list[ReceivedMessage], delay_level: int) -> None:
+    async def in_place(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int) -> None:
         """In their queue, which waits for them; after the last try they are dead letters."""
         most = self._max_retries
         spent: list[ReceivedMessage] = []
@@ -70,14 +72,16 @@ class Retries:
                 message.attempts += 1
         left = [message for message in messages if message not in spent]
         if spent:
-            reader.finished(spent)
+            process_queue.finished(spent)
         if left:
-            reader.busy = True
-            self._spawn(partial(self._put_back_later, reader, left, self._suspend))
+            process_queue.busy = True
+            self._spawn(partial(self._put_back_later, process_queue, left, self._suspend))
 
-    async def _put_back_later(self, reader: QueueReader, messages: list[ReceivedMessage], seconds: float) -> None:
+    async def _put_back_later(
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage], seconds: float
+    ) -> None:
         await anyio.sleep(seconds)
-        reader.put_back(messages)
+        process_queue.put_back(messages)
 
 
 async def send_back(client: Client, group: str, message: ReceivedMessage, delay_level: int, max_retries: int) -> bool:

@@ -171,12 +171,12 @@ def prepare_batch(topic: str, entries: list[BatchEntry], *, wait_stored: bool = 
 
 
 def whole_batch(
-    topic: str, message_ids: tuple[str, ...], parts: Iterable[tuple[int, bytes, bytes]], *, wait_stored: bool
+    topic: str, message_ids: tuple[str, ...], entries: Iterable[tuple[int, bytes, bytes]], *, wait_stored: bool
 ) -> Prepared:
     """A batch of (flag, body, properties) of each message."""
     properties = _WAIT if wait_stored else _NO_WAIT
     return Prepared(
-        RequestCode.SEND_BATCH_MESSAGE, topic, encode_batch(parts), properties, 0, 0, wall_ms(), message_ids
+        RequestCode.SEND_BATCH_MESSAGE, topic, encode_batch(entries), properties, 0, 0, wall_ms(), message_ids
     )
 
 

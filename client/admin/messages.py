@@ -95,5 +95,5 @@ class MessageAdmin(AdminBase):
         """
         call = PullCall(TOOLS_GROUP, queue, Subscription(queue.topic, ALL, 0), 1, with_subscription=True, hold=0.0)
         address = await queue_master(self.client, queue)
-        found = (await pull(self.client, address, call, offset)).run(ReceivedMessage)
+        found = (await pull(self.client, address, call, offset)).block(ReceivedMessage)
         return found[0] if found and found.offsets[0] == offset else None

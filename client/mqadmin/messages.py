@@ -71,7 +71,9 @@ async def _show(admin: Admin, out: Output, messages: list[ReceivedMessage], what
         out.say("")
 
 
-async def _directly(admin: Admin, out: Output, message: ReceivedMessage, group: str | None, client: str | None) -> bool:
+async def _consume_directly(
+    admin: Admin, out: Output, message: ReceivedMessage, group: str | None, client: str | None
+) -> bool:
     """With -g and -d: has that consumer consume the message now."""
     if group is None or client is None:
         return False
@@ -93,7 +95,7 @@ async def by_id(
     """A message by its offset id."""
     for one in ids.split(","):
         message = await admin.message_by_id(one.strip(), topic)
-        if not await _directly(admin, out, message, group, client):
+        if not await _consume_directly(admin, out, message, group, client):
             await _show(admin, out, [message], one)
 
 
@@ -125,7 +127,7 @@ async def by_unique_key(
 ) -> None:
     """A message by its producer's id."""
     found = await admin.messages_by_unique_key(topic, message_id)
-    if found and await _directly(admin, out, found[0], group, client):
+    if found and await _consume_directly(admin, out, found[0], group, client):
         return
     await _show(admin, out, found if every else found[:1], message_id)
 

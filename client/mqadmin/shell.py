@@ -14,9 +14,9 @@ import click
 from trimq.client.admin import Admin
 from trimq.client.errors import RocketMQError, UnreachableError, UsageError
 
-REFUSED: Final = 1
-WRONG: Final = 2
-NOBODY: Final = 3
+EXIT_REFUSED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_UNREACHABLE: Final = 3
 
 
 class Output:
@@ -133,8 +133,8 @@ def _fail(error: RocketMQError) -> NoReturn:
     if error.help:
         click.echo(f"  {error.help}", err=True)
     if isinstance(error, UnreachableError):
-        sys.exit(NOBODY)
-    sys.exit(WRONG if isinstance(error, UsageError) and error.code is None else REFUSED)
+        sys.exit(EXIT_UNREACHABLE)
+    sys.exit(EXIT_USAGE if isinstance(error, UsageError) and error.code is None else EXIT_REFUSED)
 
 
 def one_of(broker: str | None, cluster: str | None) -> None:

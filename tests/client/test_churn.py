@@ -23,7 +23,7 @@ from tests.interop.harness import probe
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, NameServer
 from trimq.client import Consumer, ConsumerMessage, Message, MessageQueue, Producer, RocketMQError, SendOutcome
-from trimq.client.queue_reader import QueueReader
+from trimq.client.process_queue import ProcessQueue
 
 SECONDS = float(os.environ.get("TRIMQ_CHURN_SECONDS", "6"))
 SEED = int(os.environ.get("TRIMQ_CHURN_SEED") or random.randrange(1_000_000))
@@ -58,25 +58,25 @@ class Tenure:
 class Watched(Consumer):
     """A consumer that keeps a record of its queues."""
 
-    tenures: dict[QueueReader, Tenure]
+    tenures: dict[ProcessQueue, Tenure]
 
-    async def _open_reader(self, queue: MessageQueue) -> QueueReader:
+    async def _open_process_queue(self, queue: MessageQueue) -> ProcessQueue:
         began = time.monotonic()
-        reader = await super()._open_reader(queue)
-        self.tenures[reader] = Tenure(reader.window.next_offset, began)
-        return reader
+        process_queue = await super()._open_process_queue(queue)
+        self.tenures[process_queue] = Tenure(process_queue.window.next_offset, began)
+        return process_queue
 
-    async def _close_reader(self, reader: QueueReader) -> None:
-        self.tenures[reader].closing = time.monotonic()
-        await super()._close_reader(reader)
-        self.tenures[reader].ended = time.monotonic()
+    async def _close_process_queue(self, process_queue: ProcessQueue) -> None:
+        self.tenures[process_queue].closing = time.monotonic()
+        await super()._close_process_queue(process_queue)
+        self.tenures[process_queue].ended = time.monotonic()
 
 
 class Delivery:
     """A message in a member's hands."""
 
-    def __init__(self, reader: QueueReader) -> None:
-        self.reader = reader
+    def __init__(self, process_queue: ProcessQueue) -> None:
+        self.process_queue = process_queue
         self.acknowledged = math.inf
 
 
@@ -92,10 +92,10 @@ class Load:
         self.unknown: set[tuple[str, int]] = set()
         self.seen: Counter[tuple[str, int]] = Counter()
         self.deliveries: dict[Place, list[Delivery]] = defaultdict(list)
-        self.tenures: dict[QueueReader, Tenure] = {}
+        self.tenures: dict[ProcessQueue, Tenure] = {}
         self.last_of_key: dict[str, int] = defaultdict(int)
-        self.last_of_reader: dict[QueueReader, int] = {}
-        self.in_work: dict[MessageQueue, QueueReader] = {}
+        self.last_of_process_queue: dict[ProcessQueue, int] = {}
+        self.in_work: dict[MessageQueue, ProcessQueue] = {}
         self.faults: list[str] = []
         self.joined = self.not_joined = 0
         self.troubled = False
@@ -161,10 +161,10 @@ class Load:
         before.append(delivery)
         if not self.orderly:
             return
-        last = self.last_of_reader.get(delivery.reader, -1)
+        last = self.last_of_process_queue.get(delivery.process_queue, -1)
         if message.queue_offset <= last:
             self.faults.append(f"{message.queue}: {message.queue_offset} after {last} in one member's hands")
-        self.last_of_reader[delivery.reader] = message.queue_offset
+        self.last_of_process_queue[delivery.process_queue] = message.queue_offset
         if self.seen[known] == 1:  # a repetition comes from further back, what is new only in order
             if known[1] < self.last_of_key[key]:
                 self.faults.append(f"{key} {number} after {self.last_of_key[key]}")
@@ -176,18 +176,20 @@ class Load:
         It goes back with what that one had done, and so do its successors. Which of two commits that are under way at
         the same time comes last is for the broker to say: their replies may come in either order.
         """
-        if other.reader is now.reader:
+        if other.process_queue is now.process_queue:
             self.faults.append(f"{message!r} came twice to one member that had it")
-        before, after = self.tenures[other.reader], self.tenures[now.reader]
+        before, after = self.tenures[other.process_queue], self.tenures[now.process_queue]
         if self.troubled or not (other.acknowledged < before.closing < before.ended < after.began):
             return
         unaware = (
             tenure
-            for reader, tenure in self.tenures.items()
-            if reader.queue == message.queue and tenure.began < before.ended and before.closing < tenure.ended
+            for process_queue, tenure in self.tenures.items()
+            if process_queue.queue == message.queue and tenure.began < before.ended and before.closing < tenure.ended
         )
         if not any(tenure.start <= message.queue_offset and tenure is not before for tenure in unaware):
-            all_of_queue = [tenure for reader, tenure in self.tenures.items() if reader.queue == message.queue]
+            all_of_queue = [
+                tenure for process_queue, tenure in self.tenures.items() if process_queue.queue == message.queue
+            ]
             self.faults.append(
                 f"{message!r} came again though its member had told of it: {before}, then {after}; all: {all_of_queue}"
             )

@@ -248,8 +248,8 @@ async def test_a_full_prefetch_stops_pulling(servers: Servers, name: str) -> Non
     async with Consumer(name, name, namesrv=servers.namesrv, start="first", prefetch=prefetch) as consumer:
         first = await anext(consumer)
         await anyio.sleep(0.3)
-        [reader] = [one for queue, one in consumer.rebalancer.readers.items() if queue.topic == name]
-        assert reader.window.unfinished == 10
+        [process_queue] = [one for queue, one in consumer.rebalancer.process_queues.items() if queue.topic == name]
+        assert process_queue.window.unfinished == 10
         await first.ack()
         assert len(await take(consumer, 39)) == 39
 

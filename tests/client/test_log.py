@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from tests.client.scripted import scripted_broker
-from tests.client.test_parts import queue, record
+from tests.client.test_units import queue, record
 from trimq.client import Client, ClientOptions, NotStoredError, PerhapsStoredError, UnreachableError
 from trimq.client.core import Push
 from trimq.client.decode import split_messages
@@ -23,7 +23,7 @@ from trimq.client.lifecycle import Lifecycle
 from trimq.client.mqadmin import shell
 from trimq.client.offsets import BrokerOffsets
 from trimq.client.outages import Outages
-from trimq.client.queue_reader import Counts
+from trimq.client.process_queue import Counts
 from trimq.protocol.body import ProducerData
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
@@ -58,7 +58,7 @@ def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[s
 
 
 class Receiver:
-    """The consumer and the reader of a message that a test made."""
+    """The consumer and the process queue of a message that a test made."""
 
     group = "g"
     before_process = after_process = ()

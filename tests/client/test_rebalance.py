@@ -120,7 +120,7 @@ async def test_a_queue_whose_offset_cannot_be_asked_for_does_not_hold_up_the_oth
 
 
 async def test_who_leaves_unlocks_its_queues_though_nobody_confirms_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebalance, "PATIENCE", 0.05)
+    monkeypatch.setattr(rebalance, "LEAVE_TIMEOUT", 0.05)
     async with scripted_broker(queues=1) as broker:
         Group(broker)
 

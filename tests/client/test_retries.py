@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
 
 
-class Reader:
+class RecordedProcessQueue:
     """As far as Retries and Rebalancer use one."""
 
     def __init__(self) -> None:
@@ -53,13 +53,13 @@ async def test_a_message_that_nobody_takes_back_stays_and_is_not_committed(monke
         return message != "nobody takes it"
 
     monkeypatch.setattr(retries, "send_back", send_back)
-    monkeypatch.setattr(retries, "STAYS_HERE", 0.0)
-    reader: Any = Reader()
+    monkeypatch.setattr(retries, "LOCAL_RETRY_DELAY", 0.0)
+    process_queue: Any = RecordedProcessQueue()
     async with anyio.create_task_group() as group:
         handing: Any = Retries(None, "g", None, 1.0, group.start_soon)  # type: ignore[arg-type]
-        await handing.elsewhere(reader, ["one", "nobody takes it", "two"], 0)
-        assert reader.done == ["one", "two"]
-    assert reader.again == ["nobody takes it"]
+        await handing.to_retry_topic(process_queue, ["one", "nobody takes it", "two"], 0)
+        assert process_queue.done == ["one", "two"]
+    assert process_queue.again == ["nobody takes it"]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ async def test_a_queue_is_read_as_long_as_its_lock_is_trusted(held: bool, age: f
     rebalancer: Any = Rebalancer(
         SimpleNamespace(), "g", lambda: ["T"], None, None, None, orderly=True,  # type: ignore[arg-type]
     )  # fmt: skip
-    reader = Reader()
-    rebalancer.readers[QUEUE] = reader
+    process_queue = RecordedProcessQueue()
+    rebalancer.process_queues[QUEUE] = process_queue
     rebalancer._locked_at[QUEUE] = time.monotonic() - age
 
     async def lock_queues(queues: list[MessageQueue]) -> set[MessageQueue]:
@@ -82,7 +82,7 @@ async def test_a_queue_is_read_as_long_as_its_lock_is_trusted(held: bool, age: f
 
     rebalancer._lock_queues = lock_queues
     await rebalancer._renew()
-    assert reader.paused is paused
+    assert process_queue.paused is paused
 
 
 async def test_a_broker_that_was_lost_is_greeted_as_soon_as_it_is_there_again() -> None:

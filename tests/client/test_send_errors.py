@@ -203,7 +203,7 @@ async def test_a_message_that_no_broker_takes_is_not_the_brokers_fault() -> None
         with pytest.raises(RocketMQError) as caught:
             await sends.deliver(PREPARED, None, [Message("T", b"x")])
         assert caught.value.code == code
-        assert sends._faults.is_available("a") is is_available
+        assert sends._fault_tolerance.is_available("a") is is_available
 
 
 async def test_who_is_cancelled_between_attempts_learns_that_the_first_was_refused() -> None:
@@ -278,7 +278,7 @@ async def test_a_batch_that_is_closed_over_says_what_is_known() -> None:
                     group.start_soon(send, message)
                 await broker.until(BATCH, 1)
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("trimq.client.lifecycle.GOODBYE", 0.01)
+                    patch.setattr("trimq.client.lifecycle.CLOSE_TIMEOUT", 0.01)
                     await producer.__aexit__(None, None, None)
         assert [type(error) for error in errors] == [PerhapsStoredError] * 2
         assert {message.outcome for message in messages} == {SendOutcome.PERHAPS_STORED}

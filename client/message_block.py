@@ -1,4 +1,4 @@
-"""MessageRun: messages of one queue that came side by side, each made when somebody looks.
+"""MessageBlock: messages of one queue that came side by side, each made when somebody looks.
 
 Who takes a batch and acknowledges it whole needs their number, their offsets and their size: the messages themselves
 are made when a batch is iterated over or indexed.
@@ -30,7 +30,7 @@ def _rows(size: int, count: int) -> struct.Struct:
     return struct.Struct(">" + f"Q12xQ{size - _START.size}x" * count)
 
 
-def _alike(view: memoryview) -> tuple[Sequence[int], Sequence[int]] | None:
+def _uniform(view: memoryview) -> tuple[Sequence[int], Sequence[int]] | None:
     """The offsets of messages that all have the size of the first, and where each begins and the last one ends.
 
     None where they are not, or not known to be: one call takes them all.
@@ -49,7 +49,7 @@ def _alike(view: memoryview) -> tuple[Sequence[int], Sequence[int]] | None:
     return found[1::2], range(0, end + 1, size)
 
 
-class MessageRun(Sequence[M], Generic[M]):
+class MessageBlock(Sequence[M], Generic[M]):
     """Messages in the order of their ``offsets``; ``size`` is that of their records together, in bytes.
 
     Made by ``split``, from a reply's body, or by ``of``, from messages that are there.
@@ -73,18 +73,20 @@ class MessageRun(Sequence[M], Generic[M]):
         self._messages = messages
 
     @classmethod
-    def split(cls, data: bytes | memoryview, broker_name: str, kind: type[M], receiver: Any = None) -> "MessageRun[M]":
+    def split(
+        cls, data: bytes | memoryview, broker_name: str, kind: type[M], receiver: Any = None
+    ) -> "MessageBlock[M]":
         """The messages in ``data``, as ``kind``; ``receiver`` is who takes their acknowledgement.
 
         Raises RecordError where the sizes do not add up.
 
-        >>> len(MessageRun.split(b"", "broker-a", ReceivedMessage))
+        >>> len(MessageBlock.split(b"", "broker-a", ReceivedMessage))
         0
         """
         view = memoryview(data)
-        alike = _alike(view)
-        if alike is not None:
-            return cls(alike[0], len(view), [(view, alike[1])], (kind, broker_name, receiver))
+        uniform = _uniform(view)
+        if uniform is not None:
+            return cls(uniform[0], len(view), [(view, uniform[1])], (kind, broker_name, receiver))
         offsets: list[int] = []
         starts: list[int] = []
         unpack, add_start, add_offset = _START.unpack_from, starts.append, offsets.append
@@ -105,26 +107,26 @@ class MessageRun(Sequence[M], Generic[M]):
         return cls(offsets, end, [(view, starts)], (kind, broker_name, receiver))
 
     @classmethod
-    def of(cls, messages: list[M]) -> "MessageRun[M]":
+    def of(cls, messages: list[M]) -> "MessageBlock[M]":
         """Messages that are there already, in order."""
         offsets = [message.queue_offset for message in messages]
         return cls(offsets, sum([message.size for message in messages]), [], None, messages)
 
-    def cut(self, count: int) -> "tuple[MessageRun[M], MessageRun[M]]":
+    def cut(self, count: int) -> "tuple[MessageBlock[M], MessageBlock[M]]":
         """The first ``count`` messages, and the others."""
         messages = self.messages()
         return self.of(messages[:count]), self.of(messages[count:])
 
-    def joined(self, others: "Sequence[MessageRun[M]]") -> "MessageRun[M]":
+    def joined(self, others: "Sequence[MessageBlock[M]]") -> "MessageBlock[M]":
         """These messages and those of ``others`` behind them."""
         if not others:
             return self
-        runs = [self, *others]
-        offsets = [offset for run in runs for offset in run.offsets]
-        size = sum([run.size for run in runs])
-        if all(run._messages is None and run._make == self._make for run in runs):  # noqa: SLF001 - its own kind
-            return MessageRun(offsets, size, [piece for run in runs for piece in run._pieces], self._make)  # noqa: SLF001
-        return MessageRun(offsets, size, [], None, [message for run in runs for message in run.messages()])
+        blocks = [self, *others]
+        offsets = [offset for block in blocks for offset in block.offsets]
+        size = sum([block.size for block in blocks])
+        if all(block._messages is None and block._make == self._make for block in blocks):  # noqa: SLF001 - its own kind
+            return MessageBlock(offsets, size, [piece for block in blocks for piece in block._pieces], self._make)  # noqa: SLF001
+        return MessageBlock(offsets, size, [], None, [message for block in blocks for message in block.messages()])
 
     def messages(self) -> list[M]:
         """The messages, always the same objects."""
@@ -165,4 +167,4 @@ class MessageRun(Sequence[M], Generic[M]):
         return self.messages()[index]
 
     def __repr__(self) -> str:
-        return f"MessageRun(<{len(self)} messages>)"
+        return f"MessageBlock(<{len(self)} messages>)"

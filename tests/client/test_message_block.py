@@ -1,4 +1,4 @@
-"""Runs of messages: handed out and finished whole or in any other way, they are what single messages are."""
+"""Blocks of messages: handed out and finished whole or in any other way, they are what single messages are."""
 
 import random
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from tests.client.scripted import pull_header
 from trimq.client import Client, ConsumerMessage, MessageQueue
 from trimq.client.decode import split_messages
 from trimq.client.errors import RocketMQError
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.offset_window import OffsetWindow
+from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.pulling import PullCall, Pulled
-from trimq.client.queue_reader import Prefetch, QueueReader
 from trimq.client.read_ahead import ReadAhead
-from trimq.client.ready_line import ReadyLine
+from trimq.client.ready_queue import ReadyQueue
 from trimq.client.subscription import Subscription
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -37,8 +37,8 @@ def record(offset: int, tag: str | None = None, size: int = 1) -> bytes:
     )  # fmt: skip
 
 
-def run_of(offsets: list[int]) -> MessageRun[ConsumerMessage]:
-    return MessageRun.split(b"".join(map(record, offsets)), "a", ConsumerMessage)
+def block_of(offsets: list[int]) -> MessageBlock[ConsumerMessage]:
+    return MessageBlock.split(b"".join(map(record, offsets)), "a", ConsumerMessage)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 40, 300])
@@ -48,7 +48,7 @@ def test_a_reply_is_split_alike_whether_its_messages_have_one_size_or_several(
 ) -> None:
     sizes = [chance.choice([1, 1, 1, 2]) for _ in range(count)] if chance.random() < 0.5 else [3] * count
     data = b"".join(record(5 + 2 * number, size=size) for number, size in enumerate(sizes))
-    found = MessageRun.split(data, "a", ConsumerMessage)
+    found = MessageBlock.split(data, "a", ConsumerMessage)
     assert list(found.offsets) == [5 + 2 * number for number in range(count)]
     assert [message.queue_offset for message in found] == list(found.offsets)
     assert [len(message.body) for message in found] == sizes
@@ -63,7 +63,7 @@ def test_a_reply_with_a_damaged_message_is_refused_whichever_it_is(count: int, c
     word = chance.choice([0, 4])  # the size, or the magic
     data[at + word : at + word + 4] = chance.choice([b"\0\0\0\0", b"\x12\x34\x56\x78"])
     with pytest.raises(RecordError):
-        MessageRun.split(bytes(data), "a", ConsumerMessage)
+        MessageBlock.split(bytes(data), "a", ConsumerMessage)
 
 
 @dataclass
@@ -87,10 +87,10 @@ class PlainWindow:
 
 
 @given(st.lists(st.lists(st.integers(1, 3), max_size=5), max_size=8), CHANCES)
-def test_a_window_of_runs_is_what_one_of_single_messages_is(runs: list[list[int]], chance: random.Random) -> None:
+def test_a_window_of_blocks_is_what_one_of_single_messages_is(blocks: list[list[int]], chance: random.Random) -> None:
     window, plain, at = OffsetWindow(0), PlainWindow(0), 0
     whole: list[list[int]] = []
-    for gaps in runs:
+    for gaps in blocks:
         offsets = []
         for gap in gaps:
             at += gap
@@ -103,11 +103,11 @@ def test_a_window_of_runs_is_what_one_of_single_messages_is(runs: list[list[int]
         plain.next_offset = at + 1
         for _ in range(chance.randrange(4)):
             if chance.random() < 0.5:
-                run = chance.choice(whole)
-                untouched = bool(run) and all(offset in plain.left for offset in run)
-                assert window.finished_all(run) == untouched
+                block = chance.choice(whole)
+                untouched = bool(block) and all(offset in plain.left for offset in block)
+                assert window.finished_all(block) == untouched
                 if untouched:
-                    assert [plain.finished(offset) for offset in run] == [True] * len(run)
+                    assert [plain.finished(offset) for offset in block] == [True] * len(block)
             else:
                 offset = chance.randrange(at + 3)  # also what was never taken, and what is finished already
                 assert window.finished(offset) == plain.finished(offset)
@@ -123,7 +123,7 @@ def test_what_is_read_ahead_comes_in_order_however_it_is_taken(sizes: list[int],
     there: list[int] = []
     at = 0
     for size in sizes:
-        ahead.add(run_of(list(range(at, at + size))))
+        ahead.add(block_of(list(range(at, at + size))))
         there += range(at, at + size)
         at += size
         for _ in range(chance.randrange(4)):
@@ -137,11 +137,11 @@ def test_what_is_read_ahead_comes_in_order_however_it_is_taken(sizes: list[int],
                 assert one is not None
                 taken = [one]
             else:
-                run = ahead.take(count)
-                assert len(run) == min(count, len(there))
-                assert run.size == sum(message.size for message in run)
-                assert list(run.offsets) == [message.queue_offset for message in run]
-                taken = list(run)
+                block = ahead.take(count)
+                assert len(block) == min(count, len(there))
+                assert block.size == sum(message.size for message in block)
+                assert list(block.offsets) == [message.queue_offset for message in block]
+                taken = list(block)
             assert [message.queue_offset for message in taken] == there[: len(taken)]
             del there[: len(taken)]
             if chance.random() < 0.4:
@@ -152,12 +152,12 @@ def test_what_is_read_ahead_comes_in_order_however_it_is_taken(sizes: list[int],
     assert not ahead
 
 
-def test_a_runs_messages_stay_the_same_objects() -> None:
-    run = run_of([1, 2, 3])
-    first, rest = run.cut(1)
-    assert [*first, *rest] == list(run) == run[:]
-    assert rest.joined([first])[2] is run[0]
-    lazily = run_of([1, 2]).joined([run_of([5])])
+def test_a_blocks_messages_stay_the_same_objects() -> None:
+    block = block_of([1, 2, 3])
+    first, rest = block.cut(1)
+    assert [*first, *rest] == list(block) == block[:]
+    assert rest.joined([first])[2] is block[0]
+    lazily = block_of([1, 2]).joined([block_of([5])])
     assert ([message.queue_offset for message in lazily], lazily.size) == ([1, 2, 5], 3 * len(record(1)))
 
 
@@ -191,11 +191,11 @@ REPLIES = st.builds(
 )
 
 
-def reader_of(
-    subscription: Subscription, on_ready: Callable[[QueueReader], None] = lambda _: None, *, orderly: bool = False
-) -> QueueReader:
+def process_queue_of(
+    subscription: Subscription, on_ready: Callable[[ProcessQueue], None] = lambda _: None, *, orderly: bool = False
+) -> ProcessQueue:
     """One that pulls nothing by itself."""
-    return QueueReader(
+    return ProcessQueue(
         Client("127.0.0.1:1"), "g", QUEUE, subscription, 0, prefetch=Prefetch(), kind=ConsumerMessage,
         with_subscription=False, on_ready=on_ready, orderly=orderly,
     )  # fmt: skip
@@ -209,41 +209,41 @@ def test_what_has_arrived_is_read_before_anybody_waits() -> None:
             return False
         offsets = arriving.pop(0)
         if offsets:
-            reader.add(run_of(offsets))  # type: ignore[arg-type] # the reader makes ConsumerMessages
+            process_queue.add(block_of(offsets))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
         return True
 
-    line = ReadyLine(read_arrived)
-    reader = reader_of(Subscription("T", "*", 0), line.add)
-    found = line.take(2)
+    ready = ReadyQueue(read_arrived)
+    process_queue = process_queue_of(Subscription("T", "*", 0), ready.add)
+    found = ready.take(2)
     assert found is not None
-    assert (found[0], list(found[1].offsets), len(arriving)) == (reader, [1, 2], 2)
-    assert line.take(2) is None  # something has arrived, but no message
-    one = line.take_one()
+    assert (found[0], list(found[1].offsets), len(arriving)) == (process_queue, [1, 2], 2)
+    assert ready.take(2) is None  # something has arrived, but no message
+    one = ready.take_one()
     assert one is not None
     assert one.queue_offset == 3
-    assert line.take_one() is None
+    assert ready.take_one() is None
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_a_reader_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> None:
-    line = ReadyLine(lambda: False)
-    reader = reader_of(Subscription("T", "*", 0), line.add, orderly=orderly)
-    reader.add(run_of([1, 2, 3]))  # type: ignore[arg-type] # the reader makes ConsumerMessages
-    one = line.take_one()
+def test_a_process_queue_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> None:
+    ready = ReadyQueue(lambda: False)
+    process_queue = process_queue_of(Subscription("T", "*", 0), ready.add, orderly=orderly)
+    process_queue.add(block_of([1, 2, 3]))  # type: ignore[arg-type] # the process queue makes ConsumerMessages
+    one = ready.take_one()
     assert one is not None
     assert one.queue_offset == 1
-    two = line.take_one()
+    two = ready.take_one()
     assert (two is None) == orderly
-    reader.finished_one(one)
+    process_queue.finished_one(one)
     if two is None:
-        two = line.take_one()
+        two = ready.take_one()
         assert two is not None
     assert two.queue_offset == 2
-    reader.finished_one(two)
-    reader.pause()
-    assert line.take_one() is None
-    reader.resume()
-    three = line.take_one()
+    process_queue.finished_one(two)
+    process_queue.pause()
+    assert ready.take_one() is None
+    process_queue.resume()
+    three = ready.take_one()
     assert three is not None
     assert three.queue_offset == 3
 
@@ -252,13 +252,13 @@ def test_a_reader_that_is_paused_or_busy_hands_out_nothing(orderly: bool) -> Non
 def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
     replies: list[Reply], tags: str, chance: random.Random
 ) -> None:
-    """A reader against the plain way: every reply split and filtered at once, every message finished by itself."""
+    """A process queue against the plain way: each reply split and filtered at once, each message finished by itself."""
     subscription = Subscription("T", tags, 0)
-    reader = reader_of(subscription)
+    process_queue = process_queue_of(subscription)
     call = PullCall("g", QUEUE, subscription, 32, with_subscription=False)
     plain = PlainWindow(0)
     expected: list[int] = []
-    handled: list[list[ConsumerMessage] | MessageRun[ConsumerMessage]] = []
+    handled: list[list[ConsumerMessage] | MessageBlock[ConsumerMessage]] = []
     for reply in replies:
         command, following = reply.command(plain.next_offset)
         found: list[ConsumerMessage] = []
@@ -268,7 +268,7 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
         except ValueError:
             works = False
         if works:
-            reader.absorb(Pulled(command, call, "a:1"))
+            process_queue.absorb(Pulled(command, call, "a:1"))
             wanted = [m.queue_offset for m in found if not subscription.tags or m.tags in subscription.tags]
             expected += wanted
             plain.taken += wanted
@@ -276,13 +276,13 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
             plain.next_offset = following
         else:
             with pytest.raises((ValueError, RocketMQError)):
-                reader.absorb(Pulled(command, call, "a:1"))
+                process_queue.absorb(Pulled(command, call, "a:1"))
         for _ in range(chance.randrange(3)):
-            if chance.random() < 0.5 and (run := reader.take(chance.randint(1, 8))) is not None:
-                handled.append(run)  # type: ignore[arg-type] # the reader makes ConsumerMessages
-                taken = len(run)
-                assert list(run.offsets) == expected[:taken]
-            elif (one := reader.take_one()) is not None:
+            if chance.random() < 0.5 and (block := process_queue.take(chance.randint(1, 8))) is not None:
+                handled.append(block)  # type: ignore[arg-type] # the process queue makes ConsumerMessages
+                taken = len(block)
+                assert list(block.offsets) == expected[:taken]
+            elif (one := process_queue.take_one()) is not None:
                 assert isinstance(one, ConsumerMessage)
                 handled.append([one])
                 taken = 1
@@ -295,15 +295,15 @@ def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
         while handled and chance.random() < 0.6:
             messages = handled.pop()
             if chance.random() < 0.2:
-                reader.put_back(messages)
+                process_queue.put_back(messages)
                 expected = sorted([*expected, *(message.queue_offset for message in messages)])
                 continue
             if len(messages) == 1 and chance.random() < 0.5:
-                reader.finished_one(messages[0])
+                process_queue.finished_one(messages[0])
             else:
-                reader.finished(messages)
+                process_queue.finished(messages)
             for message in messages:
                 plain.finished(message.queue_offset)
-        assert (reader.committable, reader.window.span, reader.window.unfinished) == plain.figures
-        held = [reader.buffer.front, *reader.buffer._runs, *handled]
-        assert reader.held_bytes == sum(message.size for messages in held for message in messages)
+        assert (process_queue.committable, process_queue.window.span, process_queue.window.unfinished) == plain.figures
+        held = [process_queue.buffer.front, *process_queue.buffer._blocks, *handled]
+        assert process_queue.held_bytes == sum(message.size for messages in held for message in messages)

@@ -24,12 +24,12 @@ def random_start() -> int:
     return random.getrandbits(16)  # spreads load
 
 
-class FaultTable:
+class LatencyFaultTolerance:
     """Brokers that are out, by name, and each topic's turn. ``clock`` gives monotonic seconds, ``start`` a first turn.
 
-    >>> table = FaultTable(clock=lambda: 100.0)
-    >>> table.failed("broker-a")
-    >>> table.is_available("broker-a"), table.is_available("broker-b")
+    >>> tolerance = LatencyFaultTolerance(clock=lambda: 100.0)
+    >>> tolerance.failed("broker-a")
+    >>> tolerance.is_available("broker-a"), tolerance.is_available("broker-b")
     (False, True)
     """
 
@@ -62,7 +62,7 @@ class FaultTable:
         """The next of a topic's queues in turn on a broker that is neither out nor ``avoid``; else the next at all.
 
         >>> queues = [MessageQueue(topic="T", broker_name=name, queue_id=0) for name in ("a", "b")]
-        >>> FaultTable(lambda: 0.0).select(queues, avoid="b").broker_name
+        >>> LatencyFaultTolerance(lambda: 0.0).select(queues, avoid="b").broker_name
         'a'
         """
         topic = queues[0].topic

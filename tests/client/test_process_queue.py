@@ -1,4 +1,4 @@
-"""A reader of a queue against a broker that answers when the test says so."""
+"""A process queue against a broker that answers when the test says so."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,8 +11,8 @@ from anyio.abc import SocketStream
 from tests.client.scripted import ScriptedBroker, pull_header, records, route_reply, scripted_broker
 from trimq.client import Client, ClientOptions, MessageQueue, ReceivedMessage
 from trimq.client.core import Push
+from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.pulling import Pulled
-from trimq.client.queue_reader import Prefetch, QueueReader
 from trimq.client.subscription import Subscription
 from trimq.protocol.body import ConsumerData, ProducerData
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -45,7 +45,7 @@ class Broker:
         await stream.send(encode(command.reply(code, header=pull_header(next_offset), body=body)))
 
 
-class Watched(QueueReader):
+class Watched(ProcessQueue):
     """Tells when a pull's answer has been dealt with."""
 
     absorbed = 0
@@ -74,7 +74,7 @@ async def reading(
 ) -> AsyncIterator[tuple[Broker, Watched]]:
     async with scripted_broker() as inner, Client(inner.address, ClientOptions(header=header)) as client:
         broker = Broker(inner)
-        reader = Watched(
+        process_queue = Watched(
             client,
             "g",
             QUEUE,
@@ -85,22 +85,22 @@ async def reading(
             with_subscription=True,
             on_ready=lambda _: None,
         )
-        reader.turn = anyio.Event()
-        client.spawn(reader.run)
-        yield broker, reader
-        reader.drop()
+        process_queue.turn = anyio.Event()
+        client.spawn(process_queue.run)
+        yield broker, process_queue
+        process_queue.drop()
 
 
-async def first_answer(broker: Broker, reader: Watched, count: int) -> None:
+async def first_answer(broker: Broker, process_queue: Watched, count: int) -> None:
     """The first pull brings so many messages."""
     await broker.asked(1)
     await broker.answer(0, records(0, count), count)
-    await reader.until_absorbed(1)
+    await process_queue.until_absorbed(1)
 
 
 @pytest.mark.parametrize("header", ["json", "rocketmq"])
 async def test_the_next_pull_follows_the_answer_of_the_last(header: Literal["json", "rocketmq"]) -> None:
-    async with reading(Prefetch(), header=header) as (broker, reader):
+    async with reading(Prefetch(), header=header) as (broker, process_queue):
         assert await broker.asked(1) == 0
         await broker.answer(0, records(0, 3), 3)
         assert await broker.asked(2) == 3
@@ -108,134 +108,135 @@ async def test_the_next_pull_follows_the_answer_of_the_last(header: Literal["jso
         assert await broker.asked(3) == 3
         await broker.answer(2, records(3, 2), 9)  # what is between is not wanted
         assert await broker.asked(4) == 9
-        assert [message.body for message in reader.taken(10)] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [message.body for message in process_queue.taken(10)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_nothing_is_asked_for_while_there_is_no_room() -> None:
-    async with reading(Prefetch(messages=4, pull_messages=2)) as (broker, reader):
+    async with reading(Prefetch(messages=4, pull_messages=2)) as (broker, process_queue):
         for pull in (1, 2):
             assert await broker.asked(pull) == 2 * pull - 2
             await broker.answer(pull - 1, records(2 * pull - 2, 2), 2 * pull)
-        await reader.until_absorbed(2)
-        taken = reader.taken(3)
+        await process_queue.until_absorbed(2)
+        taken = process_queue.taken(3)
         assert len(broker.pulls) == 2
-        reader.finished(taken[1:])  # the first one is not finished, but two are
+        process_queue.finished(taken[1:])  # the first one is not finished, but two are
         assert await broker.asked(3) == 4
-        assert reader.committable == 0
-        reader.pause()
+        assert process_queue.committable == 0
+        process_queue.pause()
         await broker.answer(2, records(4, 1), 5)
-        await reader.until_absorbed(3)
-        reader.finished(taken[:1])
-        assert reader.committable == 3
+        await process_queue.until_absorbed(3)
+        process_queue.finished(taken[:1])
+        assert process_queue.committable == 3
         assert len(broker.pulls) == 3
-        reader.resume()
+        process_queue.resume()
         assert await broker.asked(4) == 5
 
 
 async def test_the_bound_by_bytes_holds_too() -> None:
     size = len(records(0, 1))
-    async with reading(Prefetch(bytes=2 * size)) as (broker, reader):
+    async with reading(Prefetch(bytes=2 * size)) as (broker, process_queue):
         for number in (0, 1):
             assert await broker.asked(number + 1) == number
             await broker.answer(number, records(number, 1), number + 1)
-        await reader.until_absorbed(2)
-        assert (len(broker.pulls), reader.held_bytes) == (2, 2 * size)
-        reader.finished(reader.taken(1))
+        await process_queue.until_absorbed(2)
+        assert (len(broker.pulls), process_queue.held_bytes) == (2, 2 * size)
+        process_queue.finished(process_queue.taken(1))
         assert await broker.asked(3) == 2
 
 
 async def test_what_cannot_be_read_is_not_passed_over() -> None:
     """The next pull goes out before an answer's messages are looked at; that must not move what is committed."""
-    async with reading(Prefetch()) as (broker, reader):
+    async with reading(Prefetch()) as (broker, process_queue):
         await broker.asked(1)
         await broker.answer(0, records(0, 2)[:-1], 2)
-        await reader.until_absorbed(1)
-        assert (reader.position, reader.committable) == (0, 0)
-        assert not reader.buffer
+        await process_queue.until_absorbed(1)
+        assert (process_queue.position, process_queue.committable) == (0, 0)
+        assert not process_queue.buffer
 
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_seek_forgets_the_pull_that_is_under_way(answered: bool) -> None:
-    async with reading(Prefetch()) as (broker, reader):
+    async with reading(Prefetch()) as (broker, process_queue):
         await broker.asked(1)
         if answered:
             await broker.answer(0, records(0, 2), 2)
-            await reader.until_absorbed(1)
+            await process_queue.until_absorbed(1)
             await broker.asked(2)
         old = len(broker.pulls) - 1
-        reader.seek(50)
+        process_queue.seek(50)
         assert await broker.asked(old + 2) == 50
         await broker.answer(old, records(0, 2), 2)
         await broker.answer(old + 1, records(50, 1), 51)
         assert await broker.asked(old + 3) == 51
-        assert [message.queue_offset for message in reader.taken(10)] == [50]
+        assert [message.queue_offset for message in process_queue.taken(10)] == [50]
 
 
 async def test_after_a_broken_connection_it_goes_on_where_it_was() -> None:
-    async with reading(Prefetch()) as (broker, reader):
+    async with reading(Prefetch()) as (broker, process_queue):
         await broker.asked(1)
         await broker.answer(0, records(0, 2), 2)
         await broker.asked(2)
         await anyio.aclose_forcefully(broker.pulls[1][0])
         assert await broker.asked(3) == 2
         await broker.answer(2, records(2, 1), 3)
-        await reader.until_absorbed(2)
-        assert [message.queue_offset for message in reader.taken(10)] == [0, 1, 2]
+        await process_queue.until_absorbed(2)
+        assert [message.queue_offset for message in process_queue.taken(10)] == [0, 1, 2]
 
 
-async def test_a_dropped_reader_takes_nothing_any_more() -> None:
-    async with reading(Prefetch()) as (broker, reader):
+async def test_a_dropped_process_queue_takes_nothing_any_more() -> None:
+    async with reading(Prefetch()) as (broker, process_queue):
         await broker.asked(1)
-        reader.drop()
+        process_queue.drop()
         await broker.answer(0, records(0, 2), 2)
-        await reader.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # behind the answer
-        assert (reader.absorbed, reader.taken(10), reader.committable) == (0, [], 0)
+        await process_queue.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # behind the answer
+        assert (process_queue.absorbed, process_queue.taken(10), process_queue.committable) == (0, [], 0)
         assert len(broker.pulls) == 1
 
 
 async def test_what_is_finished_twice_counts_once() -> None:
-    async with reading(Prefetch()) as (broker, reader):
-        await first_answer(broker, reader, 4)
-        messages = reader.taken(3)
-        left = reader.held_bytes // 2
+    async with reading(Prefetch()) as (broker, process_queue):
+        await first_answer(broker, process_queue, 4)
+        messages = process_queue.taken(3)
+        left = process_queue.held_bytes // 2
         for _ in range(2):
-            reader.finished(messages[:1])
-            reader.finished_one(messages[1])
-            assert (reader.held_bytes, reader.committable) == (left, 2)
+            process_queue.finished(messages[:1])
+            process_queue.finished_one(messages[1])
+            assert (process_queue.held_bytes, process_queue.committable) == (left, 2)
 
 
 async def test_the_next_pull_waits_until_enough_is_finished() -> None:
-    async with reading(Prefetch(messages=2, pull_messages=1)) as (broker, reader):
-        await first_answer(broker, reader, 3)
-        first, second = reader.taken(2)
-        reader.finished_one(first)
-        await reader.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # a pull would be before it
+    async with reading(Prefetch(messages=2, pull_messages=1)) as (broker, process_queue):
+        await first_answer(broker, process_queue, 3)
+        first, second = process_queue.taken(2)
+        process_queue.finished_one(first)
+        # a pull would be before it
+        await process_queue.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})
         assert len(broker.pulls) == 1
-        reader.finished_one(second)
+        process_queue.finished_one(second)
         assert await broker.asked(2) == 3
 
 
-async def test_what_is_put_back_is_taken_again_unless_the_reader_is_dropped() -> None:
-    async with reading(Prefetch()) as (broker, reader):
-        await first_answer(broker, reader, 2)
-        messages = reader.taken(1)
-        reader.put_back(messages)
-        assert [message.queue_offset for message in reader.taken(10)] == [0, 1]
-        reader.drop()
-        reader.put_back(messages)
-        assert not reader.is_ready
-        assert reader.taken(10) == []
+async def test_what_is_put_back_is_taken_again_unless_the_process_queue_is_dropped() -> None:
+    async with reading(Prefetch()) as (broker, process_queue):
+        await first_answer(broker, process_queue, 2)
+        messages = process_queue.taken(1)
+        process_queue.put_back(messages)
+        assert [message.queue_offset for message in process_queue.taken(10)] == [0, 1]
+        process_queue.drop()
+        process_queue.put_back(messages)
+        assert not process_queue.is_ready
+        assert process_queue.taken(10) == []
 
 
-async def test_a_reader_that_goes_on_has_nothing_to_hand_out_before_the_next_answer() -> None:
-    async with reading(Prefetch()) as (broker, reader):
+async def test_a_process_queue_that_goes_on_has_nothing_to_hand_out_before_the_next_answer() -> None:
+    async with reading(Prefetch()) as (broker, process_queue):
         await broker.asked(1)
-        reader.pause()
-        reader.resume()
-        assert not reader.is_ready
+        process_queue.pause()
+        process_queue.resume()
+        assert not process_queue.is_ready
         await broker.answer(0, records(0, 1), 1)
-        await reader.until_absorbed(1)
-        assert reader.is_ready
+        await process_queue.until_absorbed(1)
+        assert process_queue.is_ready
 
 
 async def test_where_the_route_has_no_such_broker_it_is_asked_for_again() -> None:
@@ -253,7 +254,7 @@ async def test_where_the_route_has_no_such_broker_it_is_asked_for_again() -> Non
 
 
 async def test_the_next_pull_goes_to_the_member_that_the_broker_names() -> None:
-    async with scripted_broker() as inner, reading(Prefetch()) as (broker, reader):
+    async with scripted_broker() as inner, reading(Prefetch()) as (broker, process_queue):
         slave = Broker(inner)
         addresses = {"0": broker.inner.address, "1": inner.address}
         broker.inner.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: route_reply(command, addresses)
@@ -264,7 +265,7 @@ async def test_the_next_pull_goes_to_the_member_that_the_broker_names() -> None:
         assert await slave.asked(1) == 2
         await slave.answer(0, records(2, 1), 3)  # which names the master
         assert await broker.asked(2) == 3
-        assert [message.queue_offset for message in reader.taken(10)] == [0, 1, 2]
+        assert [message.queue_offset for message in process_queue.taken(10)] == [0, 1, 2]
 
 
 class Group:
@@ -281,9 +282,9 @@ class Group:
 
 
 async def test_a_broker_that_does_not_know_the_subscription_yet_is_greeted() -> None:
-    async with reading(Prefetch()) as (broker, reader):
+    async with reading(Prefetch()) as (broker, process_queue):
         await broker.asked(1)
-        reader.client.join(Group())
+        process_queue.client.join(Group())
         greeted = broker.inner.counts[RequestCode.HEART_BEAT]
         await broker.answer(0, b"", 0, ResponseCode.SUBSCRIPTION_NOT_EXIST)
         assert await broker.asked(2) == 0

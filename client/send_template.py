@@ -19,18 +19,18 @@ _PROPERTIES: Final = "-7777777777777777779"
 _text: Final = msgspec.json.Encoder().encode
 
 
-class SendForm:
+class SendTemplate:
     r"""Requests of one kind, from one group to one queue, for what is ``is_usual``.
 
     >>> queue = MessageQueue(topic="T", broker_name="a", queue_id=0)
     >>> prepared = Prepared(310, "T", b"x", "WAIT\x01true\x02", 0, 0, 1_700_000_000_000, ("id",))
     >>> command = send_command("g", prepared, queue)
     >>> command.opaque = 7
-    >>> SendForm("g", 310, queue).frame(prepared, 7) == encode(command)
+    >>> SendTemplate("g", 310, queue).frame(prepared, 7) == encode(command)
     True
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_fragments",)
 
     def __init__(self, group: str, code: int, queue: MessageQueue) -> None:
         command = send_command(group, Prepared(code, queue.topic, b"", _PROPERTIES, 0, 0, _BORN, ()), queue)
@@ -38,11 +38,11 @@ class SendForm:
         before, _, rest = encode(command)[_WORDS.size :].partition(b"%d" % _BORN)
         between, _, rest = rest.partition(b'"%b"' % _PROPERTIES.encode())
         behind, _, end = rest.partition(b'"opaque":%d' % _OPAQUE)
-        self._parts = before, between, behind + b'"opaque":', end
+        self._fragments = before, between, behind + b'"opaque":', end
 
     def frame(self, prepared: Prepared, opaque: int) -> bytes:
         """The request as a frame. Raises FrameError where that is too long."""
-        before, between, behind, end = self._parts
+        before, between, behind, end = self._fragments
         body = prepared.body
         text = _text(prepared.properties)
         header = b"%b%d%b%b%b%d%b" % (before, prepared.born, between, text, behind, opaque, end)

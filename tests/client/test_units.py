@@ -1,4 +1,4 @@
-"""Parts of the SDK without a server: windows, gates, routes, faults, errors, decoding."""
+"""Units of the SDK without a server: windows, in-flight limits, routes, fault tolerance, errors, decoding."""
 
 import copy
 import random
@@ -24,14 +24,14 @@ from trimq.client import (
 )
 from trimq.client.decode import split_messages
 from trimq.client.errors import error_for
-from trimq.client.faults import FaultTable
-from trimq.client.gate import Gate
+from trimq.client.in_flight_limit import InFlightLimit
+from trimq.client.latency_fault_tolerance import LatencyFaultTolerance
 from trimq.client.lifecycle import Lifecycle
 from trimq.client.name_servers import parse_addresses
 from trimq.client.offset_window import OffsetWindow
 from trimq.client.pulling import PullCall
 from trimq.client.routes import RouteCache
-from trimq.client.send_form import SendForm
+from trimq.client.send_template import SendTemplate
 from trimq.client.sending import Limits, Prepared, prepare, send_command
 from trimq.client.subscription import Subscription
 from trimq.protocol.body import BrokerData, QueueData, TopicRouteData
@@ -77,37 +77,37 @@ def test_a_window_ignores_what_it_does_not_hold() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_gate_lets_in_in_order_and_one_that_is_too_large_alone() -> None:
-    gate = Gate(count=2, size=10)
+async def test_an_in_flight_limit_lets_in_in_order_and_one_that_is_too_large_alone() -> None:
+    limit = InFlightLimit(count=2, size=10)
     order: list[str] = []
 
     async def enter(name: str, size: int) -> None:
-        await gate.enter(size)
+        await limit.enter(size)
         order.append(name)
 
-    assert gate.try_enter(6)
+    assert limit.try_enter(6)
     async with anyio.create_task_group() as group:
         group.start_soon(enter, "large", 50)
         await anyio.wait_all_tasks_blocked()
         group.start_soon(enter, "small", 1)
         await anyio.wait_all_tasks_blocked()
         assert order == []  # the small one would fit, but it is not its turn
-        gate.leave(6)
+        limit.leave(6)
         await anyio.wait_all_tasks_blocked()
         assert order == ["large"]
-        gate.leave(50)
+        limit.leave(50)
     assert order == ["large", "small"]
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_waiter_leaves_the_gate_as_it_was() -> None:
-    gate = Gate(count=1, size=10)
-    assert gate.try_enter(1)
+async def test_a_cancelled_waiter_leaves_the_in_flight_limit_as_it_was() -> None:
+    limit = InFlightLimit(count=1, size=10)
+    assert limit.try_enter(1)
     with anyio.move_on_after(0.01):
-        await gate.enter(1)
-    gate.leave(1)
-    assert gate.inside == 0
-    assert gate.try_enter(1)
+        await limit.enter(1)
+    limit.leave(1)
+    assert limit.inside == 0
+    assert limit.try_enter(1)
 
 
 def queue(broker: str, number: int = 0) -> MessageQueue:
@@ -116,24 +116,24 @@ def queue(broker: str, number: int = 0) -> MessageQueue:
 
 def test_a_faulty_broker_is_left_alone_for_a_while() -> None:
     now = 0.0
-    table = FaultTable(lambda: now)
+    tolerance = LatencyFaultTolerance(lambda: now)
     both = [queue("a"), queue("b")]
-    table.failed("a")
-    assert {table.select(both).broker_name for _ in range(8)} == {"b"}
-    assert table.select([queue("a")]).broker_name == "a"  # any will do where there is no other
+    tolerance.failed("a")
+    assert {tolerance.select(both).broker_name for _ in range(8)} == {"b"}
+    assert tolerance.select([queue("a")]).broker_name == "a"  # any will do where there is no other
     now = 1000.0
-    assert {table.select(both).broker_name for _ in range(8)} == {"a", "b"}
-    table.took("b", 0.6)
-    assert not table.is_available("b")
-    table.took("b", 0.01)
-    assert table.is_available("b")
+    assert {tolerance.select(both).broker_name for _ in range(8)} == {"a", "b"}
+    tolerance.took("b", 0.6)
+    assert not tolerance.is_available("b")
+    tolerance.took("b", 0.01)
+    assert tolerance.is_available("b")
 
 
 def test_selection_takes_turns_and_avoids() -> None:
-    table = FaultTable(lambda: 0.0)
+    tolerance = LatencyFaultTolerance(lambda: 0.0)
     every = [queue(name, number) for name in "ab" for number in range(2)]
-    assert {table.select(every) for _ in range(4)} == set(every)
-    assert {table.select(every, avoid="a").broker_name for _ in range(4)} == {"b"}
+    assert {tolerance.select(every) for _ in range(4)} == set(every)
+    assert {tolerance.select(every, avoid="a").broker_name for _ in range(4)} == {"b"}
 
 
 def route(**brokers: int) -> TopicRouteData:
@@ -262,13 +262,13 @@ def test_a_sends_frame_is_what_its_command_would_be(
     assert prepared.is_usual
     command = send_command("g%1-2", prepared, where)
     command.opaque = opaque
-    assert SendForm("g%1-2", code, where).frame(prepared, opaque) == encode(command)
+    assert SendTemplate("g%1-2", code, where).frame(prepared, opaque) == encode(command)
 
 
 def test_a_send_that_fits_no_frame_is_refused() -> None:
     prepared = Prepared(RequestCode.SEND_MESSAGE_V2, "T", bytes(MAX_FRAME), "", 0, 0, 0, ("id",))
     with pytest.raises(FrameError, match="over the limit"):
-        SendForm("g", prepared.code, queue("a")).frame(prepared, 1)
+        SendTemplate("g", prepared.code, queue("a")).frame(prepared, 1)
 
 
 USUAL = Prepared(310, "T", b"x", "", 0, 0, 0, ("id",))

@@ -12,8 +12,8 @@ import pytest
 
 from tests.client.scripted import scripted_broker
 from tests.client.test_scripted import BATCH, SEND, stored
-from trimq.client import Message, Producer, faults
-from trimq.client.faults import FaultTable
+from trimq.client import Message, Producer, latency_fault_tolerance
+from trimq.client.latency_fault_tolerance import LatencyFaultTolerance
 from trimq.client.message import MessageQueue
 from trimq.protocol.batch import decode_batch
 from trimq.protocol.codes import RequestCode
@@ -26,46 +26,46 @@ def queues(topic: str, number: int = 4) -> list[MessageQueue]:
 
 
 def test_each_topic_has_its_own_turn() -> None:
-    table = FaultTable(lambda: 0.0, start=lambda: 2)
-    found = [table.select(queues(topic)).queue_id for _ in range(4) for topic in "ABCD"]
+    tolerance = LatencyFaultTolerance(lambda: 0.0, start=lambda: 2)
+    found = [tolerance.select(queues(topic)).queue_id for _ in range(4) for topic in "ABCD"]
     assert found == [2] * 4 + [3] * 4 + [0] * 4 + [1] * 4
 
 
 def test_a_turn_begins_where_chance_says() -> None:
     starts = count(5)
-    table = FaultTable(lambda: 0.0, start=lambda: next(starts))
-    assert [table.select(queues(topic)).queue_id for topic in "ABC"] == [1, 2, 3]
+    tolerance = LatencyFaultTolerance(lambda: 0.0, start=lambda: next(starts))
+    assert [tolerance.select(queues(topic)).queue_id for topic in "ABC"] == [1, 2, 3]
 
 
 def test_chance_is_chance() -> None:
-    assert len({faults.random_start() % 64 for _ in range(500)}) > 8
+    assert len({latency_fault_tolerance.random_start() % 64 for _ in range(500)}) > 8
 
 
 def test_the_turns_of_many_topics_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_TOPICS", 3)
-    table = FaultTable(lambda: 0.0, start=lambda: 0)
+    monkeypatch.setattr(latency_fault_tolerance, "_TOPICS", 3)
+    tolerance = LatencyFaultTolerance(lambda: 0.0, start=lambda: 0)
     for topic in "ABCD":
-        table.select(queues(topic))
-    assert list(table._turns) == ["B", "C", "D"]
-    assert table.select(queues("D")).queue_id == 1
-    assert table.select(queues("A")).queue_id == 0  # forgotten: it begins anew
+        tolerance.select(queues(topic))
+    assert list(tolerance._turns) == ["B", "C", "D"]
+    assert tolerance.select(queues("D")).queue_id == 1
+    assert tolerance.select(queues("A")).queue_id == 0  # forgotten: it begins anew
 
 
 def test_the_queues_that_are_left_share_alike_while_a_broker_is_out() -> None:
-    table = FaultTable(lambda: 0.0, start=lambda: 0)
+    tolerance = LatencyFaultTolerance(lambda: 0.0, start=lambda: 0)
     both = [*queues("T", 2), MessageQueue(topic="T", broker_name="b", queue_id=7)]
-    table.failed("b")
-    assert Counter(table.select(both).queue_id for _ in range(6)) == {0: 3, 1: 3}
-    assert Counter(table.select(both, avoid="b").queue_id for _ in range(6)) == {0: 3, 1: 3}
-    table.failed("a")  # all are out: any will do, but not the one that has just failed
-    assert {table.select(both, avoid="a").broker_name for _ in range(6)} == {"b"}
-    assert Counter(table.select(both).queue_id for _ in range(6)) == {0: 2, 1: 2, 7: 2}
+    tolerance.failed("b")
+    assert Counter(tolerance.select(both).queue_id for _ in range(6)) == {0: 3, 1: 3}
+    assert Counter(tolerance.select(both, avoid="b").queue_id for _ in range(6)) == {0: 3, 1: 3}
+    tolerance.failed("a")  # all are out: any will do, but not the one that has just failed
+    assert {tolerance.select(both, avoid="a").broker_name for _ in range(6)} == {"b"}
+    assert Counter(tolerance.select(both).queue_id for _ in range(6)) == {0: 2, 1: 2, 7: 2}
 
 
 @pytest.mark.anyio
 async def test_producers_that_send_one_message_each_use_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = count()
-    monkeypatch.setattr(faults, "random_start", lambda: next(starts))
+    monkeypatch.setattr(latency_fault_tolerance, "random_start", lambda: next(starts))
     async with scripted_broker(queues=4) as broker:
         broker.answers[SEND] = stored
         for _ in range(4):

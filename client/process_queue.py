@@ -1,4 +1,4 @@
-"""QueueReader: keeps messages of one queue ready, by long polling, within bounds (RocketMQ's ProcessQueue)."""
+"""ProcessQueue: keeps messages of one queue ready, by long polling, within bounds, as RocketMQ's does."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from trimq.client.core import Client
 from trimq.client.errors import RocketMQError, TopicNotFoundError
 from trimq.client.interceptors import Interceptor, ReceiveContext, call_all
 from trimq.client.message import MessageQueue, ReceivedMessage
-from trimq.client.message_run import MessageRun
+from trimq.client.message_block import MessageBlock
 from trimq.client.offset_window import OffsetWindow
 from trimq.client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
 from trimq.client.read_ahead import ReadAhead
@@ -22,7 +22,7 @@ from trimq.remoting.client.client_log import StandardLog
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 
-_log = StandardLog("trimq.client.queue_reader")
+_log = StandardLog("trimq.client.process_queue")
 
 
 class Counts:
@@ -54,14 +54,14 @@ class Prefetch:
     hold: float = HOLD
 
 
-class QueueReader:
+class ProcessQueue:
     """The messages of one queue, as far as they are pulled, handed out and finished.
 
     ``run`` pulls until it is cancelled; ``on_ready`` is called when there is something to take again. In ``orderly``
     mode nothing can be taken while something that was taken is not finished; ``on_idle`` is called when it is.
     """
 
-    def __init__(  # noqa: PLR0913 - a reader's surroundings
+    def __init__(  # noqa: PLR0913 - a process queue's surroundings
         self,
         client: Client,
         group: str,
@@ -73,7 +73,7 @@ class QueueReader:
         kind: type[ReceivedMessage],
         with_subscription: bool,
         orderly: bool = False,
-        on_ready: Callable[["QueueReader"], None],
+        on_ready: Callable[["ProcessQueue"], None],
         owner: object = None,
         interceptors: tuple[Interceptor, ...] = (),
         counts: Counts | None = None,
@@ -84,7 +84,7 @@ class QueueReader:
         self.window: OffsetWindow = OffsetWindow(offset)
         self.committed = offset
         self.buffer: ReadAhead[ReceivedMessage] = ReadAhead()
-        self.receiver: tuple[Any, QueueReader] = (owner, self)
+        self.receiver: tuple[Any, ProcessQueue] = (owner, self)
         self.orderly = orderly
         self.busy: bool = False
         self.is_free: bool = not orderly
@@ -108,8 +108,8 @@ class QueueReader:
         )
         self._pulls = Pulls(client, call, self)
         self._kind = kind
-        self._room_for_two = prefetch.messages - 2 * prefetch.pull_messages
-        self._look_in = 0
+        self._eager_pull_limit = prefetch.messages - 2 * prefetch.pull_messages
+        self._until_check = 0
         self._address: str | None = None
         self._pause = 0.0
         self._paused = False
@@ -133,7 +133,7 @@ class QueueReader:
             self.busy = self.orderly
         return message
 
-    def take(self, count: int) -> MessageRun[ReceivedMessage] | None:
+    def take(self, count: int) -> MessageBlock[ReceivedMessage] | None:
         """Up to ``count`` messages; None where it is not ready."""
         if not self.is_ready:
             return None
@@ -144,29 +144,29 @@ class QueueReader:
         """Messages that were taken are done with; the offsets before the first unfinished one can be committed."""
         window = self.window
         # type(), because an abstract base class makes isinstance() cost as much as all the rest for a single message
-        if type(messages) is MessageRun and window.finished_all(messages.offsets):
+        if type(messages) is MessageBlock and window.finished_all(messages.offsets):
             self._bytes -= messages.size
         else:
             for message in messages:
                 if window.finished(message.queue_offset):
                     self._bytes -= message.size
-        self._go_on(len(messages))
+        self._after_finish(len(messages))
 
     def finished_one(self, message: ReceivedMessage) -> None:
         """As ``finished``, for one of them."""
         if self.window.finished(message.queue_offset):
             self._bytes -= message.size
-        if self._look_in or self.busy:
-            self._go_on(1)
+        if self._until_check or self.busy:
+            self._after_finish(1)
 
-    def _go_on(self, count: int) -> None:
+    def _after_finish(self, count: int) -> None:
         if self.busy:
             self._idle()
             if self.buffer:
                 self._on_ready(self)
-        if self._look_in:
-            self._look_in -= min(count, self._look_in)
-            if not self._look_in:
+        if self._until_check:
+            self._until_check -= min(count, self._until_check)
+            if not self._until_check:
                 self.pull_more()
 
     def put_back(self, messages: Iterable[ReceivedMessage]) -> None:
@@ -229,7 +229,7 @@ class QueueReader:
         """Bytes of the messages that are held and not finished."""
         return self._bytes
 
-    def _missing_room(self) -> int:
+    def _excess(self) -> int:
         """0 where there is room for what a pull brings; else how many messages have to be finished at least."""
         bounds, window = self._prefetch, self.window
         if self._bytes >= bounds.bytes or window.span >= 2 * bounds.messages:
@@ -248,7 +248,7 @@ class QueueReader:
                     await self._pull()
                 except RocketMQError as error:
                     self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
-                    await self._mend(error)
+                    await self._recover(error)
                 except ValueError as error:
                     self._pause = _LONGEST_PAUSE
                     _log.failed("a pull's reply cannot be read", error, group=self.group, queue=self.queue)
@@ -270,8 +270,8 @@ class QueueReader:
         """The next pull, as soon as there is room for what it brings."""
         if self.dropped or self._paused:
             return
-        self._look_in = self._missing_room()
-        if not self._look_in:
+        self._until_check = self._excess()
+        if not self._until_check:
             self._pulls.next()
 
     def absorb(self, result: Pulled) -> None:
@@ -294,30 +294,30 @@ class QueueReader:
             self._pulls.stop()
         began = window.next_offset
         window.moved_to(result.next_offset)
-        if result.size + self._bytes < self._prefetch.bytes and window.unfinished < self._room_for_two:
+        if result.size + self._bytes < self._prefetch.bytes and window.unfinished < self._eager_pull_limit:
             self.pull_more()
         try:
-            run = result.run(self._kind)
+            block = result.block(self._kind)
         except Exception:
             window.moved_to(began)
             raise
-        if run is not None:
-            self.add(run)
-        if not self._pulls.is_under_way:
+        if block is not None:
+            self.add(block)
+        if not self._pulls.is_in_flight:
             self.pull_more()
 
-    def add(self, run: MessageRun[ReceivedMessage]) -> None:
+    def add(self, block: MessageBlock[ReceivedMessage]) -> None:
         """Messages of the queue have come, in order."""
-        self.window.took(run.offsets)
-        self._bytes += run.size
+        self.window.took(block.offsets)
+        self._bytes += block.size
         was_empty = not self.buffer
-        self.buffer.add(run)
+        self.buffer.add(block)
         if self._received:
-            call_all(self._received, ReceiveContext(self.group, self.queue, run))
+            call_all(self._received, ReceiveContext(self.group, self.queue, block))
         if was_empty:
             self._on_ready(self)
 
-    async def _mend(self, error: RocketMQError) -> None:
+    async def _recover(self, error: RocketMQError) -> None:
         self.client.outages.note("a pull", error, level=INFO, group=self.group, queue=self.queue)
         try:
             if error.code in NOT_KNOWN_YET:

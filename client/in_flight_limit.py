@@ -5,11 +5,11 @@ from collections import deque
 import anyio
 
 
-class Gate:
+class InFlightLimit:
     """Lets in ``count`` entries of ``size`` bytes together; one larger than ``size`` goes alone.
 
-    >>> gate = Gate(count=1, size=10)
-    >>> gate.try_enter(4), gate.try_enter(4)
+    >>> limit = InFlightLimit(count=1, size=10)
+    >>> limit.try_enter(4), limit.try_enter(4)
     (True, False)
     """
 
