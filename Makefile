@@ -22,7 +22,7 @@ $(if $(filter on off,$(NATIVE)),,$(error NATIVE=$(NATIVE): on or off is expected
 .DEFAULT_GOAL := help
 .PHONY: help run native test test-native fuzz-native miri test-newest coverage coverage-spark crash mutations nightly test-partners test-clients test-spark check-spark test-operations check check-format \
 	check-lint check-types check-public-types check-layers check-generated check-native \
-	format generate bench lock changelog wheels release clean
+	docs format generate bench lock changelog wheels release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,13 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements/dev.txt
 	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --require-hashes \
 		-r requirements/spark-$*.txt
 	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+.venv-docs/.stamp: requirements/docs.txt
+	@echo "installing Sphinx into .venv-docs ..."
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: --require-hashes \
+		-r requirements/docs.txt
 	@touch $@
 
 # Pythons that Debian offers in its testing suite. What has no wheel for one of them yet is built: gcc. The stamp has a name
@@ -269,6 +276,13 @@ check-native: $(VENV)/.venv-stamp
 	@$(call with_cargo,fmt clippy,cargo fmt --check && \
 		PYO3_PYTHON="$(abspath $(BIN)/python)" cargo clippy --locked --quiet --all-targets -- -D warnings && echo "native: format and lints are fine")
 
+# All pages are read each time: Sphinx reports warnings only of pages that it reads.
+SITE := build/site
+docs: .venv-docs/.stamp ## build the site of docs/ in build/site, without a network; fails on a link or an anchor whose target does not exist
+	@rm -rf $(SITE)
+	@.venv-docs/bin/sphinx-build -c docs/site --fresh-env --doctree-dir $(SITE)-doctrees --fail-on-warning --keep-going --quiet . $(SITE)
+	@echo "docs: $(SITE)/index.html"
+
 format: $(VENV)/.dev-stamp ## format the code and mend what the linter can
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
@@ -295,4 +309,4 @@ release: $(VENV)/.dev-stamp ## changelog, sdist, wheels, a check in a fresh envi
 	@VERSION="$(VERSION)" .ci/release
 
 clean: ## remove the environment and the tools' caches (not ./data)
-	rm -rf $(VENV) .venv-newest .venv-spark-* .python-newest .python-spark .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist native/target
+	rm -rf $(VENV) .venv-newest .venv-docs .venv-spark-* .python-newest .python-spark .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist native/target

@@ -45,12 +45,14 @@ NOT_RUN = "not run: "
 RUN_BY: dict[str, dict[str, str]] = {
     "README.md": {
         "make run ": "tests/interop/test_readme.py::test_make_run",
-        "pip install": "tests/interop/test_readme.py::test_the_same_by_hand",
+        "pip install": "tests/interop/test_readme.py::test_the_commands_by_hand",
+        "mqnamesrv ": "tests/interop/test_readme.py::test_the_commands_by_hand",
+        "producers  ──": NOT_RUN + "a drawing",
         "docker/build": "tests/docker/test_single.py::test_the_store_stays_when_containers_go",
         "<dependency>": "tests/interop/test_readme.py::test_the_first_producer_and_consumer",
         "import java.nio": "tests/interop/test_readme.py::test_the_first_producer_and_consumer",
         "import anyio": "tests/interop/test_readme.py::test_the_first_python_program",
-        ".venv/bin/python": "tests/interop/test_readme.py::test_the_first_python_program",
+        "python first.py": "tests/interop/test_readme.py::test_the_first_python_program",
     },
     "CONTRIBUTING.md": {"make test ": TARGETS},
     "docs/add-a-request-code.md": {"def min_offset": "tests/docs/test_examples.py::test_the_handler_is_the_brokers"},

@@ -75,9 +75,11 @@ def test_the_first_python_program(cluster: Cluster, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     source = program.replace("127.0.0.1:9876", cluster.namesrv)
     (tmp_path / "first.py").write_text(source, encoding="utf-8")
-    (tmp_path / ".venv").symlink_to(Path(sys.executable).parents[1])
     command = ["sh", "-ec", ALL["readme first"]]
-    done = subprocess.run(command, cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=True, timeout=60, capture_output=True, text=True
+    )
     assert "Hello" in done.stdout.splitlines()
 
 
@@ -104,11 +106,16 @@ def test_a_broker_beside_its_name_server(tmp_path: Path) -> None:
         wait_until(lambda: probe.cluster(address), "the broker is registered")
 
 
+def commands(begin: str) -> list[list[str]]:
+    return [shlex.split(line, comments=True) for line in example(begin).splitlines()]
+
+
 @pytest.mark.alone
 @pytest.mark.timeout(400, func_only=True)
-def test_the_same_by_hand(tmp_path: Path) -> None:
+def test_the_commands_by_hand(tmp_path: Path) -> None:
     need_default_ports()
-    install, name_server, broker = (shlex.split(line, comments=True) for line in example("pip install").splitlines())
+    install, alone, send, consume = commands("pip install")
+    name_server, broker = commands("mqnamesrv ")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=60)
     environment = {
         "PATH": f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}",
@@ -116,8 +123,23 @@ def test_the_same_by_hand(tmp_path: Path) -> None:
         "TRIMQ_BIND_ADDRESS": "127.0.0.1",
         "TRIMQ_BROKER_IP1": "127.0.0.1",
     }
-    pip = ["env", *install, "--quiet", "--disable-pip-version-check"]
-    subprocess.run(pip, cwd=ROOT, env={**os.environ, **environment}, check=True, timeout=300)
+
+    def run(command: list[str], timeout: float = 30) -> str:
+        every = {**os.environ, **environment}
+        done = subprocess.run(
+            ["env", *command], cwd=ROOT, env=every, check=True, timeout=timeout, capture_output=True, text=True
+        )
+        return done.stdout
+
+    run([*install, "--quiet", "--disable-pip-version-check"], 300)
+    # The folder that the broker starts in has the store, so it is not the checkout here.
+    assert alone[1:] == ["-c", "conf/local.conf"]
+    here = ["env", alone[0], "-c", str(ROOT / "conf" / "local.conf")]
+    with running(Process("broker-alone", here, tmp_path / "here", environment)):
+        wait_until(lambda: probe.cluster("127.0.0.1:9876"), "the broker is registered")
+        run(send)
+        assert "Hello" in run(consume)
+    assert (tmp_path / "here" / "store" / "commitlog").is_dir()
     with running(Process("namesrv", ["env", *name_server], tmp_path / "run", environment)):
         wait_until(lambda: probe.accepts("127.0.0.1:9876"), "the name server listens")
         with running(Process("broker", ["env", *broker], tmp_path / "run", environment)):
