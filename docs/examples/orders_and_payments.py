@@ -1,12 +1,12 @@
-"""Orders and payments: two topics, a stream that joins them, and a plot of what is paid how quickly.
+"""Orders and payments: two topics, a stream that joins them, and a plot of the time from order to payment.
 
 Run it with a broker and its name server on this machine (see docs/pipeline.md)::
 
     pip install '.[spark,plots]'
     python orders_and_payments.py 127.0.0.1:9876
 
-It makes its own data: a day of a shop's orders, of which most are paid after a while, some never. What it finds stands
-in ``payments.parquet`` and in ``payments.png``.
+It generates its own data: a day of a shop's orders. Most are paid after a while, some are never paid. The results are
+written to ``payments.parquet`` and ``payments.png``.
 """
 
 # %% The data: a day of orders, and their payments
@@ -27,7 +27,7 @@ shops = {"north": 5, "south": 3, "online": 12}
 
 
 def moment() -> datetime:
-    """More orders at noon and in the evening than at night."""
+    """A random time of the day; more orders are at noon and in the evening than at night."""
     hour = chance.choices(range(24), [1, 1, 1, 1, 1, 2, 3, 5, 6, 7, 8, 11, 12, 9, 7, 7, 8, 10, 12, 13, 11, 8, 4, 2])[0]
     return midnight + timedelta(hours=hour, seconds=chance.uniform(0, 3600))
 
@@ -49,7 +49,7 @@ with Producer("shop", namesrv=namesrv) as producer:
     producer.send_batch(payments)
 
 # %% The two topics as streams
-from pyspark.sql import DataFrame, SparkSession, functions as f  # noqa: E402 - a notebook imports where it goes on
+from pyspark.sql import DataFrame, SparkSession, functions as f  # noqa: E402 - a notebook imports at the start of a section
 
 spark = (
     SparkSession.builder.master("local[2]")
@@ -61,7 +61,7 @@ spark = (
 
 
 def events(topic: str, fields: str) -> DataFrame:
-    """A topic's messages, taken apart."""
+    """The fields of a topic's JSON messages."""
     table = spark.readStream.schema("body binary").format("rocketmq")
     messages = table.options(namesrv=namesrv, topics=topic, startingOffsets="earliest").load()
     return messages.select(f.from_json(messages.body.cast("string"), fields).alias("event")).select("event.*")
@@ -72,7 +72,7 @@ paid = events("Payments-demo", "order string, at timestamp").withColumnsRenamed(
     {"order": "paid_order", "at": "paid_at"}
 )
 
-# %% Join them: which order was paid when
+# %% Join them: when each order was paid
 joined = ordered.withWatermark("at", "1 day").join(
     paid.withWatermark("paid_at", "1 day"), f.expr("order = paid_order and paid_at between at and at + interval 1 day")
 )
@@ -85,7 +85,7 @@ query = (
 )
 query.awaitTermination()
 
-# %% How long do people take?
+# %% How long do customers take to pay?
 found = spark.read.parquet("payments.parquet")
 minutes = (f.unix_timestamp("paid_at") - f.unix_timestamp("at")) / 60
 summary = found.groupBy("shop").agg(
