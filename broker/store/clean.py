@@ -49,7 +49,7 @@ class CleanService:
         save_checkpoint: Callable[[], Awaitable[bool]],
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """``dispatched_offset`` returns the dispatch position: log files behind it are not deleted."""
+        """``dispatched_offset`` returns the dispatch position: files with records behind it are not deleted."""
         self._files = files
         self._disk: Disk = files.disk
         self._cleaner = cleaner
@@ -139,6 +139,7 @@ class CleanService:
         deleted = 0
         while deleted < self.config.delete_file_batch_max and len(self._files.files) > 1:
             file = self._files.files[0]
+            # A file that is not dispatched yet stays: ReputMessageService still has to read it.
             if file.end > self._dispatched_offset() or not (immediately or await self._is_expired(file)):
                 break
             if deleted:

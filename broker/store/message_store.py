@@ -261,6 +261,7 @@ class MessageStore(InMemoryCalls):
         """Refuse puts, dispatch the rest of the log, make all durable, write the checkpoint, remove the abort file."""
         self._getter.read_ahead.stop()
         durable = await path.stop()
+        # After the last flush: under SYNC_FLUSH only durable records may be dispatched.
         with trio.move_on_after(SHUTDOWN_SECONDS):
             await self._reput.catch_up()
         complete = durable and not self.dispatch_behind_bytes

@@ -77,7 +77,7 @@ class IndexService:
         """Keys in the runs that have come since they last woke the service."""
         self._next: IndexFile | None = None
         self._wake = trio.Event()
-        self._space = trio.Lock()
+        self._space_lock = trio.Lock()
         self._readers = 0
         self._closing = False
         self._retired: list[IndexFile] = []
@@ -224,7 +224,7 @@ class IndexService:
 
     async def _make_space(self) -> None:
         """Prepare the next entries or the next file. Raises OSError."""
-        async with self._space:
+        async with self._space_lock:
             file = self.files[-1] if self.files else None
             if file is not None and not file.is_full and file.ready < self.shape.entries:
                 if not file.slots_in_memory:
@@ -407,7 +407,7 @@ class IndexService:
     async def close(self) -> None:
         """Close everything; delete a file that was created ahead but never used."""
         self._closing = True
-        async with self._space:
+        async with self._space_lock:
             following, self._next = self._next, None
         if following is not None:
             with suppress(OSError):

@@ -147,6 +147,7 @@ class AllocateMappedFileService:
         while not self._stopping:
             task = self._next_task()
             if task is None:
+                # Before the wait: from here on an append that passes the position wakes this task.
                 self._set_poke()
                 await self._wake.wait()
                 self._wake = trio.Event()
@@ -286,6 +287,7 @@ class AllocateMappedFileService:
         try:
             return await self._disk.run(self._new, path, task, make)
         except BaseException:
+            # No file was created, so nothing else will return the buffer.
             if self._pool is not None and buffer is not None:
                 self._pool.give_back(buffer)
             raise

@@ -100,6 +100,7 @@ class CommitLog:
         self.space = space
         self._rolled = rolled
         self.file = self.files.last
+        # Readers need not check records from here on: this process writes them.
         self.files.own_from = self.files.max_offset
 
     # -- offsets

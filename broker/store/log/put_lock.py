@@ -122,6 +122,7 @@ class PutMessageLock:
             waiting.on_done(reply)
 
     def _limit(self, waiting: _Waiting, *, first: bool) -> float:
+        # A file takes longer than a step of the current one, so the head gets RocketMQ's time for it.
         patience = CREATE_FILE_SECONDS if first and self._needs_file() else self._busy_seconds
         return waiting.since + patience
 

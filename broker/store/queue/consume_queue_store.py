@@ -50,7 +50,7 @@ class ConsumeQueueStore:
         self.dirty: list[ConsumeQueue] = []
         """Queues with units that are not in their files yet."""
         self.on_new_files: Callable[[], None] = lambda: None
-        """Called when the writer has new queues to look at soon."""
+        """Called when ``create_queues`` has put queues into the writer's list."""
         self.units = 0
         self._unloaded: dict[str, dict[int, QueueState]] = {}
         """Queues of the snapshot that have not been used since the start."""

@@ -206,8 +206,8 @@ def load_queue(disk: Disk, directory: str, file_size: int, limit: int) -> Loaded
         count, phy, size = _end_of_file(disk, f"{directory}/{offset_name(start)}", file_size, limit)
         if not count and position:
             continue
-        # Empty files are deleted too, because RocketMQ would find a unit in one. The exception is a file that alone
-        # tells the queue's offset: the first one, if it does not start at 0.
+        # Empty files are deleted too, because RocketMQ would find a unit in one. The exception is the first file if it
+        # does not start at 0: it alone holds the queue's offset.
         for later in names[position + (1 if count or start else 0) :]:
             disk.delete(f"{directory}/{offset_name(later)}")
         if position and count and not _is_full(disk, f"{directory}/{offset_name(names[position - 1])}", file_size):

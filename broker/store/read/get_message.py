@@ -357,6 +357,7 @@ class MessageGetter:
         """Read adjacent records together; a run with a record that is not as expected is read one by one."""
         log, place = self._log, place_of(queue.topic, queue.queue_id)
         until = runs[-1][-1][0] + runs[-1][-1][1]
+        # Read ahead up to the last message, unless the messages are spread so far that most bytes would be unused.
         if not is_dense(until - runs[0][0][0], result.size):
             until = 0
         held: list[MappedFile] = []

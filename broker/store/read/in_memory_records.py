@@ -51,6 +51,7 @@ def views_of(
     as the views are used.
     """
     total = sum(sizes)
+    # True for every filler too: the size of one is above any limit.
     if total > limit_bytes:
         fitting = _fitting(places, sizes, limit_bytes)
         if fitting is None:

@@ -107,7 +107,7 @@ def matches(  # noqa: PLR0912, PLR0915 - runs for each candidate of each query: 
         before = phy
         is_in_memory = at >= in_memory_from
         within = at % CHUNK
-        # ``covers`` is a call, and most records lie in a chunk that has just been checked: look at the chunk first.
+        # Most records are in a chunk that has just been checked: compare its tick before the call of ``covers``.
         if (
             not is_in_memory
             and (within > _LAST_HEAD or chunks[at // CHUNK] <= tick)

@@ -248,11 +248,13 @@ class CheckpointService:
         self.checkpoint.fields = fields
         self.checkpoint.mark = mark
         try:
+            # The snapshot first: a clean mark in the checkpoint vouches for it.
             if clean:
                 await write_snapshot(self._queues, mark.position)
             await self.checkpoint.save()
         except OSError as error:
             _log.error("checkpoint_failed", path=self.checkpoint.path, error=str(error))
+            # Old or new mark, it is not known which one the file holds: let the next ``save`` write it again.
             self.checkpoint.mark = None
             return False
         return True

@@ -75,7 +75,7 @@ class QueueRecovery:
                 self._wipe(queue)
                 self._queues.drop_queue(queue)
             elif loaded.why:
-                self._note(f"queue {queue.topic}/{queue.queue_id} is built anew: {loaded.why}")
+                self._note(f"queue {queue.topic}/{queue.queue_id} is rebuilt: {loaded.why}")
                 self._wipe(queue)
         self._seen = {}
         return self._files.min_offset
@@ -156,7 +156,7 @@ class QueueRecovery:
             if self._is_right(queue, place, self._queues.read_now(queue, place, 1), found.phy):
                 return None
         if queue.next_offset and not queue.first_offset <= slot <= queue.next_offset:
-            self._note(f"queue {queue.topic}/{queue.queue_id} is built anew: its units are not those of the log")
+            self._note(f"queue {queue.topic}/{queue.queue_id} is rebuilt: its units are not those of the log")
             self._wipe(queue)
         if queue.next_offset:
             queue.min_offset = slot

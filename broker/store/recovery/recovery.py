@@ -31,6 +31,7 @@ _log = structlog.get_logger(__name__)
 
 _SLICE: Final = 0.001
 _CLOCK_EVERY: Final = 32
+"""Records between two reads of the clock."""
 _WRITE_EVERY: Final = 64 << 20
 
 
