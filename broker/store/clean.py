@@ -1,7 +1,7 @@
-"""Deletes what is older than it has to be kept, and makes room when the disk fills up.
+"""Deletes expired files, and frees space when the disk fills up.
 
-Log files go oldest first, never the last one; queues and index follow them. A file that is being sent keeps its memory
-until its readers are done. Source: RocketMQ's CleanCommitLogService, CleanConsumeQueueService.
+Log files are deleted oldest first, never the last one; queues and index follow them. A file that is being sent keeps
+its mapping until its readers are done. Source: RocketMQ's CleanCommitLogService, CleanConsumeQueueService.
 """
 
 import math
@@ -28,15 +28,15 @@ _HOUR_MS: Final = 3_600_000
 
 
 class Pressure(NamedTuple):
-    """How full the disk is: percent used, whether expired files go at any hour, whether others go too."""
+    """The state of the disk: percent used, delete expired files at any hour, delete files that are not expired too."""
 
     percent: int
     delete: bool
-    at_once: bool
+    immediately: bool
 
 
 class CleanService:
-    """Looks every cleanResourceInterval. ``config`` may be replaced at any time."""
+    """Checks at every cleanResourceInterval. ``config`` may be replaced at any time."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class CleanService:
         save_checkpoint: Callable[[], Awaitable[bool]],
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """``dispatched_offset``: log files behind it are not deleted."""
+        """``dispatched_offset`` returns the dispatch position: files with records behind it are not deleted."""
         self._files = files
         self._disk: Disk = files.disk
         self._cleaner = cleaner
@@ -63,13 +63,14 @@ class CleanService:
         self._wake = trio.Event()
         self._lock = trio.Lock()
         self._hanging: list[tuple[MappedFile, float]] = []
+        """Deleted files with readers, and when they were deleted."""
         self.last_stored_ms: Callable[[], int] = lambda: 0
-        """The time of the log's newest record."""
+        """Returns the store time of the newest record."""
         self.on_overdue: list[Callable[[MappedFile], None]] = []
-        """Hears of deleted files that somebody has read for longer than destroyMapedFileIntervalForcibly."""
+        """Called with a deleted file that has been read for longer than destroyMapedFileIntervalForcibly."""
 
     async def run(self) -> None:
-        """The service: a look now and then."""
+        """Check at intervals, or when an administrator requests it."""
         with trio.move_on_after(_FIRST_LOOK):
             await self._wake.wait()
         while True:
@@ -82,26 +83,26 @@ class CleanService:
                 await self._wake.wait()
 
     def delete_expired_now(self) -> None:
-        """An administrator asks for it: expired files go whatever the hour is."""
+        """Delete expired files at any hour, at the request of an administrator."""
         self._manual_rounds = _MANUAL_ROUNDS
         self._wake.set()
 
     def close(self) -> None:
-        """The store closes: forget deleted files that somebody still reads; the last reader unmaps them."""
+        """Release the deleted files that are still read; the last reader of each unmaps it."""
         for file, _ in self._hanging:
             file.close()
         self._hanging.clear()
 
     async def look(self) -> int:
-        """Delete what is due; how many log files. Raises OSError."""
+        """Delete the files that are due. Returns the number of log files. Raises OSError."""
         async with self._lock:
             pressure = await self._look_at_disk()
             manual = self._manual_rounds > 0
             self._manual_rounds = max(0, self._manual_rounds - 1)
             deleted = 0
             if pressure.delete or manual or self._is_hour():
-                at_once = pressure.at_once and self.config.clean_file_forcibly_enable
-                deleted = await self._delete_log_files(at_once=at_once)
+                immediately = pressure.immediately and self.config.clean_file_forcibly_enable
+                deleted = await self._delete_log_files(immediately=immediately)
             if deleted or self._cleaner.is_behind(self._files.min_offset):
                 await self._follow()
             await self._look_at_hanging()
@@ -112,7 +113,7 @@ class CleanService:
         return any(hour.strip().isdigit() and int(hour) == now.tm_hour for hour in self.config.delete_when.split(";"))
 
     async def _look_at_disk(self) -> Pressure:
-        """How full the file system of the log is; above the warning level puts are refused."""
+        """Measure the file system of the log; above the warning level puts are refused."""
         config = self.config
         space = await self._disk.run(self._disk.space, self._files.directory)
         percent = math.ceil(100 * (space.total - space.free) / space.total) if space.total else 0
@@ -124,30 +125,31 @@ class CleanService:
                 f"{config.disk_space_warning_level_ratio} %"
             )
             self._flags.set(Flag.DISK_FULL, reason)
-            return Pressure(percent, delete=True, at_once=True)
+            return Pressure(percent, delete=True, immediately=True)
         if self._flags.has(Flag.DISK_FULL):
             _log.info("disk_no_longer_full", path=self._files.directory, percent=percent)
             self._flags.clear(Flag.DISK_FULL)
-        at_once = percent > config.disk_space_clean_forcibly_ratio
-        return Pressure(percent, at_once or percent > config.disk_max_used_space_ratio, at_once)
+        immediately = percent > config.disk_space_clean_forcibly_ratio
+        return Pressure(percent, immediately or percent > config.disk_max_used_space_ratio, immediately)
 
     # -- the log
 
-    async def _delete_log_files(self, *, at_once: bool) -> int:
-        """Oldest first, a batch at most; the first file that is not due ends it."""
+    async def _delete_log_files(self, *, immediately: bool) -> int:
+        """Delete oldest first, one batch at most; stop at the first file that is not due."""
         deleted = 0
         while deleted < self.config.delete_file_batch_max and len(self._files.files) > 1:
             file = self._files.files[0]
-            if file.end > self._dispatched_offset() or not (at_once or await self._is_expired(file)):
+            # A file that is not dispatched yet stays: ReputMessageService still has to read it.
+            if file.end > self._dispatched_offset() or not (immediately or await self._is_expired(file)):
                 break
             if deleted:
                 await trio.sleep(self.config.delete_commit_log_files_interval / 1000)
             await self._disk.run(self._disk.delete, file.path)
             self._hanging.append((self._files.remove_first(), trio.current_time()))
-            # one after the other onto the device: a power cut must not leave a gap in the row
+            # Each deletion is durable before the next one: a power cut must not leave a gap between the files.
             await self._disk.run(self._disk.sync_directory, self._files.directory)
             deleted += 1
-            _log.info("commit_log_file_deleted", path=file.path, at_once=at_once, held=file.is_held)
+            _log.info("commit_log_file_deleted", path=file.path, immediately=immediately, held=file.is_held)
         return deleted
 
     async def _is_expired(self, file: MappedFile) -> bool:
@@ -155,6 +157,7 @@ class CleanService:
         return info is None or info.modified_ms + self.config.file_reserved_time * _HOUR_MS <= self._wall_ms()
 
     async def _follow(self) -> None:
+        # Index and queues follow in this order; the checkpoint comes last, because it counts units and index files.
         log_min = self._files.min_offset
         pause = self.config.delete_consume_queue_files_interval / 1000
         index_files = await self._index.delete_expired(log_min) if self._index is not None else 0
@@ -163,15 +166,15 @@ class CleanService:
         await self._save_checkpoint()
 
     async def _look_at_hanging(self) -> None:
-        """Deleted files that somebody has read: unmap them, or after their time tell whoever has them to stop."""
+        """Unmap deleted files that are no longer read; after the time limit notify the listeners of those that are."""
         limit = self.config.destroy_maped_file_interval_forcibly / 1000
         now = trio.current_time()
         hanging, self._hanging = self._hanging, []
         for file, since in hanging:
             if file.is_held and now - since >= limit:
                 _log.warning("deleted_file_still_read", path=file.path)
-                for tell in self.on_overdue:
-                    tell(file)
+                for on_overdue in self.on_overdue:
+                    on_overdue(file)
             if file.is_held:
                 self._hanging.append((file, since))
             else:
@@ -182,17 +185,17 @@ class CleanService:
     async def delete_topics(self, topics: Iterable[str]) -> None:
         """Delete topics with all their queues; their records stay in the log until they expire.
 
-        Each one's queues go in the turn in which ``topics`` has named it.
+        Each topic's queues are dropped in the turn in which ``topics`` yields it.
         """
         await self._cleaner.drop_topics(topics, lambda: self._files.max_offset, self._latest_ms)
         await self._save_checkpoint()
 
     def _latest_ms(self) -> int:
-        """No record is of a later time: a clock that was set back does not make those of a deleted topic newer."""
+        """A time that no record exceeds: after a clock was set back, old records must still count as deleted."""
         return max(self._wall_ms(), self.last_stored_ms())
 
     async def clean_expired_consume_queues(self) -> int:
-        """Delete queues of ordinary topics that have no message left in the log; how many."""
+        """Delete queues of ordinary topics that have no message left in the log. Returns their number."""
         count = await self._cleaner.drop_expired()
         await self._save_checkpoint()
         return count

@@ -1,4 +1,4 @@
-"""A service that works when there is enough to do, or when the last time is long enough ago."""
+"""A service that works when there is enough to do, or when its last work was long enough ago."""
 
 from abc import ABC, abstractmethod
 
@@ -6,7 +6,7 @@ import trio
 
 
 class IntervalService(ABC):
-    """Looks every ``interval`` seconds and when ``wake`` is called; works at least every ``thorough`` seconds."""
+    """Checks every ``interval`` seconds and when ``wake`` is called; works at least every ``thorough`` seconds."""
 
     def __init__(self, interval: float, thorough: float) -> None:
         self._interval = interval
@@ -15,15 +15,16 @@ class IntervalService(ABC):
         self._stopping = False
 
     def wake(self) -> None:
-        """Look now."""
+        """Check now."""
         self._event.set()
 
     async def run(self) -> None:
-        """Work until the end."""
+        """Work until ``_end``."""
         last = trio.current_time()
         while not self._stopping:
             with trio.move_on_after(self._interval):
                 await self._event.wait()
+            # A new event before the work: a wake-up during the work is not lost.
             self._event = trio.Event()
             now = trio.current_time()
             if now - last >= self._thorough or self._enough():
@@ -37,8 +38,8 @@ class IntervalService(ABC):
 
     @abstractmethod
     def _enough(self) -> bool:
-        """Whether there is so much to do that it is worth it."""
+        """Whether there is enough to do."""
 
     @abstractmethod
     async def _work(self) -> None:
-        """Do it."""
+        """Do the work."""

@@ -1,4 +1,4 @@
-"""The door to the store: puts, gets, queries and offsets for the processors; opening and closing for the controller.
+"""The entry point of the store: puts, gets, queries and offsets for the processors; opening for the controller.
 
 Source: RocketMQ's DefaultMessageStore.
 """
@@ -56,15 +56,15 @@ __all__ = [
 ]
 
 SHUTDOWN_SECONDS: Final = 5.0
-"""How long closing waits for the dispatch to catch up, as RocketMQ does."""
+"""How long closing waits for the dispatch to catch up (as in RocketMQ)."""
 
 _log = structlog.get_logger(__name__)
 
 
 class StoreWaits(NamedTuple):
-    """Times of syncs of the log; how long appends have waited for room; how long (s) the first one waits now.
+    """Durations of syncs of the log; durations for which appends waited for space; how long (s) the first waits now.
 
-    ``queue``: how many wait; ``busy``: how many were refused because they had waited too long.
+    ``queue``: number of waiting appends; ``busy``: number of appends refused because they waited too long.
     """
 
     syncs: Durations
@@ -75,7 +75,7 @@ class StoreWaits(NamedTuple):
 
 
 class MessageStore(InMemoryCalls):
-    """One store. ``async with store.opened():`` is its life; ``stats`` and ``flags`` may be read at any time.
+    """One store. ``async with store.opened():`` runs it; ``stats`` and ``flags`` may be read at any time.
 
     Puts, gets and queries are those of InMemoryCalls.
     """
@@ -89,7 +89,7 @@ class MessageStore(InMemoryCalls):
         sync_place: SyncPlace = SyncPlace.AUTO,
         accept_missing_log: bool = False,
     ) -> None:
-        """``accept_missing_log``: begin with an empty log where the checkpoint knows one and no file of it is there."""
+        """``accept_missing_log``: start with an empty log even if the checkpoint knows one whose files are missing."""
         self.config = config
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
@@ -99,11 +99,11 @@ class MessageStore(InMemoryCalls):
         self.recovered: RecoveryReport | None = None
         """What the start found and did."""
         self.recovering: RecoveryReport | None = None
-        """How far the recovery is, while it runs."""
+        """The progress of the recovery while it runs."""
         self.on_overdue: list[Callable[[MappedFile], None]] = []
-        """Hear of a deleted file that somebody has been reading for too long (destroyMapedFileIntervalForcibly).
+        """Called with a deleted file that has been read for too long (destroyMapedFileIntervalForcibly).
 
-        Its ``is_released_by`` tells the ``release`` of a result that holds it from others.
+        Its ``is_released_by`` recognizes the ``release`` of a result that holds it.
         """
         self._sync_place = sync_place
         self._accept_missing_log = accept_missing_log
@@ -150,15 +150,15 @@ class MessageStore(InMemoryCalls):
         self.query_in_memory = self._finder.query_in_memory
         self.query_message_cold = self._finder.query_cold
 
-    # -- life
+    # -- lifecycle
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["MessageStore"]:
-        """Lock, recover and serve; on the way out stop in order, and leave the store in order.
+        """Lock, recover and serve; on exit stop the parts in order and close the store cleanly.
 
         Raises StoreInUseError, StoreLoadError, OSError before anything is served.
         """
-        with trio.CancelScope(shield=True):  # a start that is broken off half-way would only cost the next one more
+        with trio.CancelScope(shield=True):  # giving up midway would only make the next start longer
             lock = await self.disk.run(StoreLock.acquire, self.disk, self.root)
         try:
             path = await self._open()
@@ -176,9 +176,10 @@ class MessageStore(InMemoryCalls):
             lock.release()
 
     async def _open(self) -> WritePath:
-        """Load and recover; the abort file stands from before the first write."""
+        """Load and recover. The abort file is created before the first write to the store."""
         disk = self.disk
         abort = self._abort
+        # A store without its log, or with files of a wrong size, is refused before anything below changes a file.
         clean_exit = not abort.exists()
         self.files.load()
         self.checkpoint.load()
@@ -187,7 +188,7 @@ class MessageStore(InMemoryCalls):
         make_durable_directory(disk, self.files.directory)
         abort.create()
         index = None if self.index is None else self.index.directory
-        await self._failed_sync.mend(self.files, self.queues.directory, index)
+        await self._failed_sync.repair(self.files, self.queues.directory, index)
         recovery = StoreRecovery(
             self.files,
             self.queues,
@@ -201,6 +202,7 @@ class MessageStore(InMemoryCalls):
         self.recovering = recovery.report
         self.recovered = await recovery.run()
         self.recovering = None
+        # After the recovery, whose syncs have made everything durable that the note refers to.
         self._failed_sync.remove()
         self.flags.on_broken = lambda flag, reason: self._failed_sync.note(flag, self.flushed_offset, reason)
         self.commit_log.last_store_timestamp = self.recovered.last_store_timestamp
@@ -256,16 +258,18 @@ class MessageStore(InMemoryCalls):
         nursery.start_soon(self.stats.run, self.clock)
 
     async def _stop(self, path: WritePath) -> None:
-        """Refuse puts, dispatch what is in the log, make all durable, say so; the abort file goes last."""
+        """Refuse puts, dispatch the rest of the log, make all durable, write the checkpoint, remove the abort file."""
         self._getter.read_ahead.stop()
         durable = await path.stop()
+        # After the last flush: under SYNC_FLUSH only durable records may be dispatched.
         with trio.move_on_after(SHUTDOWN_SECONDS):
             await self._reput.catch_up()
         complete = durable and not self.dispatch_behind_bytes
+        # Removed only if all of it succeeded: otherwise the next start must not trust the store.
         if complete and await self._checkpoints.save(clean=True) and not self.flags.is_broken:
             try:
                 self._abort.remove()
-            except OSError as error:  # the next start looks through the store: nothing worse
+            except OSError as error:  # the next start checks the store, which takes longer but does no harm
                 _log.warning("abort_file_not_removed", error=str(error))
             _log.info("store_closed", log_end=self.commit_log.max_offset)
         else:
@@ -281,7 +285,7 @@ class MessageStore(InMemoryCalls):
             self.index.close_files()
 
     def set_config(self, config: MessageStoreConfig) -> None:
-        """Take over the values that may change while the broker runs."""
+        """Apply the values that may change while the broker runs."""
         self.config = config
         self.commit_log.set_max_message_size(config.max_message_size)
         self._getter.set_config(config)
@@ -289,16 +293,16 @@ class MessageStore(InMemoryCalls):
         self._finder.max_query = config.max_msgs_num_batch
 
     def commit_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
-        """SYNC_FLUSH: syncs belong to the end of a reactor's rounds (its ``at_round_end`` and ``in_round``)."""
+        """SYNC_FLUSH: sync at the end of each round of the reactor (its ``at_round_end`` and ``in_round``)."""
         self.write_path.durability.join_rounds(rounds, in_round)
 
     def keep_unread(self, unread_from: Callable[[], int]) -> None:
-        """What lies from the log offset on that ``unread_from`` tells stays in memory, as far as it fits."""
-        self.write_path.room.recycling.unread_from = unread_from
+        """Keep the log from the offset that ``unread_from`` returns in memory, as far as it fits."""
+        self.write_path.allocator.recycling.unread_from = unread_from
 
     @property
     def indexes_tags(self) -> bool:
-        """Whether the keys of a message that is put shall have its tag among them."""
+        """Whether the keys of a put message must include its tag."""
         return self.index is not None and self.index.tags
 
     @property
@@ -310,15 +314,15 @@ class MessageStore(InMemoryCalls):
 
     @property
     def is_writable(self) -> bool:
-        """False while puts are refused; ``flags.reason`` says why."""
+        """False while puts are refused; ``flags.reason`` gives the reason."""
         return self.flags.writable
 
     def refusals(self) -> list[tuple[Flag, str]]:
-        """Why reads or writes are refused: each reason with its text."""
+        """Why reads or writes are refused: each flag with its text."""
         return self.flags.reasons()
 
     def refuses(self, flag: Flag) -> bool:
-        """Whether this is a reason."""
+        """Whether ``flag`` is one of the reasons."""
         return self.flags.has(flag)
 
     @property
@@ -331,12 +335,12 @@ class MessageStore(InMemoryCalls):
 
     @property
     def min_phy_offset(self) -> int:
-        """Where the log begins."""
+        """Start of the log."""
         return self.commit_log.min_offset
 
     @property
     def max_phy_offset(self) -> int:
-        """Where the log ends; with the transient store pool, where what has been committed ends."""
+        """End of the log; with the transient store pool, the end of the committed part."""
         return self.write_path.durability.end_offset
 
     @property
@@ -351,35 +355,35 @@ class MessageStore(InMemoryCalls):
 
     @property
     def dispatch_behind_bytes(self) -> int:
-        """How much of what may be read has not been dispatched yet."""
+        """Bytes of the log that may be read but are not yet dispatched."""
         return self._reput.behind()
 
     @property
     def message_arriving(self) -> list[MessageArriving]:
-        """Who hears of each message that can be read from now on."""
+        """The listeners that are notified of each message that becomes readable."""
         return self.dispatcher.message_arriving
 
     def hear_awaited(self, awaited: Collection[tuple[str, int]], listener: MessageArriving) -> None:
-        """Let ``listener`` hear of messages that can be read, in those queues that are ``awaited`` at that time."""
+        """Notify ``listener`` of messages that become readable in queues that are in ``awaited`` at that time."""
         self.dispatcher.awaited, self.dispatcher.on_awaited = awaited, listener
 
     def hear_topic(self, topic: str, listener: MessageArriving) -> None:
-        """Let ``listener`` hear of a topic's messages that can be read."""
+        """Notify ``listener`` of messages of a topic that become readable."""
         self.dispatcher.arriving_in[topic] = listener
 
     def look_message(self, offset: int) -> Any | None:
-        """The record at a log offset: bytes or a view that is good until the next await; b"" for none, None for cold.
+        """The record at a log offset: bytes, or a view valid until the next await; b"" for none, None if it is cold.
 
-        A record that may not be read yet (SYNC_FLUSH, not durable) is not there.
+        A record that may not be read yet (SYNC_FLUSH, not durable) counts as none.
         """
         return self._finder.look(offset) if offset < self.write_path.durability.readable_offset else b""
 
     async def look_message_cold(self, offset: int) -> Any:
-        """The same, waiting for the device."""
+        """As ``look_message``, waiting for the device."""
         return await self._finder.look_cold(offset) if offset < self.write_path.durability.readable_offset else b""
 
     async def earliest_message_time(self) -> int:
-        """Store timestamp of the oldest record in the log; -1 where there is none."""
+        """Store timestamp of the oldest record in the log; -1 if there is none."""
         return await self._finder.time_at(self.commit_log.min_offset)
 
     def runtime_info(self) -> dict[str, str]:
@@ -400,7 +404,7 @@ class MessageStore(InMemoryCalls):
         return self.queues.topics()
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
-        """True where the queue exists."""
+        """True if the queue exists."""
         return self.queues.find(topic, queue_id) is not None
 
     def min_offset(self, topic: str, queue_id: int) -> int:
@@ -408,24 +412,24 @@ class MessageStore(InMemoryCalls):
         return self.queues.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Offset behind the last message of a queue that may be read."""
+        """Offset behind the last readable message of a queue."""
         return self.queues.next_offset(topic, queue_id)
 
     async def message_store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store timestamp of a queue's message; -1 where there is none."""
+        """Store timestamp of a queue's message; -1 if there is none."""
         return await self._finder.store_time(topic, queue_id, offset)
 
     async def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Store timestamp of a queue's first message; -1 where it has none."""
+        """Store timestamp of a queue's first message; -1 if it has none."""
         return await self._finder.earliest_store_time(topic, queue_id)
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, *, upper: bool = False) -> int:
-        """The offset for a time: the first message stored then or later, ``upper`` the last one then or earlier."""
+        """The offset for a time: the first message stored then or later; ``upper``: the last one then or earlier."""
         boundary = BoundaryType.UPPER if upper else BoundaryType.LOWER
         return await self._finder.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
-        """As ``queue_units``, maybe fewer; None where they have to come from the device."""
+        """As ``queue_units``, possibly fewer; None if they have to come from the device."""
         return self._finder.look_units(topic, queue_id, offset, count)
 
     async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
@@ -433,27 +437,28 @@ class MessageStore(InMemoryCalls):
         return await self._finder.units(topic, queue_id, offset, count)
 
     def topic_queue(self, topic: str, queue_id: int) -> TopicQueue:
-        """What puts of rows name a queue by. Raises TopicIllegalError."""
+        """The queue as puts of MessageRows refer to it. Raises TopicIllegalError if no record can carry the topic."""
         return self.commit_log.queue(topic, queue_id)
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Most bytes of a message's body, and of its whole record."""
+        """The largest body and the largest record, in bytes."""
         return self.commit_log.limits
 
     def create_queues(self, topic: str, count: int) -> None:
-        """Make the first ``count`` queues of a topic."""
+        """Create the first ``count`` queues of a topic."""
         self.queues.create_queues(topic, count)
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic's queues; its records stay in the log until they expire. A new one of its name begins at 0."""
+        """Delete a topic's queues; its records stay in the log until they expire. A new one of its name starts at 0."""
+        # In this order and without an await between them, so that no put uses the old offsets after the deletion.
         self.commit_log.forget_topic(topic)
         await self._clean.delete_topics([topic])
 
     async def clean_unused_topics(self, known: Container[str]) -> list[str]:
-        """Delete the queues of topics that are neither ``known`` nor the system's; which they were.
+        """Delete the queues of topics that are neither ``known`` nor the system's. Returns the deleted topics.
 
-        Each one is looked up when its turn has come: a send may have made it meanwhile.
+        Each topic is checked again when its turn comes: a send may have created it in the meantime.
         """
         deleted: list[str] = []
 
@@ -468,9 +473,9 @@ class MessageStore(InMemoryCalls):
         return deleted
 
     async def clean_expired_consume_queues(self) -> int:
-        """Delete queues of ordinary topics that have no message left in the log; how many."""
+        """Delete queues of ordinary topics that have no message left in the log. Returns their number."""
         return await self._clean.clean_expired_consume_queues()
 
     async def delete_expired_now(self) -> None:
-        """Let expired files go whatever the hour is; returns before they have gone."""
+        """Delete expired files at any hour; returns before they are deleted."""
         self._clean.delete_expired_now()

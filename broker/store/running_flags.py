@@ -15,14 +15,14 @@ class Flag(IntFlag):
     FENCED = 32
     LOGIC_DISK_FULL = 64
     NO_SPACE = 128
-    """Reserving space failed. Reported as DISK_FULL; apart from it because that one is judged by the used share."""
+    """Allocating space failed. Reported as DISK_FULL, but separate from it, which depends on the used share only."""
 
 
 _READ = Flag.NOT_READABLE
 
 
 class RunningFlags:
-    """``writable`` and ``readable`` are plain attributes: the hot path looks at nothing else.
+    """The reasons that are set. ``writable`` and ``readable`` are plain attributes: the hot path reads only them.
 
     A reason that was set ``forever`` (a failed sync) stays until the process ends.
     """
@@ -33,7 +33,7 @@ class RunningFlags:
         self._reasons: dict[Flag, str] = {}
         self._forever: set[Flag] = set()
         self.on_broken: Callable[[Flag, str], None] = lambda _flag, _reason: None
-        """Hears of a reason that stands until the process ends."""
+        """Called with a reason that stays until the process ends."""
 
     @property
     def bits(self) -> int:
@@ -43,19 +43,19 @@ class RunningFlags:
 
     @property
     def reason(self) -> str:
-        """Why puts are refused; empty where they are not."""
+        """Why puts are refused; empty if they are not."""
         return "; ".join(text for flag, text in self._reasons.items() if flag is not _READ)
 
     def reasons(self) -> list[tuple[Flag, str]]:
-        """All reasons that stand, with their texts."""
+        """All reasons that are set, with their texts."""
         return list(self._reasons.items())
 
     def has(self, flag: Flag) -> bool:
-        """True while this reason stands."""
+        """True while this reason is set."""
         return flag in self._reasons
 
     def set(self, flag: Flag, reason: str, *, forever: bool = False) -> None:
-        """Let a reason stand, with its text. One that stands forever keeps its first text."""
+        """Set a reason with its text. One that was set forever keeps its first text."""
         if flag in self._forever:
             return
         self._reasons[flag] = reason
@@ -65,14 +65,14 @@ class RunningFlags:
             self.on_broken(flag, reason)
 
     def clear(self, flag: Flag) -> None:
-        """Take a reason back."""
+        """Clear a reason, unless it was set forever."""
         if flag not in self._forever:
             self._reasons.pop(flag, None)
             self._update()
 
     @property
     def is_broken(self) -> bool:
-        """True after a fault that only a restart with recovery can mend: the exit must count as abnormal."""
+        """True after a fault that only a restart with recovery can repair: the exit must count as abnormal."""
         return bool(self._forever)
 
     def _update(self) -> None:

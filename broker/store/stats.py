@@ -1,6 +1,6 @@
-"""What the store counts: plain numbers that the hot path adds to, sampled once a second.
+"""Counters of the store: plain numbers that the hot path increments, sampled once a second.
 
-Keys and forms of ``runtime_info`` are those of RocketMQ's StoreStatsService, as ``mqadmin brokerStatus`` shows them.
+Keys and formats of ``runtime_info`` are those of RocketMQ's StoreStatsService, as ``mqadmin brokerStatus`` shows them.
 """
 
 from bisect import bisect_left
@@ -63,35 +63,35 @@ class StoreStats:
         self._boot_wall_ms = boot_wall_ms
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES_KEPT)
         self.put_message_times_total = 0
-        """Messages stored; each of a batch counts."""
+        """Messages stored; each message of a batch counts."""
         self.put_message_size_total = 0
         """Bytes of their records."""
         self.put_message_failed_times = 0
         self.put_message_entire_time_max = 0
         self.get_message_entire_time_max = 0
         self.dispatch_max_buffer = 0
-        """The most bytes of the log that were ever waiting for their dispatch."""
+        """The most bytes of the log that were waiting for dispatch at any time."""
         self.found_times_total = 0
-        """Gets that found something."""
+        """Gets that found messages."""
         self.missed_times_total = 0
-        """Gets that found nothing."""
+        """Gets that found none."""
         self.transferred_messages_total = 0
-        """Messages that gets found."""
+        """Messages found by gets."""
         self.put_distribution = [0] * len(_BUCKET_NAMES)
         self.flush_waits = Durations()
         """How long replies waited for the device."""
         self.latency_counts = [0] * (_LATENCY_BUCKETS + 1)
-        """Puts by their time in ms; the last one holds all that took longer."""
+        """Puts by their duration in ms; the last element counts all longer ones."""
 
     def put_took(self, elapsed_ms: int, count: int = 1) -> None:
-        """Count a put, or so many, by the time until its reply was ready. Those ready at once need not call it."""
+        """Count ``count`` puts by the time until their reply was ready. Not called for replies ready immediately."""
         if elapsed_ms > self.put_message_entire_time_max:  # noqa: PLR1730 - max() takes three times as long
             self.put_message_entire_time_max = elapsed_ms
         self.put_distribution[bisect_left(_BUCKET_ENDS, elapsed_ms)] += count
         self.latency_counts[elapsed_ms if elapsed_ms < _LATENCY_BUCKETS else _LATENCY_BUCKETS] += count  # noqa: FURB136
 
     def sample(self, now: float) -> None:
-        """Remember the totals at ``now`` (monotonic seconds); called once a second."""
+        """Store the totals at ``now`` (monotonic seconds); called once a second."""
         self._samples.append(
             _Sample(
                 now,
@@ -103,13 +103,13 @@ class StoreStats:
         )
 
     async def run(self, clock: Clock) -> None:
-        """Take samples for ever."""
+        """Take samples until cancelled."""
         while True:
             self.sample(clock.monotonic())
             await clock.sleep(1)
 
     def _rates(self, *fields: int) -> str:
-        """Per second over the last 10, 60 and 600 s, or as far back as there are samples."""
+        """Rates per second over the last 10, 60 and 600 s, or as far back as there are samples."""
         texts = []
         for window in _WINDOWS:
             rate = 0.0
@@ -123,11 +123,11 @@ class StoreStats:
         return " ".join(texts)
 
     def _same_turn(self) -> int:
-        """Puts that nobody timed: their reply was ready in the turn that brought them."""
+        """Puts without a call of ``put_took``: their reply was ready in the turn of the request."""
         return max(0, self.put_message_times_total - sum(self.put_distribution))
 
     def latency_percentile(self, share: float) -> float:
-        """Time in ms that ``share`` of all puts did not exceed."""
+        """The time in ms that ``share`` of all puts did not exceed."""
         total = self.put_message_times_total
         seen = self._same_turn()
         if not total or seen >= share * total:

@@ -1,4 +1,4 @@
-"""What comes out of the store: results of puts, gets and queries. What goes in: puts.py."""
+"""Results of puts, gets and queries. What is put into the store: log/puts.py."""
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class PutMessageStatus(IntEnum):
-    """Outcome of a put. The first four mean that the record is in the log."""
+    """Result of a put. The first four mean that the record is in the log."""
 
     PUT_OK = 0
     FLUSH_DISK_TIMEOUT = 1
@@ -29,7 +29,7 @@ class PutMessageStatus(IntEnum):
 
 
 class GetMessageStatus(IntEnum):
-    """Outcome of a get, in RocketMQ's order."""
+    """Result of a get, in RocketMQ's order."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
@@ -44,10 +44,10 @@ class GetMessageStatus(IntEnum):
 
 
 class PutMessageResult(Struct, gc=False):
-    """What became of a put. Offsets are -1 unless the record is in the log.
+    """Result of a put. Offsets are -1 unless the record is in the log.
 
-    For a batch ``physical_offset`` and ``queue_offset`` are the first message's, ``offsets`` every message's physical
-    offset. ``remark`` says why a put was refused and what to do.
+    For a batch ``physical_offset`` and ``queue_offset`` are those of the first message, and ``offsets`` holds every
+    message's physical offset. ``remark`` says why a put was refused and what to do.
     """
 
     status: PutMessageStatus
@@ -60,7 +60,7 @@ class PutMessageResult(Struct, gc=False):
 
     @property
     def ok(self) -> bool:
-        """True where the record is in the log, whatever became of the waiting for disk and slave."""
+        """True if the record is in the log, even if the wait for disk or slave has failed."""
         return self.status <= PutMessageStatus.SLAVE_NOT_AVAILABLE
 
 
@@ -68,13 +68,13 @@ PutCallback = Callable[[PutMessageResult], None]
 
 
 def _nothing() -> None:
-    """Release of a result that holds nothing."""
+    """The ``release`` of a result that holds no files."""
 
 
 class GetMessageResult(Struct):
-    """Outcome of a get: ``buffers`` are record bytes, adjacent records merged into one view.
+    """Result of a get: ``buffers`` are the bytes of records, with adjacent records merged into one view.
 
-    The views belong to mapped files: call ``release`` once, when they have been sent or are not needed any more.
+    The views belong to mapped files: call ``release`` once, when they have been sent or are no longer needed.
     """
 
     status: GetMessageStatus
@@ -105,9 +105,9 @@ class MessageFilter(Protocol):
     needs_properties: bool
 
     def match_tags(self, tags_code: int) -> bool:
-        """By the tag slot of the queue unit, without reading the record."""
+        """Match by the tag slot of the queue unit, without reading the record."""
         ...
 
     def match_record(self, properties: dict[str, str]) -> bool:
-        """By the record's properties; asked only where ``needs_properties``."""
+        """Match by the record's properties; called only if ``needs_properties``."""
         ...

@@ -113,7 +113,7 @@ class LogWalk:
             return len(heads), None
         bad = int(np.argmin(good))
         told = record_at(self._source, self.end + int(heads.at[bad]), self._base)
-        return bad, told if isinstance(told, str) else "a record of an earlier life of this file"
+        return bad, told if isinstance(told, str) else "a record of an earlier use of this file"
 
     def _check_times(self, heads: Heads, good: Array) -> None:
         """Only what reaches the time of those before it again is of this life of the file."""

@@ -90,10 +90,10 @@ async def test_the_store_knows_from_where_on_groups_have_yet_to_read(
     assert (await client.pull("One", maxMsgNums=1)).code == ResponseCode.SUCCESS
     store = broker.context.store
     with trio.fail_after(10):
-        while not store.write_path.room.recycling.unread_from():
+        while not store.write_path.allocator.recycling.unread_from():
             await trio.lowlevel.checkpoint()
     ((second, _, _),) = await store.queue_units("One", 0, 1, 1)
-    assert store.write_path.room.recycling.unread_from() == second
+    assert store.write_path.allocator.recycling.unread_from() == second
 
 
 async def test_store_that_is_open_already(tmp_path: Path) -> None:

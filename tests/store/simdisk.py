@@ -379,8 +379,8 @@ class SimDisk:
         self._call("allocate", f"{offset}+{length}")
         self._allocate(self._open[fd], offset, offset + length)
 
-    def let_go(self, fd: int, part: MappedPart) -> None:
-        self._call("let_go", f"{part.begin}+{part.end - part.begin}")
+    def evict(self, fd: int, part: MappedPart) -> None:
+        self._call("evict", f"{part.begin}+{part.end - part.begin}")
         self._read_ahead.difference_update(self._pages(fd, part.begin, part.end))
 
     def _pages(self, fd: int, begin: int, end: int) -> set[tuple[int, int]]:

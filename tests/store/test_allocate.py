@@ -42,7 +42,7 @@ async def test_steps_grow_while_the_log_grows_quickly_and_shrink_again(
     mib = 1 << 20
     rig = Rig(settings=config(96 * mib, step=16 * mib, max_message_size=mib))
     async with rig.running():
-        file = rig.files.last or rig.path.room.next_file
+        file = rig.files.last or rig.path.allocator.next_file
         assert file is not None
         reserved = [file.reserved // mib]
         for number in range(60):
@@ -64,7 +64,7 @@ async def test_the_next_file_is_there_before_the_current_one_is_full() -> None:
         while rig.files.files[0].wrote < 65536 * 9 // 10:
             rig.put(message(b"x" * 2000))
             await trio.testing.wait_all_tasks_blocked()
-        assert rig.path.room.next_file is not None
+        assert rig.path.allocator.next_file is not None
         assert f"{LOG}/{65536:020d}" in rig.sim._names
 
 
@@ -96,7 +96,7 @@ async def test_a_full_disk_is_refused_with_figures_and_heals(autojump_clock: tri
         assert "the disk is full: / (sim) has" in refused.remark
         assert f"of {20 * 4096} bytes free, 12288 are needed" in refused.remark
         assert rig.flags.bits == Flag.DISK_FULL
-        assert [entry["event"] for entry in logs] == ["no_room_for_commit_log"]
+        assert [entry["event"] for entry in logs] == ["no_space_for_commit_log"]
         # readers go on
         assert rig.log.read(0, 4) is not None
         stored = len(records(rig.files))
@@ -141,7 +141,7 @@ async def closed_while_a_step_is_made(rig: Rig, disk: GatedDisk) -> trio.Event:
         rig.put(message(bytes(1800)))
         await trio.testing.wait_all_tasks_blocked()
     file = rig.files.last
-    assert rig.path.room.next_file is not None
+    assert rig.path.allocator.next_file is not None
     disk.gate = gate = trio.Event()
     while file.wrote < 46500:
         rig.put(message(bytes(900)))

@@ -320,7 +320,7 @@ async def test_a_full_disk_is_no_loss_and_heals(autojump_clock: trio.testing.Moc
         nursery.start_soon(rig.service.run)
         rig.service.put(TOPIC, ("key",), 100, NOW)
         await trio.sleep(5)
-        assert "no room for the index" in rig.flags.reason
+        assert "no space for the index" in rig.flags.reason
         assert await rig.service.select_cold(TOPIC, "key", 0, FAR, 10) == [100]
         assert rig.disk.list("/store/index") == []
         rig.disk.capacity = 1 << 20
@@ -471,7 +471,7 @@ async def test_a_run_whose_keys_find_no_room_waits_and_can_be_found(autojump_clo
         nursery.start_soon(rig.service.run)
         rig.service.put_run(run_of(messages_of(1200, 4)))
         await trio.sleep(5)
-        assert "no room for the index" in rig.flags.reason
+        assert "no space for the index" in rig.flags.reason
         assert await rig.service.select_cold(TOPIC, "0777", 0, FAR, 10) == [77_700]
         rig.disk.capacity = 1 << 20
         await trio.sleep(5)

@@ -69,7 +69,7 @@ def test_a_gap_between_files_is_refused() -> None:
 def test_a_name_between_two_files_is_refused() -> None:
     disk = _disk(4096)
     disk.close(disk.create(f"{LOG}/{5000:020d}", 4096))
-    with pytest.raises(StoreLoadError, match="does not begin at a multiple"):
+    with pytest.raises(StoreLoadError, match="does not start at a multiple"):
         MappedFileQueue(disk, LOG, 4096).load()
 
 

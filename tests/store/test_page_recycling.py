@@ -20,7 +20,7 @@ STEP = 4 * CHUNK
 SIZE = 8 * STEP
 QUICK = 50 << 20
 """Bytes a second."""
-DEAR = page_recycling._DEAR * STEP / (1 << 20)
+DEAR = page_recycling._EXPENSIVE * STEP / (1 << 20)
 
 
 class Log:
@@ -44,7 +44,7 @@ class Log:
         before = len(self.disk.history)
         self.recycling.made(file, number * STEP, (number + 1) * STEP, cost=cost, pace=pace)
         await self.recycling.settle()
-        gone = [entry.split()[1] for entry in self.disk.history[before:] if entry.startswith("let_go")]
+        gone = [entry.split()[1] for entry in self.disk.history[before:] if entry.startswith("evict")]
         return [int(place.split("+")[0]) // STEP for place in gone]
 
 
@@ -62,7 +62,7 @@ async def test_as_much_is_let_go_as_is_made(log: Log) -> None:
     log.recycling.made(log.first, 3 * STEP, 7 * STEP, cost=4 * DEAR, pace=QUICK)
     await log.recycling.settle()
     await log.recycling.settle()
-    assert sum(entry.startswith("let_go") for entry in log.disk.history) == 4
+    assert sum(entry.startswith("evict") for entry in log.disk.history) == 4
 
 
 async def test_cheap_memory_is_not_given_back(log: Log) -> None:
@@ -111,7 +111,7 @@ async def test_a_refusal_is_logged_and_nothing_is_tried_again(
     log: Log, error: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if error is not None:
-        log.disk.fail("let_go", error)
+        log.disk.fail("evict", error)
     else:
         monkeypatch.setattr(log.files.page_cache, "forget", None)
     with capture_logs() as logs:

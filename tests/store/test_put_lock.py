@@ -19,7 +19,7 @@ class StuckRoom:
         self.rig = rig
         self.next_file: MappedFile | None = None
         rig.log.start_appending(self, rig.path.durability.rolled)
-        rig.path.room = self  # type: ignore[assignment]
+        rig.path.allocator = self  # type: ignore[assignment]
 
     def poke(self, wanted: int = 0) -> None:
         pass
@@ -32,14 +32,14 @@ class StuckRoom:
         files = self.rig.files
         start = files.last.end if files.last else 0
         self.next_file = MappedFile.create(self.rig.disk, files.path_of(start), start, files.size, 4096)
-        self.rig.path.lock.room()
+        self.rig.path.lock.space_ready()
 
     def give_step(self) -> None:
         file = self.rig.files.last
         assert file is not None
         file.reserve_range(file.reserved, file.reserved + 4096)
         file.mark_reserved(file.reserved + 4096)
-        self.rig.path.lock.room()
+        self.rig.path.lock.space_ready()
 
 
 async def test_puts_that_wait_are_served_in_their_order() -> None:

@@ -9,7 +9,7 @@ from tests.store.stores import FAR, TOPIC, by_key, fill, opened, put, settings
 from trimq.broker.store.disk.page_cache import CHUNK
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.read.key_match import HEAD_SIZE, Matches, matches
-from trimq.broker.store.read.query import MessageFinder, _at_once, store_timestamp_of
+from trimq.broker.store.read.query import MessageFinder, _without_waiting, store_timestamp_of
 from trimq.protocol.message import decode_message
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.remoting.runtime.clock import ManualClock
@@ -254,7 +254,7 @@ def test_the_short_way_finds_what_the_general_one_does(
             finder = store._finder
             places.reverse()
             short = matches(store.files, places, TOPIC, key, limit, times, 1 << 30)
-            general = _at_once(finder._match(places, TOPIC, key, limit, *times))
+            general = _without_waiting(finder._match(places, TOPIC, key, limit, *times))
             assert general is not None
             if short is not None:
                 assert [bytes(data) for data in short[0]] == [bytes(data) for data in general.buffers]

@@ -18,7 +18,14 @@ from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.disk.page_cache import CHUNK
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.read.read_ahead import AT_ONCE, FIRST_WINDOW, LARGEST_WINDOW, MOST_STREAMS, STEP, ReadAhead
+from trimq.broker.store.read.read_ahead import (
+    CONCURRENT_READS,
+    FIRST_WINDOW,
+    LARGEST_WINDOW,
+    MOST_STREAMS,
+    STEP,
+    ReadAhead,
+)
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
 from trimq.protocol.message import decode_messages
 
@@ -216,11 +223,11 @@ async def test_few_reads_at_the_same_time_whatever_comes() -> None:
                 at = number * 2 * (STEP + CHUNK)
                 nursery.start_soon(log.ahead.bring_in, at, at + 10)
                 await trio.testing.wait_all_tasks_blocked()
-            assert disk.now == AT_ONCE
+            assert disk.now == CONCURRENT_READS
             assert len(nursery.child_tasks) == MOST_STREAMS, "others read their records by themselves"
             disk.held = False
             disk.gate.set()
-        assert disk.most == AT_ONCE
+        assert disk.most == CONCURRENT_READS
         assert len(log.reads()) == MOST_STREAMS
         await log.ahead.bring_in(CHUNK, CHUNK + 1)
         assert log.reads() == [(CHUNK, FIRST_WINDOW)]
@@ -331,16 +338,16 @@ async def test_a_stop_waits_for_the_reads_under_way_and_begins_no_other() -> Non
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.ahead.run)
             await trio.testing.wait_all_tasks_blocked()
-            for number in range(2 * AT_ONCE):
+            for number in range(2 * CONCURRENT_READS):
                 readers.start_soon(log.ahead.bring_in, number * SIZE, number * SIZE + 3 * STEP)
             await trio.testing.wait_all_tasks_blocked()
             log.ahead.stop()
             await trio.testing.wait_all_tasks_blocked()
             assert not readers.child_tasks, "nobody waits any longer"
-            assert disk.now == AT_ONCE
+            assert disk.now == CONCURRENT_READS
             assert nursery.child_tasks
             disk.gate.set()
-        assert len(log.reads()) == AT_ONCE
+        assert len(log.reads()) == CONCURRENT_READS
     log.files.close()
     assert disk.open_files() == 0
 

@@ -536,11 +536,11 @@ async def test_whole_files_are_made_ready(autojump_clock: trio.testing.MockClock
             await rig.answered(1)
             await trio.testing.wait_all_tasks_blocked()
             assert (rig.files.files[0].reserved == 1 << 16) is warm
-            while rig.path.room.next_file is None:
+            while rig.path.allocator.next_file is None:
                 count = len(rig.answers.results) + 1
                 rig.put(message(b"x" * 4000))
                 await rig.answered(count)
                 await trio.testing.wait_all_tasks_blocked()
-            assert (rig.path.room.next_file.reserved == 1 << 16) is warm
+            assert (rig.path.allocator.next_file.reserved == 1 << 16) is warm
         rig.sim.check_mapped_stores()
         assert len(records(rig.files)) == len(rig.answers.results)

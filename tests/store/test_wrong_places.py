@@ -150,7 +150,7 @@ async def test_pulls(fault: str, spread: bool, sync: bool, cold: bool) -> None:
                 # a filter of properties may have seen already that there is no such record
                 assert nothing == [WRONG] or (wanted is not None and wanted.needs_properties and not nothing)
             assert not any(file.is_held for file in store.files.files)
-        told = [entry for entry in logs if entry["event"] == "message_passed_over"]
+        told = [entry for entry in logs if entry["event"] == "message_skipped"]
         assert [(entry["topic"], entry["queue"], entry["offset"]) for entry in told] == [(TOPIC, 0, WRONG)]
         if fault != "unit":
             assert told[0]["log_offset"] == phy

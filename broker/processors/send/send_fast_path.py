@@ -274,7 +274,7 @@ class SendFastPath:
     def queue(self, topic: SendTopic, queue_id: int) -> TopicQueue | None:
         """A queue of a topic that can be written to, kept in ``topic.queues``; None where there is none."""
         queue = topic.queues.get(queue_id)
-        return queue if queue is not None and not queue.gone else self._find_queue(topic, queue_id)
+        return queue if queue is not None and not queue.deleted else self._find_queue(topic, queue_id)
 
     def _find(self, name: str) -> SendTopic | None:
         """What is to be known of a topic that is sent to for the first time since it was made or changed."""

@@ -172,7 +172,7 @@ class GroupedSends:
         while len(messages):
             names, ids, counts, sizes = zip(*messages.queues(), strict=True)
             found = list(map(targets.get, zip(names, ids, strict=True)))  # most rounds have been here before
-            if None in found or any(target[1].gone for target in found if target is not None):
+            if None in found or any(target[1].deleted for target in found if target is not None):
                 found = list(map(self._target, names, ids))
             known = [target for target in found if target is not None]
             if len(known) == len(found):

@@ -1,1 +1,1 @@
-"""The disk: the seam that tests replace, files that are mapped, what is known to be in memory."""
+"""The disk: the interface that tests replace, the mapped files, and what is known to be in memory."""

@@ -1,11 +1,11 @@
 """The disk: one small interface for all file work of the store.
 
-RealDisk (real_disk.py) is thin. A simulated disk (tests) stands in for it: it keeps apart what is durable and what is
-not, and fails where it is told to. Store code calls nothing of ``os`` or ``mmap`` but through here.
+RealDisk (real_disk.py) implements it with thin calls of the operating system. Tests use a simulated disk, which knows
+which bytes are durable and fails on request. Code of the store uses ``os`` and ``mmap`` only through this interface.
 
-Every method but ``run`` is an ordinary call that may block in the kernel. Those that can block for long (reserve,
-data_sync, sync_directory, delete, pread of cold data, space) are called through ``await disk.run(method, ...)``: a
-thread in production, inline in a simulation. Such a call makes kernel calls only and does no Python work of its own.
+Every method except ``run`` is an ordinary call that may block in the kernel. Those that can block for long (reserve,
+data_sync, sync_directory, delete, pread of cold data, space) are called through ``await disk.run(method, ...)``: in a
+thread in production, inline in a simulation. Such a call only makes kernel calls and does no Python work of its own.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _UNRELIABLE: Final = ("btrfs", "zfs", "nfs", "fuse", "cifs", "smb", "9p")
 
 
 class FileInfo(NamedTuple):
-    """A directory entry: kind, length in bytes, time of the last change in ms since the epoch."""
+    """A directory entry: kind, length in bytes, time of the last modification in ms since the epoch."""
 
     is_directory: bool
     size: int
@@ -26,9 +26,9 @@ class FileInfo(NamedTuple):
 
 
 class DiskSpace(NamedTuple):
-    """Bytes of a file system without what it keeps for root: all that an ordinary user gets, and what is left of that.
+    """Bytes of a file system without those reserved for root: all that an ordinary user gets, and the free ones.
 
-    Their difference divided by the first is what df shows as used, and RocketMQ too (UtilAll, space used percent).
+    The used share, (total - free) / total, is the one that df and RocketMQ show (UtilAll, space used percent).
     """
 
     total: int
@@ -36,7 +36,7 @@ class DiskSpace(NamedTuple):
 
 
 class FileSystem(NamedTuple):
-    """Where a path lies: mount point, type as in /proc/self/mountinfo ("ext4"), device or source."""
+    """The file system of a path: mount point, type as in /proc/self/mountinfo ("ext4"), device or source."""
 
     mount_point: str
     kind: str
@@ -44,22 +44,22 @@ class FileSystem(NamedTuple):
 
     @property
     def keeps_reservations(self) -> bool:
-        """False where posix_fallocate does not promise that a later store into the range finds its block."""
+        """False if posix_fallocate does not guarantee that a later store into the range finds its block."""
         return not self.kind.startswith(_UNRELIABLE)
 
 
 class Mapping(Protocol):
-    """A file's bytes as writable memory: a store into it changes the file at once.
+    """The bytes of a file as writable memory: a store into it changes the file immediately.
 
-    ``view`` covers the whole file and is what readers get slices of. ``buffer`` is the object behind it (an mmap): to
-    assign to a slice of it costs a third of what it costs through the view. Its length never changes.
+    ``view`` covers the whole file, and readers get slices of it. ``buffer`` is the object behind it, an mmap.
+    An assignment to a slice of it costs a third of the same assignment through the view. The length never changes.
     """
 
     view: memoryview
     buffer: Any
 
     def close(self) -> None:
-        """Give the memory back. Where somebody still has a view, the last of them to go does it."""
+        """Unmap. If views still exist, the last of them to be released unmaps it."""
         ...
 
 
@@ -72,18 +72,18 @@ class MappedPart(NamedTuple):
 
 
 class Disk(Protocol):
-    """All that the store asks of a file system. Errors are OSError with their errno; paths are absolute text."""
+    """All that the store needs of a file system. Errors are OSError with their errno; paths are absolute strings."""
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
-        """Call ``fn`` where it may block: a thread in production, inline in a simulation. Not cancellable half-way."""
+        """Call ``fn`` where it may block: a thread in production, inline in a simulation. Not cancellable midway."""
         ...
 
     def create(self, path: str, size: int) -> int:
-        """A new file of ``size`` bytes without blocks, open to read and write; FileExistsError if there is one."""
+        """A new file of ``size`` bytes without blocks, open for reading and writing. FileExistsError if it exists."""
         ...
 
     def open(self, path: str, *, writable: bool = True) -> int:
-        """A descriptor of an existing file; FileNotFoundError if there is none."""
+        """A descriptor of an existing file. FileNotFoundError if it does not exist."""
         ...
 
     def close(self, fd: int) -> None:
@@ -91,7 +91,7 @@ class Disk(Protocol):
         ...
 
     def size(self, fd: int) -> int:
-        """Length of an open file."""
+        """Length of an open file in bytes."""
         ...
 
     def map(self, fd: int, size: int) -> Mapping:
@@ -99,63 +99,63 @@ class Disk(Protocol):
         ...
 
     def reserve(self, fd: int, offset: int, view: memoryview, *, durable: bool = False, large: bool = False) -> None:
-        """Make ``view`` (the mapped bytes from ``offset`` on) safe and quick to store into: blocks, then pages.
+        """Prepare ``view`` (the mapped bytes from ``offset`` on) for safe and fast stores: allocate blocks, then pages.
 
-        What was there is zero afterwards; ``durable``: on the device too, so that later data syncs find written blocks.
-        ``large``: in pages of 2 MiB where kernel and file system have them. A sync then protects one page instead of
-        512, which on a busy machine is most of what it costs, but writes all of a page that was stored into.
-        OSError ENOSPC where the file system is full; the mapping is untouched then. An error is reported to the next
-        data sync of ``fd`` too: this call never takes one away from it.
+        The range reads as zeros afterwards. ``durable``: the zeros are on the device too, so that later data syncs find
+        written blocks. ``large``: use pages of 2 MiB if kernel and file system have them. A sync then write-protects
+        one page instead of 512, which is most of its cost on a busy machine, but writes the whole page even if only a
+        part was stored into. OSError ENOSPC if the file system is full; the mapping is then unchanged. A write error is
+        also reported to the next data sync of ``fd``: this call never consumes it.
         """
         ...
 
-    def let_go(self, fd: int, part: MappedPart) -> None:
-        """Give the memory of bytes that are on the device back to the system; the next read comes from there."""
+    def evict(self, fd: int, part: MappedPart) -> None:
+        """Free the memory of bytes that are on the device; the next read comes from there."""
         ...
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
-        """Blocks for bytes that only ``pwrite`` will write; ENOSPC as for ``reserve``."""
+        """Allocate blocks for bytes that only ``pwrite`` will write. ENOSPC as for ``reserve``."""
         ...
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``; the file grows where needed."""
+        """Write all of ``data`` at ``offset``; the file grows if needed."""
         ...
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        """Up to ``length`` bytes, fewer only at the end of the file. May wait for the device."""
+        """Up to ``length`` bytes; fewer only at the end of the file. May wait for the device."""
         ...
 
     def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
-        """The same if all of it is in memory, else None: never waits for the device."""
+        """As ``pread`` if all bytes are in memory, else None: never waits for the device."""
         ...
 
     def read_ahead(self, fd: int, begin: int, end: int) -> int:
-        """Bring [begin, end) of a file into memory, where it stays for as long as the system has room for it.
+        """Bring [begin, end) of a file into memory, where it stays as long as the system has memory for it.
 
-        Waits for the device. Gives back up to where it has done so: less than ``end`` where the file is shorter.
+        Waits for the device. Returns the position that was reached: less than ``end`` if the file is shorter.
         """
         ...
 
     def in_memory(self, fd: int, part: MappedPart) -> int:
-        """Up to where a part of the map of ``fd`` is in memory from its beginning on; never waits for the device.
+        """The position up to which a part of the map of ``fd`` is in memory from its start on. Never waits.
 
-        ``part.begin`` where its first page is not, ``part.end`` where all of it is.
+        ``part.begin`` if its first page is not in memory, ``part.end`` if all of it is.
         """
         ...
 
     def next_data(self, fd: int, offset: int) -> int:
-        """First position from ``offset`` on that may hold something else than zeros; the file's size for none."""
+        """First position from ``offset`` on that may hold anything but zeros; the file's size if there is none."""
         ...
 
     def truncate(self, fd: int, size: int) -> None:
-        """Set a file's length; a part that is added reads as zeros."""
+        """Set the length of a file; an added part reads as zeros."""
         ...
 
     def data_sync(self, fd: int, part: MappedPart | None = None) -> None:
-        """Return when the file's bytes (mapped stores too) and its length are on the device (fdatasync).
+        """Return when the bytes of the file (mapped stores too) and its length are on the device (fdatasync).
 
-        With ``part``, of the map of ``fd``, only its bytes and what it takes to find them again (msync): what was made
-        ready ahead is not written for nothing, and its pages stay quick to store into.
+        With ``part``, of the map of ``fd``, only its bytes and the metadata to find them (msync): space that was
+        allocated ahead is not written for nothing, and its pages stay fast to store into.
         """
         ...
 
@@ -164,7 +164,7 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically give a file another name, in place of whatever has it."""
+        """Atomically rename a file, replacing an existing ``target``."""
         ...
 
     def delete(self, path: str) -> None:
@@ -172,7 +172,7 @@ class Disk(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its missing parents; no error if it is there."""
+        """Create a directory and its missing parents; no error if it exists."""
         ...
 
     def remove_directory(self, path: str) -> None:
@@ -184,11 +184,11 @@ class Disk(Protocol):
         ...
 
     def lengths(self, path: str) -> dict[str, int]:
-        """The files in a directory, without its directories, with their lengths; empty if there is no directory."""
+        """The files in a directory, without sub-directories, with their lengths; empty if it does not exist."""
         ...
 
     def stat(self, path: str) -> FileInfo | None:
-        """What stands at ``path``; None if nothing does."""
+        """The entry at ``path``; None if it does not exist."""
         ...
 
     def space(self, path: str) -> DiskSpace:
@@ -200,9 +200,9 @@ class Disk(Protocol):
         ...
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """Device and inode of the file at ``path``, without opening it; None if there is none."""
+        """Device and inode of the file at ``path``, without opening it; None if it does not exist."""
         ...
 
     def lock(self, fd: int) -> bool:
-        """Take the exclusive POSIX lock on byte 0; False if another process has it. Any close of the file ends it."""
+        """Lock byte 0 exclusively (POSIX). False if another process has the lock. Any close of the file releases it."""
         ...

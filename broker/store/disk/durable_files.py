@@ -1,4 +1,4 @@
-"""Small files that are read and replaced as a whole, and directories, so that a power cut leaves the old or the new."""
+"""Small files and directories that are replaced as a whole: after a power cut there is the old or the new state."""
 
 import os
 
@@ -7,12 +7,13 @@ from trimq.broker.store.disk.disk import Disk
 
 def write_durably(disk: Disk, path: str, data: bytes) -> None:
     """Replace a file so that a power cut leaves the old or the new content: temporary file, sync, rename, sync."""
+    # The content is durable before the rename: else a power cut could leave the new name with an empty file.
     disk.rename(write_beside(disk, path, data), path)
     disk.sync_directory(os.path.dirname(path))
 
 
 def write_beside(disk: Disk, path: str, *data: bytes) -> str:
-    """A synced temporary file of ``data`` (in pieces) beside the one that it is to replace; its path."""
+    """Write ``data`` (in pieces) to a synced temporary file next to the file that it will replace; returns its path."""
     temporary = path + ".tmp"
     if disk.stat(temporary) is not None:
         disk.delete(temporary)
@@ -29,7 +30,7 @@ def write_beside(disk: Disk, path: str, *data: bytes) -> str:
 
 
 def make_durable_directory(disk: Disk, path: str) -> None:
-    """A directory with its missing parents, each of them synced into its own parent."""
+    """Create a directory and its missing parents, and sync each of them into its parent."""
     missing = []
     while disk.stat(path) is None:
         missing.append(path)
@@ -40,7 +41,7 @@ def make_durable_directory(disk: Disk, path: str) -> None:
 
 
 def read_whole(disk: Disk, path: str) -> bytes | None:
-    """All bytes of a file; None if there is none."""
+    """All bytes of a file; None if it does not exist."""
     try:
         fd = disk.open(path, writable=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A row of files of equal size, each named by the offset it begins at (RocketMQ's MappedFileQueue)."""
+"""Consecutive files of equal size, each named by the offset it starts at (RocketMQ's MappedFileQueue)."""
 
 import itertools
 import os
@@ -13,21 +13,21 @@ from trimq.protocol.file_names import offset_name, parse_offset_name
 
 
 class StoreLoadError(Exception):
-    """The directory is not what the configuration says: the text names the file, what it is, what was expected."""
+    """The directory does not match the configuration; the text names the file, its state and the expected one."""
 
 
 class FileName(NamedTuple):
-    """A file of a row: where it begins, and its path."""
+    """A file of a MappedFileQueue: its start offset and its path."""
 
     start: int
     path: str
 
 
 def list_row(disk: Disk, directory: str, size: int) -> list[FileName]:
-    """The files of a row in order, by RocketMQ's rules of loading; none if the directory does not exist.
+    """The files of a directory in order, by RocketMQ's rules of loading; none if the directory does not exist.
 
-    Sub-directories and names that are no offsets are passed over. A zero-length last file is deleted. Raises
-    StoreLoadError for a file of another length, or a gap between two files.
+    Sub-directories and names that are not offsets are skipped. A zero-length last file is deleted. Raises
+    StoreLoadError if a file has another length, or a file is missing between two others.
     """
     names: list[tuple[int, str, int]] = []
     for name in disk.list(directory):
@@ -44,10 +44,10 @@ def list_row(disk: Disk, directory: str, size: int) -> list[FileName]:
         if length != size:
             raise StoreLoadError(
                 f"{path} has {length} bytes, the configured file size is {size}: start with the size the store was "
-                "made with, or move the file away if it is none of the store's"
+                "made with, or move the file away if it does not belong to the store"
             )
         if start % size:
-            raise StoreLoadError(f"{path} does not begin at a multiple of the configured file size of {size}")
+            raise StoreLoadError(f"{path} does not start at a multiple of the configured file size of {size}")
     for (before, _, _), (start, path, _) in itertools.pairwise(names):
         if start != before + size:
             raise StoreLoadError(f"the file {offset_name(before + size)} before {path} is missing")
@@ -64,10 +64,10 @@ class MappedFileQueue:
         self.files: list[MappedFile] = []
         self.page_cache = PageCache()
         self.own_from = sys.maxsize
-        """Everything from this offset on was put by this process, and not found by it in files."""
+        """Everything from this offset on was put by this process, not found in files at the start."""
 
     def load(self) -> None:
-        """Map what is there. Raises StoreLoadError or OSError, with nothing left open."""
+        """Map the existing files. Raises StoreLoadError or OSError, and leaves no file open then."""
         try:
             for start, path in list_row(self.disk, self.directory, self.size):
                 self.files.append(MappedFile.open(self.disk, path, start, self.size))
@@ -76,22 +76,22 @@ class MappedFileQueue:
             raise
 
     def path_of(self, start: int) -> str:
-        """Path of the file that begins at ``start``."""
+        """Path of the file that starts at ``start``."""
         return os.path.join(self.directory, offset_name(start))
 
     @property
     def last(self) -> MappedFile | None:
-        """The file that is written."""
+        """The file that is written to."""
         return self.files[-1] if self.files else None
 
     @property
     def min_offset(self) -> int:
-        """Where the oldest file begins; 0 without files."""
+        """Start offset of the oldest file; 0 without files."""
         return self.files[0].start if self.files else 0
 
     @property
     def max_offset(self) -> int:
-        """Where the next record goes; 0 without files."""
+        """Offset of the next record; 0 without files."""
         return self.files[-1].start + self.files[-1].wrote if self.files else 0
 
     @property
@@ -103,7 +103,7 @@ class MappedFileQueue:
         return self.files[-1].end if self.files else 0
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file that holds the byte at ``offset``, or None where no file does."""
+        """The file that holds the byte at ``offset``; None if there is none."""
         files = self.files
         if not files:
             return None
@@ -117,13 +117,14 @@ class MappedFileQueue:
         self.files.append(file)
 
     def remove_first(self) -> MappedFile:
-        """Take the oldest file out of the row; the caller destroys it (in a thread: unlinking can block)."""
+        """Remove the oldest file from the queue; the caller destroys it (in a thread: unlinking can block)."""
         return self.files.pop(0)
 
     def truncate_after(self, offset: int) -> list[MappedFile]:
-        """Set the row's end to ``offset`` and take out the files behind it, newest first; the caller destroys them.
+        """Set the end of the queue to ``offset`` and remove the files behind it; the caller destroys them.
 
-        Used by recovery. A file that begins exactly at ``offset`` goes too, unless it is the only one.
+        Used by recovery. Returns the newest file first. A file that starts exactly at ``offset`` is removed too, unless
+        it is the only one.
         """
         removed = []
         while self.files and self.files[-1].start >= offset and len(self.files) > 1:
@@ -134,7 +135,7 @@ class MappedFileQueue:
         return removed
 
     def holders(self) -> Iterator[MappedFile]:
-        """Files that readers hold."""
+        """The files that readers hold."""
         return (file for file in self.files if file.is_held)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How much memory this process may count on."""
+"""How much memory this process may use."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ _FULL_SECONDS: Final = 120
 
 
 def memory_limit() -> int:
-    """Bytes of RAM, or of the control group's limit where that is smaller."""
+    """Bytes of RAM, or the limit of the control group if that is smaller."""
     limits = []
     with contextlib.suppress(OSError, ValueError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -28,20 +28,20 @@ def memory_limit() -> int:
 
 
 class LogMemory(NamedTuple):
-    """What the newest part of the log may take of the memory."""
+    """How much memory the newest part of the log may use."""
 
     in_memory_bytes: int
-    """How far back from its end it is read through the map: pages written so lately are still in memory."""
+    """Bytes back from the end of the log that are read through the map: pages written so recently are in memory."""
     bulk_pace: int
-    """Bytes a second from which on it is written in bulk: it would fill all memory within minutes."""
+    """Bytes a second from which on the log counts as written in bulk: it would fill all memory within minutes."""
     unread_bytes: int
-    """How far back from its end it is kept in memory for consumers that have yet to read it."""
+    """Bytes back from the end of the log that stay in memory for consumers that have yet to read them."""
 
 
 def log_memory(memory: int) -> LogMemory:
-    """An eighth of ``memory`` is taken to be in memory, 1 GiB at most. What fills all of it within two minutes is bulk.
+    """An eighth of ``memory`` is read through the map, 1 GiB at most; 40 % of ``memory`` is for unread messages.
 
-    40 % of it is for what is to be read, which is what accessMessageInMemoryMaxRatio assumes if nobody sets it.
+    40 % is the default of accessMessageInMemoryMaxRatio. A pace that fills ``memory`` within two minutes is bulk.
     """
     return LogMemory(
         min(max(memory // _HOT_SHARE, 64 * MIB), 1024 * MIB),

@@ -1,4 +1,4 @@
-"""RealDisk: the store's disk on the operating system. What each method means is said in disk.py."""
+"""RealDisk: the store's disk on the operating system. disk.py describes each method."""
 
 import contextlib
 import ctypes
@@ -25,15 +25,15 @@ _MS_SYNC: Final = 4
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MADV_POPULATE_WRITE: Final = 23
-"""Linux 5.14 and later: take the pages of a map as stores would, without storing anything."""
+"""Linux 5.14 and later: fault the pages of a map in as stores would, without storing anything."""
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_READ_AT_ONCE: Final = 32 * 1024
+_CACHED_READ: Final = 32 * 1024
 _READ_AHEAD: Final = 1 << 20
 
 
 class _RealMapping:
-    """A shared mmap of a whole file."""
+    """A shared mapping of a whole file."""
 
     def __init__(self, fd: int, size: int) -> None:
         if sys.version_info >= (3, 13):  # one descriptor fewer for each mapped file
@@ -45,7 +45,7 @@ class _RealMapping:
 
     def close(self) -> None:
         self.view.release()
-        with contextlib.suppress(BufferError):  # somebody reads: their views keep the map, the last one unmaps it
+        with contextlib.suppress(BufferError):  # readers have views, which keep the map; the last one unmaps it
             self._map.close()
 
 
@@ -59,7 +59,7 @@ class RealDisk:
         self._zero = -1
         self._populates = True
         self._sees_pages: bool | None = None
-        """Whether mincore can be believed; None before the first look."""
+        """Whether mincore gives true answers; None before the first check."""
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         if self._limiter is None:
@@ -88,17 +88,18 @@ class RealDisk:
         length = len(view)
         if not length:
             return
+        # Before the allocation, which may turn a hole into data.
         blank = self.next_data(fd, offset) >= offset + length
         os.posix_fallocate(fd, offset, length)
         if durable:
             self._write_zeros(fd, offset, offset + length, large=large)
             return
         if not blank or not self._populates:
-            # Zeros written bring pages into memory many at a time; a fault would take and clear each of them alone.
+            # Writing zeros brings in many pages at a time; a fault would allocate and clear each page separately.
             self._clear(fd, offset, offset + length)
         self._advise(view, mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE)
         if large:
-            # A fault would bring in several large pages behind its own, and keep the processor until all are cleared.
+            # A fault would bring in several large pages behind its own, and occupy the processor until all are cleared.
             self._advise(view, mmap.MADV_RANDOM)
         for at in range(0, length, _TOUCH_STEP):
             part = view[at : at + _TOUCH_STEP]
@@ -107,7 +108,8 @@ class RealDisk:
             except OSError as error:
                 if error.errno != errno.EFAULT:
                     raise
-                self._clear(fd, offset + at, offset + at + len(part))  # a write says what a fault does not: no space
+                # A fault hides its reason. A write reports it, for example that there is no space.
+                self._clear(fd, offset + at, offset + at + len(part))
                 self._touch(part)
 
     @staticmethod
@@ -116,7 +118,7 @@ class RealDisk:
             offset += os.pwrite(fd, _ZEROS[: end - offset], offset)
 
     def _touch(self, view: memoryview) -> None:
-        """Take pages into the map that hold zeros, so that no store waits for it; without the interpreter's lock."""
+        """Fault in pages that hold zeros, so that no store waits for them; without the interpreter's lock."""
         if self._populates:
             number = self._advise(view, _MADV_POPULATE_WRITE)
             if not number:
@@ -132,14 +134,14 @@ class RealDisk:
 
     @staticmethod
     def _advise(view: memoryview, advice: int) -> int:
-        """Tell the kernel about the pages that ``view`` lies in, without the interpreter's lock; its errno, or 0."""
+        """Call madvise for the pages of ``view``, without the interpreter's lock. Returns its errno, or 0."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         ahead = address % mmap.PAGESIZE
         return ctypes.get_errno() if _libc.madvise(address - ahead, ahead + len(view), advice) else 0
 
-    def let_go(self, fd: int, part: MappedPart) -> None:
+    def evict(self, fd: int, part: MappedPart) -> None:
         with part.mapping.view[part.begin : part.end] as view:
-            self._advise(view, mmap.MADV_DONTNEED)  # the kernel keeps what is still mapped
+            self._advise(view, mmap.MADV_DONTNEED)  # first: the kernel does not evict pages that are mapped
         os.posix_fadvise(fd, part.begin, part.end - part.begin, os.POSIX_FADV_DONTNEED)
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
@@ -148,13 +150,13 @@ class RealDisk:
 
     @staticmethod
     def _write_zeros(fd: int, offset: int, end: int, *, large: bool) -> None:
-        """Zeros onto the device, a little at a time: a data sync that comes in between has little of it to wait for.
+        """Write zeros to the device in small steps: a data sync that comes in between waits for few of them only.
 
-        Through an open file of its own: the kernel tells each open file once of an error in writing pages back, and
-        this one must not hear what is meant for the next data sync of ``fd``.
+        Uses an open file of its own: the kernel reports a write-back error once to each open file, and the error meant
+        for the next data sync of ``fd`` must not be consumed here.
 
-        A file system may keep what one call writes as one page, all of which goes to the device again for each record
-        that is synced. What was read without readahead lies in small ones.
+        A file system may store the bytes of one call as one large page, all of which would be written to the device
+        again for each synced record. Bytes read without readahead are in small pages.
         """
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -194,13 +196,13 @@ class RealDisk:
         return bytes(data) if got == length else None
 
     def read_ahead(self, fd: int, begin: int, end: int) -> int:
-        """See Disk. By a read into a buffer that nobody looks at: it waits, and it tells of errors.
+        """See Disk. Reads into a buffer that is not used: this waits, and it reports errors.
 
-        posix_fadvise(WILLNEED) and then madvise(MADV_POPULATE_READ) is two to three times as slow: in small pages.
+        posix_fadvise(WILLNEED) with madvise(MADV_POPULATE_READ) is two to three times as slow: it uses small pages.
         """
         try:
             buffer = self._scratch.pop()
-        except IndexError:  # one for each thread that reads ahead at the same time
+        except IndexError:  # one buffer for each thread that reads ahead at the same time
             buffer = bytearray(_READ_AHEAD)
         try:
             with memoryview(buffer) as view:
@@ -214,7 +216,7 @@ class RealDisk:
         return begin
 
     def in_memory(self, fd: int, part: MappedPart) -> int:
-        """See Disk. A look at the kernel's tables costs less than a read of the bytes, which are not wanted here."""
+        """See Disk. Asking the kernel's tables costs less than a read of the bytes, which are not needed here."""
         if self._sees_pages is None:
             self._sees_pages = _mincore_is_true()
         begin = part.begin - part.begin % mmap.PAGESIZE
@@ -224,7 +226,7 @@ class RealDisk:
             return part.end if missing < 0 else max(part.begin, begin + missing * mmap.PAGESIZE)
         at = part.begin
         while at < part.end:
-            count = min(_READ_AT_ONCE, part.end - at)
+            count = min(_CACHED_READ, part.end - at)
             if self.pread_cached(fd, count, at) is None:
                 break
             at += count
@@ -237,7 +239,7 @@ class RealDisk:
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return os.fstat(fd).st_size
-            if error.errno == errno.EINVAL:  # a file system that does not know
+            if error.errno == errno.EINVAL:  # a file system without SEEK_DATA: anything may be data
                 return offset
             raise
 
@@ -248,7 +250,7 @@ class RealDisk:
         if part is None:
             os.fdatasync(fd)
             return
-        # mmap.flush would keep the interpreter until the device has answered; a call through ctypes gives it away
+        # mmap.flush would hold the interpreter's lock until the device has answered; a ctypes call releases it
         begin = part.begin - part.begin % mmap.PAGESIZE
         address = ctypes.addressof(ctypes.c_char.from_buffer(part.mapping.buffer))
         if _libc.msync(address + begin, part.end - begin, _MS_SYNC):
@@ -320,9 +322,9 @@ class RealDisk:
 
 
 def _pages_of(buffer: Any, begin: int, end: int) -> bytes | None:
-    """A byte for each page of [begin, end) of a map, which begins at a page: 0 where it is not in memory.
+    """A byte for each page of [begin, end) of a map, with ``begin`` at a page boundary: 0 if it is not in memory.
 
-    None where the kernel does not say.
+    None if the kernel does not know.
     """
     found = ctypes.create_string_buffer(-(-(end - begin) // mmap.PAGESIZE))
     address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
@@ -330,7 +332,7 @@ def _pages_of(buffer: Any, begin: int, end: int) -> bytes | None:
 
 
 def _mincore_is_true() -> bool:
-    """False where mincore calls a page present that nobody has touched yet, as a sandbox's kernel does."""
+    """False if mincore reports an untouched page as present, as the kernel of a sandbox does."""
     try:
         fd = os.memfd_create("pages")
     except OSError:
@@ -346,7 +348,7 @@ def _mincore_is_true() -> bool:
 
 
 def _find_mount(path: str) -> FileSystem:
-    """The mount with the longest mount point above ``path``; of equal ones the last, which covers the others."""
+    """The mount with the longest mount point above ``path``; among equal ones the last, which covers the others."""
     best = FileSystem("/", "unknown", "unknown")
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
@@ -357,6 +359,6 @@ def _find_mount(path: str) -> FileSystem:
                 inside = path == point or path.startswith(point.rstrip("/") + "/")
                 if inside and len(point) >= len(best.mount_point):
                     best = FileSystem(point, kind, source)
-    except OSError:  # no /proc: not worth refusing to start for
+    except OSError:  # no /proc: not a reason to refuse the start
         pass
     return best

@@ -1,6 +1,6 @@
-"""Who has a store, and whether its last owner left it in order: the files ``lock`` and ``abort``.
+"""Ownership of a store, and whether its last owner closed it in order: the files ``lock`` and ``abort``.
 
-RocketMQ takes the lock after recovery has already changed files; here it is taken before anything is touched.
+RocketMQ takes the lock after recovery has already changed files; here it is taken before any file is touched.
 """
 
 import os
@@ -13,11 +13,11 @@ LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 
 _open_stores: set[tuple[int, int]] = set()
-"""Lock files that this process has open: a POSIX lock does not keep out its own process, and ends with any close."""
+"""Lock files open in this process: a POSIX lock does not exclude its own process, and any close releases it."""
 
 
 class StoreInUseError(Exception):
-    """Another broker has the store; the text names the directory, and the process where that is known."""
+    """Another broker uses the store; the text names the directory, and the process if it is known."""
 
 
 class StoreLock:
@@ -30,10 +30,11 @@ class StoreLock:
 
     @classmethod
     def acquire(cls, disk: Disk, root: str) -> Self:
-        """Take the lock, making the directory if it is not there. Raises StoreInUseError."""
+        """Take the lock, creating the directory if needed. Raises StoreInUseError."""
         make_durable_directory(disk, root)
         path = f"{root}/{LOCK_FILE}"
         identity = disk.identity(path)
+        # Before opening the file: closing it again would release the lock that this process already has.
         if identity is not None and identity in _open_stores:
             raise StoreInUseError(f"the store {root} is open in this process already")
         try:
@@ -49,13 +50,13 @@ class StoreLock:
         return cls(disk, fd, identity)
 
     def release(self) -> None:
-        """Give the store back."""
+        """Release the lock."""
         _open_stores.discard(self._identity)
         self._disk.close(self._fd)
 
 
 def _lock(disk: Disk, fd: int, root: str) -> tuple[int, int]:
-    """Lock the open file; its identity."""
+    """Lock the open file; returns its identity."""
     identity = disk.identity(f"{root}/{LOCK_FILE}")
     if identity is None or not disk.lock(fd):
         owner = (read_whole(disk, f"{root}/{ABORT_FILE}") or b"").decode("ascii", "replace").strip()
@@ -67,7 +68,7 @@ def _lock(disk: Disk, fd: int, root: str) -> tuple[int, int]:
 
 
 class AbortFile:
-    """``abort`` stands while a broker writes the store. Found at start, the last exit was not an orderly one."""
+    """``abort`` exists while a broker writes the store. If it is found at start, the last exit was not orderly."""
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
@@ -79,7 +80,7 @@ class AbortFile:
         return self._disk.stat(self._path) is not None
 
     def create(self) -> None:
-        """Before the first write: the process id, durable with its name. One that stands is kept standing."""
+        """Write the process id, durably, before the first write to the store. An existing file is reused."""
         fd = self._disk.open(self._path) if self.exists() else self._disk.create(self._path, 0)
         try:
             text = str(os.getpid()).encode()
@@ -91,7 +92,7 @@ class AbortFile:
         self._disk.sync_directory(self._root)
 
     def remove(self) -> None:
-        """The last step of an orderly stop: everything else is complete and durable."""
+        """Delete the file: the last step of an orderly stop, after everything else is complete and durable."""
         if self.exists():
             self._disk.delete(self._path)
             self._disk.sync_directory(self._root)

@@ -1,1 +1,1 @@
-"""From the log to queues, index and whoever waits."""
+"""From the log to queues, index and waiting pulls."""

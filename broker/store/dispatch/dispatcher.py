@@ -1,8 +1,8 @@
-"""Hands each record, in the order of the log, to its queue, to the index and to whoever waits for messages.
+"""Dispatches each record, in the order of the log, to its queue, to the index and to listeners for new messages.
 
-There is one dispatch position. Appends dispatch their own record as long as it begins there; anything else is left to
-ReputMessageService, which goes on from the position in the log until it has caught up. What goes where is said in
-protocol/dispatch_rules.py.
+There is one dispatch position. An append dispatches its own record as long as that starts at the position. Any other
+record is left to ReputMessageService, which reads the log from the position on until it has caught up.
+protocol/dispatch_rules.py decides which records go where.
 Source: RocketMQ's CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex, NotifyMessageArrivingListener.
 """
 
@@ -16,15 +16,15 @@ from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND
 
 MessageArriving = Callable[[str, int, int, int, int], None]
-"""Hears (topic, queue id, offset after the message, tags code, store timestamp) of each message that can be read."""
+"""Called with (topic, queue id, offset after the message, tags code, store timestamp) of each readable message."""
 
 
-def _nobody(_topic: str, _queue_id: int, _next_offset: int, _tags_code: int, _store_timestamp: int) -> None:
+def _ignore(_topic: str, _queue_id: int, _next_offset: int, _tags_code: int, _store_timestamp: int) -> None:
     pass
 
 
 class StoreDispatcher:
-    """Implements puts.Dispatcher. ``position`` is the log offset behind the last record that was dispatched."""
+    """Implements puts.Dispatcher. ``position`` is the log offset behind the last dispatched record."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class StoreDispatcher:
         *,
         delay_ms: Sequence[int] = (0,),
     ) -> None:
-        """``delay_ms`` is the delay of each level, [0] being none. Without ``index`` no keys are kept."""
+        """``delay_ms`` is the delay of each level; [0] means no delay. Without ``index`` no keys are stored."""
         self._queues = queues
         self._deleted_topics = queues.deleted_topics
         self.index = index
@@ -42,26 +42,29 @@ class StoreDispatcher:
         self.delay_ms = delay_ms
         self.position = 0
         self.last_record = -1
-        """Log offset of the last record that was dispatched; -1 before the first."""
+        """Log offset of the last dispatched record; -1 before the first one."""
         self.last_store_timestamp = 0
         self.message_arriving: list[MessageArriving] = []
-        """Hear of every message."""
+        """Notified of every message."""
         self.awaited: Collection[tuple[str, int]] = ()
-        """Queues (topic, queue id) that ``on_awaited`` hears of."""
-        self.on_awaited: MessageArriving = _nobody
+        """The queues (topic, queue id) for which ``on_awaited`` is notified."""
+        self.on_awaited: MessageArriving = _ignore
         self.arriving_in: dict[str, MessageArriving] = {}
-        """Who hears of the messages of a topic."""
+        """The listener for the messages of a topic."""
         self.on_behind: Callable[[], None] = lambda: None
-        """Called when a record begins behind the position: ReputMessageService has to go there."""
+        """Called when a record starts behind the position: ReputMessageService has to read up to it."""
 
     def dispatch(self, put: Put, result: PutMessageResult) -> None:
-        """Records that lie side by side; see puts.Dispatcher."""
+        """Dispatch adjacent records; see puts.Dispatcher."""
         position = result.physical_offset
         end = position + result.size
+        # Not the next record in the log: dispatching it now would break the order of queues and index. Records before
+        # the position were already dispatched by ReputMessageService.
         if position != self.position:
             if end > self.position:
                 self.on_behind()
             return
+        # The position moves before the work, so that a listener that puts a message itself finds it already moved.
         self.position = end
         offsets = result.offsets
         self.last_record = position if offsets is None else offsets[-1]
@@ -73,6 +76,7 @@ class StoreDispatcher:
             return
         queues: ConsumeQueueStore | None = self._queues
         deleted_topics = self._deleted_topics
+        # ``end`` is almost always 0 or far back: one comparison for a record, and no look-up by topic.
         if position < deleted_topics.end:
             topics = put.topics
             deleted = [topic for topic in topics if deleted_topics.has(topic, position, result.store_timestamp)]
@@ -82,17 +86,17 @@ class StoreDispatcher:
                 put.leave_out(deleted)
         put.dispatch_into(index, queues, result)
         if queues is not None and (self.message_arriving or self.awaited or put.is_in(self.arriving_in)):
-            self._tell_of(put, result)
+            self._notify_arrivals(put, result)
 
-    def _tell_of(self, put: Put, result: PutMessageResult) -> None:
+    def _notify_arrivals(self, put: Put, result: PutMessageResult) -> None:
         every = bool(self.message_arriving)
         for topic, queue_id, following, tags_codes in put.arrivals(result):
             if every or topic in self.arriving_in or (topic, queue_id) in self.awaited:
                 for next_offset, tags_code in enumerate(tags_codes, following):
-                    self.tell(topic, queue_id, next_offset, tags_code, result.store_timestamp)
+                    self.notify(topic, queue_id, next_offset, tags_code, result.store_timestamp)
 
-    def tell(self, topic: str, queue_id: int, next_offset: int, tags_code: int, store_timestamp: int) -> None:
-        """Let those who wait for it hear of a message."""
+    def notify(self, topic: str, queue_id: int, next_offset: int, tags_code: int, store_timestamp: int) -> None:
+        """Notify the listeners of a message."""
         for listener in self.message_arriving:
             listener(topic, queue_id, next_offset, tags_code, store_timestamp)
         if topic in self.arriving_in:
@@ -101,12 +105,12 @@ class StoreDispatcher:
             self.on_awaited(topic, queue_id, next_offset, tags_code, store_timestamp)
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
-        """The log goes on in its next file; see puts.Dispatcher."""
+        """The log continues in its next file; see puts.Dispatcher."""
         if self.position == blank_offset:
             self.position = next_offset
 
     def start_at(self, position: int, last_record: int, store_timestamp: int) -> None:
-        """Recovery's word: everything before ``position`` has been dispatched."""
+        """Set by recovery: everything before ``position`` has been dispatched."""
         self.position = position
         self.last_record = last_record
         self.last_store_timestamp = store_timestamp

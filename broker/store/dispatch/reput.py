@@ -1,7 +1,7 @@
-"""Dispatches what could not be dispatched when it was appended: reads on in the log, in order, until it has caught up.
+"""Dispatches records that their append could not dispatch: reads the log in order until it has caught up.
 
-Source: RocketMQ's ReputMessageService. There it does all the dispatching; here appends dispatch themselves, and this
-service only runs while they are ahead of the dispatch position.
+Source: RocketMQ's ReputMessageService. There it does all the dispatching. Here an append dispatches its own record, and
+this service only runs while the log is ahead of the dispatch position.
 """
 
 import time
@@ -29,7 +29,7 @@ _READ: Final = 64 << 10
 
 
 class ReputMessageService:
-    """``readable_offset`` tells up to where the log may be dispatched: under SYNC_FLUSH what is durable."""
+    """``readable_offset`` returns the end of the log that may be dispatched: under SYNC_FLUSH the durable part."""
 
     def __init__(
         self, log: CommitLog, dispatcher: StoreDispatcher, stats: StoreStats, readable_offset: Callable[[], int]
@@ -45,40 +45,43 @@ class ReputMessageService:
         dispatcher.on_behind = self.wake
 
     def behind(self) -> int:
-        """Bytes of the log that wait for their dispatch."""
+        """Bytes of the log that are readable but not yet dispatched."""
         return max(0, self._readable_offset() - self._dispatcher.position)
 
     def wake(self) -> None:
-        """There is something to do."""
+        """Catch up as soon as the loop has a turn for it."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Catch up whenever there is something left behind."""
+        """Catch up whenever records have been left to this service."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
             await self.catch_up()
 
     async def catch_up(self) -> None:
-        """Dispatch up to the readable end of the log, in slices of a millisecond."""
+        """Dispatch up to the readable end of the log, in slices of about a millisecond."""
         while self.behind():
             self._stats.dispatch_max_buffer = max(self._stats.dispatch_max_buffer, self.behind())
+            # Slices: the loop must not be blocked, and appends between them may dispatch themselves in the end.
             until = time.perf_counter() + _SLICE
             while self.behind() and time.perf_counter() < until:
                 missing = self._step()
                 if missing:
                     self._keep(self._dispatcher.position, await self._log.read_cold(*missing))
+            # Before the next await: a view of the map must not outlive this turn.
             self._keep(-1, b"")
             await trio.lowlevel.checkpoint()
 
     def _keep(self, at: int, data: Any) -> None:
-        """Bytes read at once for several records. A view is not kept over an await: its file may go."""
+        """Remember bytes that were read together for several records. A view must not be kept over an await."""
         self._data_at, self._data = at, data
 
     def _step(self) -> tuple[int, int] | None:
-        """Dispatch the record at the position; what has to be read first where that needs the device."""
+        """Dispatch the record at the position. Returns (offset, length) if it has to be read from the device first."""
         dispatcher = self._dispatcher
         position = dispatcher.position
+        # Expiry may have deleted the file in the meantime: continue at the start of the log.
         if position < self._log.min_offset:
             _log.warning("dispatch_skips_deleted", position=position, log_min=self._log.min_offset)
             dispatcher.position = self._log.min_offset
@@ -100,7 +103,7 @@ class ReputMessageService:
         return None
 
     def _read(self, position: int, left: int) -> tuple[LogRecord | Blank | None, tuple[int, int] | None]:
-        """The record at the position, from what was read last or from the log."""
+        """The record at the position, or (offset, length) that has to be read from the device first."""
         at = position - self._data_at
         if self._data_at < 0 or not 0 <= at <= len(self._data) - record.BLANK_SIZE:
             at = 0
@@ -111,6 +114,7 @@ class ReputMessageService:
         if len(self._data) - at < record.BLANK_SIZE:
             raise NoRecordError("the log ends inside a record")
         size, magic = record.SIZE_MAGIC.unpack_from(self._data, at)
+        # The record is longer than the bytes at hand: read all of it.
         if size > len(self._data) - at and magic != record.MAGIC_BLANK and size <= left:
             data = self._log.read(position, size)
             if data is None:
@@ -120,8 +124,8 @@ class ReputMessageService:
         return self._reader.read(self._data, at, position), None
 
     def _skip(self, position: int, file_end: int, why: str) -> None:
-        """A damaged record: report it, and go on behind it where its length leads to another record."""
-        at = position - self._data_at  # it was just read from there, maybe from the device
+        """Report a damaged record, and continue behind it if its length is plausible, else in the next file."""
+        at = position - self._data_at  # the bytes of the failed read, possibly from the device
         size = int.from_bytes(self._data[at : at + 4], "big") if self._data_at >= 0 and at >= 0 else 0
         following = position + size if record.OVERHEAD_V1 <= size <= file_end - position else file_end
         following = min(following, self._readable_offset())
@@ -130,6 +134,7 @@ class ReputMessageService:
         self._keep(-1, b"")
 
     def _dispatch(self, found: LogRecord) -> None:
+        # Without body and properties: dispatch needs neither, the keys and the tags code are computed here.
         properties = decode_properties(found.properties)
         tags = self._dispatcher.index is not None and self._dispatcher.index.tags
         message = MessageInner(found.topic, found.queue_id, b"", b"", 0, b"", b"", sys_flag=found.sys_flag)

@@ -1,1 +1,1 @@
-"""What a reply promises, and who brings the log to the device."""
+"""What a reply guarantees, and how the log gets to the device."""

@@ -1,4 +1,4 @@
-"""From the write buffers into the files, with the transient store pool. Source: RocketMQ's CommitRealTimeService."""
+"""Commits the write buffers of the transient store pool to their files. Source: RocketMQ's CommitRealTimeService."""
 
 from collections import deque
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageSt
 _log = structlog.get_logger(__name__)
 
 _PIECE: Final = 4 << 20
-"""Bytes of one write: so much memory is given back at a time."""
+"""Bytes of one write, and of the memory that is given back after it."""
 _TURN: Final = 256
 
 
 class _Pending(NamedTuple):
-    """Something that stands in the log up to ``end``; without ``put`` the BLANK from ``result.physical_offset`` on."""
+    """A put that ends at ``end`` in the log; without ``put``, the BLANK that starts at ``result.physical_offset``."""
 
     end: int
     put: Put | None
@@ -31,14 +31,14 @@ class _Pending(NamedTuple):
 
 
 class CommitRealTimeService(IntervalService):
-    """Commits when ``least_pages`` wait, a file is full, or ``thorough`` seconds are over; looks every ``interval``.
+    """Commits if ``least_pages`` wait, a file is full, or ``thorough`` seconds are over; checks each ``interval``.
 
-    ``committed_offset``: everything below may be read. A write that fails makes the store read-only; it is tried again,
-    because the records are still in memory, and what it saves can be read.
+    ``committed_offset``: everything below may be read. A failed write makes the store read-only. It is retried, because
+    the records are still in memory, and each one that reaches its file can be read.
     """
 
     waits = False
-    at_once = None
+    dispatch_only = None
 
     def __init__(
         self,
@@ -67,22 +67,22 @@ class CommitRealTimeService(IntervalService):
 
     @property
     def readable_offset(self) -> int:
-        """What is in its file."""
+        """Records below this offset are in their file."""
         return self.committed_offset
 
     @property
     def end_offset(self) -> int:
-        """What is only in a buffer is not told of."""
+        """See Durability. Records that are only in a buffer are not reported."""
         return self.committed_offset
 
     def join_rounds(self, _rounds: list[Callable[[], None]], _in_round: Callable[[], bool]) -> None:
-        """Nothing waits for a round."""
+        """No put waits for a round."""
 
     def submit(self, put: Put, result: PutMessageResult, _on_done: PutCallback | None) -> PutMessageResult | None:
-        """Records are in a buffer, or in a file that has none: they are dispatched once they are in their file."""
+        """Queue the records: they are in a write buffer (or in a file without one) and dispatched after the commit."""
         if not self._real_time.timed:
             self._real_time.wake()
-        put.let_go()
+        put.release_buffers()
         self._pending.append(_Pending(result.physical_offset + result.size, put, result))
         file = self._log.files.last
         if self._log.max_offset - self.committed_offset >= self._least or not isinstance(file, PooledMappedFile):
@@ -98,13 +98,13 @@ class CommitRealTimeService(IntervalService):
         self.wake()
 
     async def run(self) -> None:
-        """Commit, and flush by time, until ``stop``."""
+        """Commit, and flush at intervals, until ``stop``."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._real_time.run)
             await super().run()
 
     async def stop(self) -> bool:
-        """Commit all and end the tasks; False where the device refused."""
+        """Commit everything and end the tasks. Returns False if the device refused."""
         self._real_time.stop()
         self._end()
         return await self.commit()
@@ -118,11 +118,13 @@ class CommitRealTimeService(IntervalService):
         await self.commit()
 
     async def commit(self) -> bool:
-        """Write into the files what is in the buffers now; False where that failed."""
+        """Write the present content of the buffers into the files. Returns False if that failed."""
         async with self._lock:
+            # A copy: the log may add a file, and expiry may remove one, during the writes.
             for file in self._log.files.files[:]:
                 if isinstance(file, PooledMappedFile) and not await self._commit_file(file):
                     return False
+                # Oldest file first and only then dispatched: consumers see a prefix of the log without holes.
                 self.committed_offset = max(self.committed_offset, file.start + file.committed)
                 await self._dispatch_committed()
             return True
@@ -144,6 +146,7 @@ class CommitRealTimeService(IntervalService):
         wrote = file.wrote
         if file.committed < wrote and not await self._write(file, wrote):
             return False
+        # Not while a thread prepares pages of the buffer: it would touch unmapped memory.
         if file.committed == file.size and not file.is_reserving:
             buffer = file.take_buffer()
             if buffer is not None:
@@ -151,7 +154,7 @@ class CommitRealTimeService(IntervalService):
         return True
 
     async def _write(self, file: PooledMappedFile, wrote: int) -> bool:
-        # a BLANK tells of room up to the file's end, which nothing has been written into and need not be
+        # A BLANK sets ``wrote`` to the file's end. The bytes behind the reserved part were never written: skip them.
         end = min(wrote, file.reserved)
         disk = self._log.files.disk
         file.hold()
@@ -166,19 +169,19 @@ class CommitRealTimeService(IntervalService):
         finally:
             file.release()
         file.committed = wrote
-        self._tell_of_locks(file)
+        self._report_refused_lock(file)
         return True
 
     def _fail(self, file: PooledMappedFile, error: OSError) -> None:
         reason = (
-            f"writing {file.path} failed ({error.strerror or error}): what was acknowledged since then is in memory "
+            f"writing {file.path} failed ({error.strerror or error}): messages acknowledged since then are in memory "
             "only. The store is read-only; check the device and restart"
         )
         if not self._flags.is_broken:
             _log.error("commit_log_commit_failed", file=file.path, error=str(error), committed=self.committed_offset)
         self._flags.set(Flag.NOT_WRITEABLE, reason, forever=True)
 
-    def _tell_of_locks(self, file: PooledMappedFile) -> None:
+    def _report_refused_lock(self, file: PooledMappedFile) -> None:
         if file.lock_refused and not self._refused_to_lock:
             self._refused_to_lock = True
             _log.warning("write_buffers_not_locked", reason=lock_limit_text(file.lock_refused))

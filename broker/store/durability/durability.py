@@ -1,8 +1,8 @@
-"""What a put's reply promises, and what may be read: one object, chosen at the start by the configuration.
+"""What the reply to a put guarantees, and which records may be read: one object, chosen at start by the configuration.
 
-ASYNC_FLUSH: a record is dispatched in the turn that brought it, and its result is ready at once (AsyncFlush).
-SYNC_FLUSH: both happen once it is durable (flush.GroupCommitService). With the transient store pool the result is ready
-at once, and the record is dispatched when it has been committed to its file (commit.CommitRealTimeService).
+ASYNC_FLUSH: a record is dispatched in the turn of its append, and its result is ready immediately (AsyncFlush).
+SYNC_FLUSH: both happen once the record is durable (flush.GroupCommitService). With the transient store pool the result
+is ready immediately, and the record is dispatched after the commit to its file (commit.CommitRealTimeService).
 """
 
 from collections.abc import Callable
@@ -15,55 +15,55 @@ from trimq.broker.store.types import PutCallback, PutMessageResult
 
 
 class Durability(Protocol):
-    """What happens to records behind the append. It is told of all of them, in their order."""
+    """The steps after the append. It gets all records, in the order of the log."""
 
     @property
     def waits(self) -> bool:
-        """Whether the result of an ordinary put comes later."""
+        """True if the result of an ordinary put comes later."""
         ...
 
     @property
     def readable_offset(self) -> int:
-        """Records below may be read and dispatched."""
+        """Records below this offset may be read and dispatched."""
         ...
 
     @property
     def end_offset(self) -> int:
-        """Where the log ends for those who ask."""
+        """The end of the log that is reported to clients."""
         ...
 
     @property
-    def at_once(self) -> Callable[[Put, PutMessageResult], None] | None:
-        """All that ``submit`` does, where that is a dispatch and nothing else; the hot path saves itself the call."""
+    def dispatch_only(self) -> Callable[[Put, PutMessageResult], None] | None:
+        """The dispatch, if ``submit`` does nothing else; the hot path then calls it without ``submit`` in between."""
         ...
 
     def submit(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
-        """Records are in the log: the result if it is ready, else None, and ``on_done`` gets it."""
+        """Records are in the log. Returns the result if it is ready, else None, and ``on_done`` gets it later."""
         ...
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
-        """The log goes on in another file: told to the dispatcher between the records before and after."""
+        """The log continues in another file. The dispatcher is notified between the records before and after."""
         ...
 
     def join_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
-        """What can be done for all puts of a reactor's round shall be done at its end: see Reactor."""
+        """Register a call for the end of each reactor round, if work for all puts of a round can be done together."""
         ...
 
     def commit_soon(self) -> None:
-        """Nothing can be appended before what is in write buffers is in its files."""
+        """Nothing can be appended until the write buffers are committed to their files."""
         ...
 
     async def run(self) -> None:
-        """The services, until ``stop``."""
+        """Run the services until ``stop``."""
         ...
 
     async def stop(self) -> bool:
-        """No more puts: end the services; False where the device refused. The last flush is the store's."""
+        """End the services after the last put. Returns False if the device refused. The last flush is the store's."""
         ...
 
 
 class AsyncFlush:
-    """ASYNC_FLUSH: what is in the log may be read; FlushRealTimeService brings it to the device."""
+    """ASYNC_FLUSH: every record in the log may be read; FlushRealTimeService flushes it to the device."""
 
     waits = False
 
@@ -71,14 +71,14 @@ class AsyncFlush:
         self._log = log
         self._dispatch = dispatcher.dispatch
         self._real_time = real_time
-        self._pokes = not real_time.timed
-        self.at_once = None if self._pokes else self._dispatch
+        self._wakes_flush = not real_time.timed
+        self.dispatch_only = None if self._wakes_flush else self._dispatch
         """See Durability."""
         self.rolled = dispatcher.rolled
 
     @property
     def readable_offset(self) -> int:
-        """All of it."""
+        """The end of the log: every record may be read."""
         return self._log.max_offset
 
     @property
@@ -87,20 +87,20 @@ class AsyncFlush:
         return self._log.max_offset
 
     def submit(self, put: Put, result: PutMessageResult, _on_done: PutCallback | None) -> PutMessageResult | None:
-        """Dispatch; the result is ready."""
-        if self._pokes:
+        """Dispatch; the result is ready immediately."""
+        if self._wakes_flush:
             self._real_time.wake()
         self._dispatch(put, result)
         return result
 
     def join_rounds(self, _rounds: list[Callable[[], None]], _in_round: Callable[[], bool]) -> None:
-        """Nothing waits for a round."""
+        """No put waits for a round."""
 
     def commit_soon(self) -> None:
         """There are no write buffers."""
 
     async def run(self) -> None:
-        """Flush by time."""
+        """Flush at intervals."""
         await self._real_time.run()
 
     async def stop(self) -> bool:

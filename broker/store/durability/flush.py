@@ -1,6 +1,6 @@
-"""The log onto the device: group commit for SYNC_FLUSH, flushing by time for ASYNC_FLUSH.
+"""Flushes the log to the device: group commit for SYNC_FLUSH, flushing at intervals for ASYNC_FLUSH.
 
-What a sync is, and where it runs, is said in log_sync.py.
+log_sync.py explains what one sync is and where it runs.
 Source: RocketMQ's CommitLog.GroupCommitService, FlushRealTimeService and FlushDiskWatcher.
 """
 
@@ -33,19 +33,19 @@ class _Pending(Struct, gc=False):
 
 
 class GroupCommitService:
-    """SYNC_FLUSH: one sync for all that wait; then, in the order of the log, each is dispatched and its reply goes out.
+    """SYNC_FLUSH: one sync for all waiting puts; then each is dispatched and answered, in the order of the log.
 
-    A message with WAIT=false is answered at once but dispatched in its turn. One that waits longer than ``timeout``
-    seconds is answered FLUSH_DISK_TIMEOUT, and dispatched in its turn all the same.
+    A message with WAIT=false is answered immediately but dispatched in its turn. A message that waits longer than
+    ``timeout`` seconds is answered FLUSH_DISK_TIMEOUT, and still dispatched in its turn.
     """
 
     waits = True
-    at_once = None
+    dispatch_only = None
 
     def __init__(
         self, log: CommitLog, sync: LogSync, dispatcher: Dispatcher, timeout: float, took: Callable[[float, int], None]
     ) -> None:
-        """``took`` hears how long replies had to wait, and to how many messages."""
+        """``took`` is called with the seconds that replies have waited, and their number of messages."""
         self._log = log
         self._sync = sync
         self._dispatch = dispatcher.dispatch
@@ -55,7 +55,7 @@ class GroupCommitService:
         self._in_round: Callable[[], bool] = lambda: False  # whether ``commit`` will be called soon
         self._pending: deque[_Pending] = deque()
         self._round_deadline = 0.0
-        """That of all that the current round has submitted; 0 while it has nothing."""
+        """The deadline of all puts of the current round; 0 before its first put."""
         self._wake = trio.Event()
         self._stopping = False
 
@@ -64,7 +64,7 @@ class GroupCommitService:
 
     @property
     def readable_offset(self) -> int:
-        """What is durable."""
+        """Records below this offset are durable."""
         return self._sync.flushed_offset
 
     @property
@@ -73,13 +73,14 @@ class GroupCommitService:
         return self._log.max_offset
 
     def join_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
-        """One sync at the end of each round."""
+        """Sync once at the end of each round."""
         self._in_round = in_round
         rounds.append(self.commit)
 
     def submit(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
-        """See Durability: ``on_done`` is called when they are durable. The result of one with WAIT=false is ready."""
-        put.let_go()
+        """See Durability: ``on_done`` is called when the records are durable. With WAIT=false the result is ready."""
+        put.release_buffers()
+        # One clock read for all puts of a round; ``_complete`` relies on the shared deadline.
         deadline = self._round_deadline
         if not deadline:
             deadline = trio.current_time() + self._timeout
@@ -99,13 +100,15 @@ class GroupCommitService:
         self._wake.set()
 
     def commit(self) -> None:
-        """At the end of a round of requests: sync and answer now where the device is quick, else let the task do it."""
+        """End of a round of requests: sync and answer now if the device is quick, else leave it to the task."""
         self._round_deadline = 0.0
         if not self._pending:
             return
         done = self._sync.flush_inline()
         if done is False:
             self._fail()
+        # None: the sync was not possible or is not finished. True of ``_complete``: more than one turn's worth is
+        # durable. The task does the rest in both cases.
         elif done is None or self._complete():
             self._wake.set()
 
@@ -113,11 +116,12 @@ class GroupCommitService:
         """See Durability: there are no write buffers."""
 
     async def run(self) -> None:
-        """Sync and answer until ``stop``; what is pending then is still synced."""
+        """Sync and answer until ``stop``; puts that are pending then are still synced."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_deadlines)
             while self._pending or not self._stopping:
                 await self._wake.wait()
+                # A new event before the work: a put during the sync sets it, so no wake-up is lost.
                 self._wake = trio.Event()
                 while self._pending:
                     if not await self._sync.advance():
@@ -128,16 +132,16 @@ class GroupCommitService:
             nursery.cancel_scope.cancel()
 
     async def stop(self) -> bool:
-        """End the task once everything is answered."""
+        """End the task once all puts are answered."""
         self._stopping = True
         self._wake.set()
         return True
 
     def _complete(self) -> bool:
-        """Dispatch and answer what is durable, a turn's worth of it; True where there is more."""
+        """Dispatch and answer durable puts, one turn's worth at most. Returns True if there are more."""
         pending, flushed, dispatch = self._pending, self._sync.flushed_offset, self._dispatch
         begin = trio.current_time() + self._timeout
-        deadline, messages = 0.0, 0  # of a round all have the same
+        deadline, messages = 0.0, 0  # puts of one round share a deadline and are reported together
         for _ in range(_TURN):
             if not pending or pending[0].end > flushed:
                 break
@@ -146,6 +150,7 @@ class GroupCommitService:
             if put is None:
                 self._rolled(entry.result.physical_offset, entry.end)
                 continue
+            # Dispatched before the reply: the sender may pull the message as soon as it has the reply.
             dispatch(put, entry.result)
             if entry.on_done is None:
                 continue
@@ -160,7 +165,7 @@ class GroupCommitService:
         return bool(pending) and pending[0].end <= flushed
 
     def _fail(self) -> None:
-        """Nothing that waited is acknowledged or becomes readable."""
+        """Refuse all waiting puts: none is acknowledged or becomes readable."""
         pending, self._pending = self._pending, deque()
         for entry in pending:
             if entry.on_done is not None:
@@ -169,16 +174,18 @@ class GroupCommitService:
                 )
 
     async def _watch_deadlines(self) -> None:
-        """Answer those that are late. Who is not there yet has at least ``timeout`` from now."""
+        """Answer the puts that are late. A put that arrives later has at least ``timeout`` from now."""
         while True:
             now = trio.current_time()
             following = now + self._timeout
+            # Deadlines rise along the queue, so the first put that still waits sets the next time to look.
             for entry in self._pending:
                 if entry.deadline > now:
                     following = min(following, entry.deadline)
                     if entry.on_done is not None:
                         break
                 elif entry.on_done is not None:
+                    # The entry stays: the record is in the log, and is dispatched once it is durable.
                     on_done, entry.on_done = entry.on_done, None
                     late = PutMessageStatus.FLUSH_DISK_TIMEOUT
                     remark = f"not on disk after {self._timeout:g} s"
@@ -189,7 +196,7 @@ class GroupCommitService:
 def _answer(on_done: PutCallback, result: PutMessageResult) -> None:
     try:
         on_done(result)
-    except Exception:  # noqa: BLE001 - a fault of one that waited must not end the service of all
+    except Exception:  # noqa: BLE001 - a fault in one callback must not end the service for all others
         _log.exception("put_callback_failed")
 
 
@@ -198,12 +205,12 @@ def _place(result: PutMessageResult) -> tuple[int, int, int, int, Sequence[int] 
 
 
 class FlushRealTimeService(IntervalService):
-    """ASYNC_FLUSH: a look every ``interval``; a sync where ``least_pages`` are dirty, a file is full, or time is up."""
+    """ASYNC_FLUSH: checks each ``interval``, and syncs if ``least_pages`` are dirty, a file is full, or time is up."""
 
     def __init__(
         self, log: CommitLog, sync: LogSync, *, interval: float, least_pages: int, thorough: float, timed: bool
     ) -> None:
-        """Times in seconds; without ``timed`` puts ``wake`` the service too."""
+        """Times are in seconds. Without ``timed``, each put also wakes the service."""
         super().__init__(interval, thorough)
         self._log = log
         self._sync = sync
@@ -211,7 +218,7 @@ class FlushRealTimeService(IntervalService):
         self.timed = timed
 
     def stop(self) -> None:
-        """End the task; the last flush is the store's."""
+        """End the task. The last flush is the store's."""
         self._end()
 
     async def _work(self) -> None:

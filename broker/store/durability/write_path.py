@@ -1,6 +1,6 @@
-"""The way of a message into the log: the put-message lock, the append, and what durability does with it.
+"""The write path of a message: the put-message lock, the append, and the steps after it.
 
-Whoever finds no room waits in the put-message lock (put_lock.py). What happens behind the append: durability.py.
+A put that finds no space waits in the put-message lock (put_lock.py). The steps after the append are in durability.py.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from trimq.broker.store.durability.log_sync import LogSync, SyncPlace
 from trimq.broker.store.log.allocate import AllocateMappedFileService
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.log.put_lock import PutMessageLock
-from trimq.broker.store.log.puts import Dispatcher, MessageInner, PatientPut, Put
+from trimq.broker.store.log.puts import Dispatcher, MessageInner, Put, WaitablePut
 from trimq.broker.store.log.transient_store_pool import TransientStorePool, make_pool
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
@@ -27,7 +27,7 @@ from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 
 class WritePath:
-    """Everything that an append needs. Made after recovery has set the positions of ``log``."""
+    """All parts that an append needs. Created after recovery has set the positions of ``log``."""
 
     def __init__(
         self,
@@ -41,10 +41,11 @@ class WritePath:
         delay_ms: Sequence[int],
         sync_place: SyncPlace = SyncPlace.AUTO,
     ) -> None:
-        """``delay_ms``: the delay of each level, [0] being none."""
+        """``delay_ms``: the delay of each level; [0] means no delay."""
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.log = log
-        self.sync = LogSync(log, flags, sync_place if sync_flush else SyncPlace.THREAD)  # else nobody waits for it
+        # without SYNC_FLUSH no reply waits for a sync: always in a thread
+        self.sync = LogSync(log, flags, sync_place if sync_flush else SyncPlace.THREAD)
         self._flags = flags
         self._stats = stats
         self._delay_ms = delay_ms
@@ -57,19 +58,19 @@ class WritePath:
             busy_seconds=config.os_page_cache_busy_time_out_mills / 1000,
             needs_file=self._needs_file,
         )
-        self.room = AllocateMappedFileService(
+        self.allocator = AllocateMappedFileService(
             log,
             flags,
             config,
             memory=memory,
             pool=pool,
-            on_room=self.lock.room,
+            on_space=self.lock.space_ready,
             on_needs_commit=self.durability.commit_soon,
         )
         self._submit = self.durability.submit
-        self._at_once = self.durability.at_once
+        self._dispatch_only = self.durability.dispatch_only
         self._ended: trio.Event | None = None
-        log.start_appending(self.room, self.durability.rolled)
+        log.start_appending(self.allocator, self.durability.rolled)
 
     def _durability(
         self, pool: TransientStorePool | None, dispatcher: Dispatcher, config: MessageStoreConfig
@@ -102,10 +103,11 @@ class WritePath:
 
     # -- puts
 
-    def put_message(self, put: PatientPut, on_done: PutCallback) -> PutMessageResult | None:
-        """Store what ``put`` has: the result if it is ready at once, else None and ``on_done`` gets it later."""
+    def put_message(self, put: WaitablePut, on_done: PutCallback) -> PutMessageResult | None:
+        """Store ``put``. Returns the result if it is ready immediately, else None, and ``on_done`` gets it later."""
         if not self._flags.writable:
             return self._finish(put, self._refused(), on_done)
+        # While an earlier put waits for space no later one may overtake it: messages of one sender stay in order.
         if self.lock.is_held:
             return self.lock.wait(put, on_done)
         result = self.log.append(put)
@@ -114,47 +116,47 @@ class WritePath:
         return self._finish(put, result, on_done)
 
     def put_now(self, put: Put, on_done: PutCallback | None) -> PutMessageResult | None:
-        """Store what can be stored without waiting: where it lies, which is the result unless durability ``waits``.
+        """Store ``put`` only if that needs no waiting. Returns its place: the result, unless durability ``waits``.
 
-        None: nothing has happened, for whatever reason; ``put_message`` says which. Where durability ``waits``,
+        None: there are no side effects, for whatever reason; ``put_message`` gives the reason. If durability ``waits``,
         ``on_done`` gets the result.
         """
         if self.lock.is_held or not self._flags.writable:
             return None
-        result = self.log.append(put, here=True)
+        result = self.log.append(put, current_file_only=True)
         if result is None or result.status:
             return None
         self._stored(put, result, on_done)
         return result
 
-    def _append(self, put: PatientPut) -> PutMessageResult | None:
+    def _append(self, put: WaitablePut) -> PutMessageResult | None:
         result = self.log.append(put)
-        if result is None and self.room.lacks_buffer and self._needs_file():
+        if result is None and self.allocator.lacks_buffer and self._needs_file():
             remark = "all buffers of the transient store pool are in use (fastFailIfNoBufferInStorePool)"
             return PutMessageResult(PutMessageStatus.CREATE_MAPPED_FILE_FAILED, remark=remark)
         return result
 
     def _finish(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
-        """What has become of a put, stored or refused: all that is refused to its sender comes here, and is counted."""
+        """Complete a put, stored or refused. Every refusal that a sender gets comes through here and is counted."""
         if result.status:
             self._stats.put_message_failed_times += 1
             return result
         return self._stored(put, result, on_done)
 
     def _stored(self, put: Put, result: PutMessageResult, on_done: PutCallback | None) -> PutMessageResult | None:
-        """All that follows an append, whichever way the put came: the result if it is ready."""
+        """The steps after an append, the same for all kinds of put. Returns the result if it is ready."""
         if isinstance(put, MessageInner) and put.topic == SCHEDULE_TOPIC:
-            put.tags_code = self._due(put, result)  # now: it may be dispatched much later
-        if self._at_once is None:
+            put.tags_code = self._due(put, result)  # now, because its dispatch may come much later
+        if self._dispatch_only is None:
             return self._submit(put, result, on_done)
-        self._at_once(put, result)
+        self._dispatch_only(put, result)
         return result
 
     def _due(self, message: MessageInner, result: PutMessageResult) -> int:
-        """What stands in the tag slot of a delayed message.
+        """The tag slot of a delayed message's unit: the time when it is due.
 
-        Its delay begins by the wall clock: the record's store time may be one of the past that the clock was ahead in.
-        Never later than that of the record, which is what a unit that is made anew from the log says.
+        The delay starts at the wall clock: the record's store time may be ahead of it after the clock was set back. The
+        result is never later than the due time of a unit rebuilt from the log, which starts at the store time.
         """
         since = min(self.log.wall_ms(), result.store_timestamp)
         return unit_tags_code(message.topic, str(message.properties, "utf-8", "replace"), since, self._delay_ms)
@@ -168,29 +170,31 @@ class WritePath:
         return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=self._flags.reason)
 
     def _needs_file(self) -> bool:
-        """True where the head of the lock's queue waits for a file rather than for the next step of this one."""
+        """True if the head of the lock's queue waits for a file, not for the next step of the current file."""
         file = self.log.files.last
-        return self.room.next_file is None and (file is None or file.is_full or file.reserved == file.size)
+        return self.allocator.next_file is None and (file is None or file.is_full or file.reserved == file.size)
 
-    # -- life
+    # -- lifecycle
 
     async def run(self) -> None:
-        """The services, until ``stop``."""
+        """Run the services until ``stop``."""
         self._ended = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.room.run)
+                nursery.start_soon(self.allocator.run)
                 nursery.start_soon(self.lock.run)
                 nursery.start_soon(self.durability.run)
         finally:
             self._ended.set()
 
     async def stop(self, reason: str = "the broker is shutting down") -> bool:
-        """Refuse puts, answer those that wait, make all durable, end the services; False where the device refused."""
+        """Refuse puts, answer the waiting ones, make all durable, end the services. False if the device refused."""
+        # The flag first: from now on the lock answers every waiting put with the refusal instead of appending it.
         self._flags.set(Flag.NOT_WRITEABLE, reason)
         self.lock.stop()
         committed = await self.durability.stop()
-        await self.room.stop()
+        await self.allocator.stop()
+        # After the commit: only then are the records of write buffers in a file that can be synced.
         durable = await self.sync.flush() and committed
         if self._ended is not None:
             await self._ended.wait()

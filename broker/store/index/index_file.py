@@ -1,7 +1,7 @@
-"""One index file: from a message's keys to its place in the log (layout: trimq.protocol.index_layout).
+"""One index file: from the keys of a message to its place in the log (layout: trimq.protocol.index_layout).
 
-Mapped for writing. What this process has written is read from the map; anything older is read with a call that does not
-wait, and where that would have to wait, in a thread. Source: RocketMQ's IndexFile.
+Mapped for writing. Entries that this process has written are read from the map. Older ones are read with a call that
+does not wait, or in a thread if that would have to wait. Source: RocketMQ's IndexFile.
 """
 
 import time
@@ -15,13 +15,13 @@ from trimq.protocol.index_layout import ENTRY, ENTRY_SIZE, HEADER, HEADER_SIZE, 
 _ENTRY_AT: Final = ENTRY.unpack_from
 _COPY_STEP: Final = 1 << 20
 _CHUNK: Final = 4096
-"""Entries that a walk through all of them reads at once."""
+"""Entries that are read together when all are walked through."""
 _STEPS: Final = 4096
-"""Entries of a chain that are looked at in one go: about a millisecond."""
+"""Entries of a chain that are walked without a break: about a millisecond."""
 
 
 class Cold(Exception):  # noqa: N818 - not an error: the answer needs the device
-    """What was asked for is not in memory."""
+    """The requested entries are not in memory."""
 
 
 class IndexShape(NamedTuple):
@@ -46,10 +46,10 @@ class IndexEntry(NamedTuple):
 
 
 class IndexFile:
-    """``count`` is the number of the next entry (1 in an empty file); entries below ``ready`` have their blocks.
+    """``count`` is the number of the next entry (1 in an empty file). Entries below ``ready`` have their blocks.
 
-    ``in_memory_from`` is the first entry that was written through this map since it was made; ``slots_in_memory`` says
-    that the slot table was read or made by this process.
+    ``in_memory_from`` is the first entry that this process has written through the map. ``slots_in_memory``: this
+    process has read or created the slot table.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class IndexFile:
 
     @classmethod
     def create(cls, disk: Disk, path: str, shape: IndexShape, step: int) -> "IndexFile":
-        """A new file with its slots and the first ``step`` bytes of entries ready. Blocks; OSError leaves nothing."""
+        """A new file with its slots and ``step`` bytes of entries ready. Blocks. An OSError leaves no file behind."""
         fd = disk.create(path, shape.file_size)
         try:
             file = cls(disk, path, shape, fd)
@@ -114,9 +114,9 @@ class IndexFile:
 
     @classmethod
     def open(cls, disk: Disk, path: str, shape: IndexShape) -> "IndexFile":
-        """An existing file of the right size; its header is taken as it is.
+        """An existing file of the right size; its header is not checked.
 
-        What a process left behind that was killed may be in memory only: the next sync is for that too.
+        A killed process may have left bytes in memory only: the next sync covers them too.
         """
         fd = disk.open(path)
         try:
@@ -130,7 +130,7 @@ class IndexFile:
         return file
 
     def set_header(self, header: tuple[int, ...]) -> None:
-        """Take the six fields of the header; an entry count of 0 (a file that was only made) means 1."""
+        """Set the six fields of the header; an entry count of 0 (a file that was only created) means 1."""
         (
             self.begin_timestamp,
             self.end_timestamp,
@@ -142,7 +142,7 @@ class IndexFile:
         self.count = max(count, 1)
 
     def write_header(self) -> None:
-        """Store the header's fields into the map."""
+        """Store the header into the map."""
         HEADER.pack_into(self.view, 0, *self._header())
         self.unsynced = True
 
@@ -152,26 +152,26 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        """True once no entry fits any more: entry 0 is never used."""
+        """True once no further entry fits: entry 0 is never used."""
         return self.count >= self.shape.entries
 
     @property
     def is_plausible(self) -> bool:
-        """False for a header that no writer makes."""
+        """False for a header that no writer produces."""
         return 1 <= self.count <= self.shape.entries and 0 <= self.slot_count <= self.shape.slots
 
     def entries_below(self, position: int) -> int:
-        """How many entries lie wholly below a position of the file."""
+        """The number of entries that are wholly below a position of the file."""
         return min((position - entry_at(self.shape.slots, 0)) // ENTRY_SIZE, self.shape.entries)
 
     # -- writing
 
-    def room(self) -> int:
-        """How many entries can be put at once."""
+    def space(self) -> int:
+        """The number of entries that can be put now."""
         return max(0, min(self.ready, self.shape.entries) - self.count)
 
     def put(self, batch: Batch, hashes: Row, phys: Row, timestamps: Row) -> None:
-        """Put entries in the order of the log, no more than there is room for."""
+        """Put entries in the order of the log, not more than ``space``."""
         begin = self.begin_timestamp
         first = self.count == 1
         if first:
@@ -187,41 +187,42 @@ class IndexFile:
         self.end_timestamp = int(timestamps[-1])
         self.end_phy = int(phys[-1])
         self.count += len(hashes)
+        # The header last: after a kill it does not count entries that were not written.
         self.write_header()
 
     def make_ready(self, position: int) -> None:
-        """Give the entries up to ``position`` of the file their blocks and pages. Blocks; then ``mark_ready``."""
+        """Allocate blocks and pages for the entries up to ``position``. Blocks; call ``mark_ready`` afterwards."""
         begin = entry_at(self.shape.slots, max(self.ready, self.count))
         self._disk.reserve(self.fd, begin, self.view[begin:position])
 
     def mark_ready(self, position: int) -> None:
-        """``make_ready`` has returned."""
+        """Let ``put`` use the entries up to ``position``, after ``make_ready`` has returned."""
         self.ready = self.entries_below(position)
         self.in_memory_from = min(self.in_memory_from, self.count)
 
     def load_slots(self) -> None:
-        """Read the slot table and write it back: every page of it has its block then, and is in memory. Blocks."""
+        """Read the slot table and write it back, so that each of its pages has its block and is in memory. Blocks."""
         end = slot_at(self.shape.slots)
         for at in range(0, end, _COPY_STEP):
             self._disk.pwrite(self.fd, self._disk.pread(self.fd, min(_COPY_STEP, end - at), at), at)
         self.slots_in_memory = True
 
     def sync(self) -> None:
-        """Make the file's content durable. Blocks."""
+        """Make the content of the file durable. Blocks."""
         self._disk.data_sync(self.fd)
 
     # -- reading
 
     def matches_time(self, begin: int, end: int) -> bool:
-        """True where the file may hold messages of that time."""
+        """True if the file may hold messages of that time."""
         return self.count > 1 and self.begin_timestamp <= end and self.end_timestamp >= begin
 
     def select(self, key_hash: int, begin: int, end: int, limit: int, *, wait: bool) -> list[int]:
-        """Log offsets of up to ``limit`` messages of that hash and time, newest first.
+        """Log offsets of up to ``limit`` messages with that hash and time, newest first.
 
-        Raises Cold, unless ``wait``: where it needs the device, or more steps than the event loop has time for.
+        Raises Cold, unless ``wait``, if it needs the device or more steps than the event loop has time for.
         """
-        read = self._read_waiting if wait else self._read_at_once
+        read = self._read_cold if wait else self._read_cached
         table_at = slot_at(key_hash % self.shape.slots)
         if self.slots_in_memory:
             number = int.from_bytes(self.view[table_at : table_at + SLOT_SIZE], "big", signed=True)
@@ -229,19 +230,20 @@ class IndexFile:
             number = int.from_bytes(read(table_at, SLOT_SIZE), "big", signed=True)
         found: list[int] = []
         bound = self.count
-        # an entry's time is cut to whole seconds: the record's own time decides at the edge
+        # An entry's time is in whole seconds, rounded down: at the edges the record's own time decides.
         earliest = -((self.begin_timestamp + 999 - begin) // 1000)
         latest = (end - self.begin_timestamp) // 1000
         entries_at = entry_at(self.shape.slots, 0)
         in_memory_from, view = self.in_memory_from, self.view
         last = -1
         left = _STEPS
+        # Numbers must fall along the chain (``bound``): a corrupt link must not make this loop endless.
         while 0 < number < bound and len(found) < limit:
             left -= 1
-            if not left:  # all messages of a tag, or with a word that many have, are one chain
+            if not left:  # all messages with the same tag or a frequent word form one chain
                 if not wait:
                     raise Cold
-                time.sleep(0)  # in a thread: the event loop has its turn
+                time.sleep(0)  # in a thread: let the event loop run
                 left = _STEPS
             at = entries_at + number * ENTRY_SIZE
             if number >= in_memory_from:
@@ -250,6 +252,7 @@ class IndexFile:
                 stored_hash, phy, seconds, previous = ENTRY.unpack(read(at, ENTRY_SIZE))
             if seconds < 0:
                 break
+            # Of the first entry RocketMQ stores no usable difference, see ``put``.
             if number == 1:
                 seconds = 0
             if seconds < earliest:
@@ -260,18 +263,18 @@ class IndexFile:
             bound, number = number, previous
         return found
 
-    def _read_at_once(self, at: int, size: int) -> bytes:
+    def _read_cached(self, at: int, size: int) -> bytes:
         data = self._disk.pread_cached(self.fd, size, at)
         if data is None:
             raise Cold
         return data
 
-    def _read_waiting(self, at: int, size: int) -> bytes:
+    def _read_cold(self, at: int, size: int) -> bytes:
         return self._disk.pread(self.fd, size, at)
 
     def entries(self, first: int = 1, *, read: Callable[[int, int], bytes] | None = None) -> Iterator[IndexEntry]:
-        """All entries from number ``first`` on, in their order. Blocks."""
-        read = read or self._read_waiting
+        """All entries from number ``first`` on, in order. Blocks."""
+        read = read or self._read_cold
         for number in range(first, self.count, _CHUNK):
             size = min(_CHUNK, self.count - number)
             data = read(entry_at(self.shape.slots, number), size * ENTRY_SIZE)
@@ -280,7 +283,7 @@ class IndexFile:
     # -- recovery
 
     def set_end(self, count: int, end_timestamp: int) -> None:
-        """Forget the entries from number ``count`` on; ``link`` has to follow. Blocks."""
+        """Drop the entries from number ``count`` on; ``link`` must follow. Blocks."""
         self.count = max(1, count)
         self.ready = min(self.ready, self.count)
         if self.count == 1:
@@ -291,7 +294,7 @@ class IndexFile:
         self.end_timestamp = max(self.begin_timestamp, min(end_timestamp, self.end_timestamp))
 
     def link(self, batch: Batch) -> bool:
-        """Make slots and chains what the entries say they should be; True where they were. Blocks."""
+        """Rebuild slots and chains from the entries. Returns True if they were right already. Blocks."""
         table, used, changed = batch.link(self.view, self.shape.slots, self.count)
         stored = self.view[HEADER_SIZE : HEADER_SIZE + len(table)]
         if bytes(stored) != table:
@@ -301,7 +304,7 @@ class IndexFile:
         self.slot_count = used
         header = HEADER.pack(*self._header())
         if changed or header != self.view[:HEADER_SIZE]:
-            # a crash may have left the file without blocks: a store into the map would be a SIGBUS on a full disk
+            # After a crash the file may have no blocks: a store into the map would be a SIGBUS on a full disk.
             self._disk.pwrite(self.fd, header, 0)
             self.unsynced = True
         return not changed
@@ -309,26 +312,26 @@ class IndexFile:
     # -- end
 
     def unmap(self) -> None:
-        """Give the memory back."""
+        """Unmap the file."""
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
             mapping.close()
 
     def close(self) -> None:
-        """Unmap and close; the file stays."""
+        """Unmap and close; the file stays on disk."""
         if not self.closed:
             self.closed = True
             self.unmap()
             self._disk.close(self.fd)
 
     def destroy(self) -> None:
-        """Close and delete. Blocks."""
+        """Close and delete the file. Blocks."""
         self.close()
         self._disk.delete(self.path)
 
 
 def search(files: list[IndexFile], key_hash: int, begin: int, end: int, limit: int, wait: bool) -> list[int]:
-    """Walk the chains of a hash, newest file first, up to ``limit`` places. Raises Cold unless ``wait``."""
+    """Walk the chains of a hash, newest file first, for up to ``limit`` places. Raises Cold unless ``wait``."""
     if len(files) == 1:
         (only,) = files
         if not only.matches_time(begin, end):

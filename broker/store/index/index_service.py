@@ -1,7 +1,7 @@
-"""The index files of a store: keys wait in a queue and are put in batches, files are made ahead and roll over.
+"""The index files of a store: keys wait in a queue and are put in batches; files are created ahead and roll over.
 
-Source: RocketMQ's IndexService. Unlike there nothing is thrown away after an abnormal exit: recovery cuts the newest
-file back to what is known to be durable, and the keys behind it are put again from the log.
+Source: RocketMQ's IndexService. Unlike there, no file is discarded after an abnormal exit: recovery cuts the newest
+file back to the part that is known to be durable, and the keys behind it are put again from the log.
 """
 
 import math
@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 BATCH_KEYS: Final = 1024
 WAKE_AT: Final = 1024
-"""So many messages waiting wake the service; fewer wait for its next tick."""
+"""This many waiting messages wake the service; fewer wait for its next tick."""
 _TICK: Final = 0.1
 _RETRY: Final = 1.0
 _ENTRY_STEP: Final = 1 << 20
@@ -40,7 +40,7 @@ _keys_of: Final = itemgetter(1)
 
 
 class IndexMark(NamedTuple):
-    """Where the index ends: the newest file's name as a number, its entry count, and how many files there are."""
+    """The end of the index: the newest file's name as a number, its entry count, and the number of files."""
 
     file: int
     entries: int
@@ -48,7 +48,7 @@ class IndexMark(NamedTuple):
 
 
 class IndexService:
-    """Belongs to the event loop. ``pending`` is filled by the dispatcher, in log order."""
+    """Puts keys into index files. Belongs to the event loop. The dispatcher fills ``pending``, in log order."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class IndexService:
         batch: Batch | None = None,
         tags: bool = True,
     ) -> None:
-        """``tags``: keys of records have their tag among them (see dispatcher.index_keys)."""
+        """``tags``: the tag of a record is among its keys (see message_keys.index_keys)."""
         self._disk = disk
         self.tags = tags
         self.directory = f"{root}/index"
@@ -72,12 +72,12 @@ class IndexService:
         self._wall_ms = wall_ms
         self.batch = batch or make_batch()
         self._runs = 0
-        """How many runs are among ``pending``."""
+        """Number of runs in ``pending``."""
         self._keys_in_runs = 0
-        """Keys of those that have come since the service was woken for them."""
+        """Keys in the runs that have come since they last woke the service."""
         self._next: IndexFile | None = None
         self._wake = trio.Event()
-        self._space = trio.Lock()
+        self._space_lock = trio.Lock()
         self._readers = 0
         self._closing = False
         self._retired: list[IndexFile] = []
@@ -98,7 +98,7 @@ class IndexService:
             self.wake()
 
     def put_run(self, run: Keys) -> None:
-        """Queue hashed keys of many messages."""
+        """Queue the hashed keys of many messages."""
         if not len(run):
             return
         self.pending.append(run)
@@ -109,13 +109,13 @@ class IndexService:
             self.wake()
 
     def wake(self) -> None:
-        """Let the service put what waits as soon as the loop has a turn for it."""
+        """Put the waiting keys as soon as the loop has a turn for it."""
         self._wake.set()
 
     def apply(self, max_keys: int = BATCH_KEYS) -> bool:
-        """Put up to ``max_keys`` waiting keys into files (0.4 us each); False where room has to be made first.
+        """Put up to ``max_keys`` waiting keys into files (0.4 us each). False if space has to be allocated first.
 
-        A message's keys stay together, so that they may be a few more.
+        The keys of a message stay together, so there may be a few more.
         """
         if self._runs:
             taken = self._take_with_runs(max_keys)
@@ -133,7 +133,7 @@ class IndexService:
         return False
 
     def _take(self, max_keys: int) -> list[Message]:
-        """What waits, in its order, where no run is among it; empty where nothing has a key."""
+        """Take waiting messages in order; there must be no run among them. Empty if none of them has a key."""
         pending = cast("deque[Message]", self.pending)
         if len(pending) <= max_keys:
             taken = list(pending)
@@ -150,7 +150,7 @@ class IndexService:
         return taken
 
     def _take_with_runs(self, most: int) -> Sequence[Pending]:
-        """Runs and single messages together: a slice of few keys costs nearly what one of many does."""
+        """Take runs and single messages together: a slice of a few keys costs nearly as much as one of many."""
         pending = self.pending
         taken: list[Pending] = []
         while pending and most > 0:
@@ -168,13 +168,13 @@ class IndexService:
         return taken
 
     def _put(self, hashes: Row, phys: Row, timestamps: Row) -> int:
-        """Put into the newest file and those after it; how many went in before room ran out."""
+        """Put keys into the newest file and the ones after it. Returns how many were put before space ran out."""
         done = 0
         while done < len(hashes):
             file = self._writable()
             if file is None:
                 break
-            end = min(done + file.room(), len(hashes))
+            end = min(done + file.space(), len(hashes))
             if end == done:
                 break
             file.put(self.batch, hashes[done:end], phys[done:end], timestamps[done:end])
@@ -196,22 +196,23 @@ class IndexService:
         self.pending.extendleft(reversed(rest))
 
     def _writable(self) -> IndexFile | None:
-        """The newest file, or the next one where that is full; None while there is none ready."""
+        """The newest file, or the next one if that is full; None if none is ready."""
         file = self.files[-1] if self.files else None
         if file is not None and not file.is_full:
             return file
         following, self._next = self._next, None
         if following is None:
             return None
+        # A new file starts with the end of the one before it, like RocketMQ's.
         if file is not None:
             following.begin_timestamp = following.end_timestamp = file.end_timestamp
             following.begin_phy = following.end_phy = file.end_phy
         self.files.append(following)
         return following
 
-    # -- room
+    # -- space
 
-    def _needs_room(self) -> bool:
+    def _needs_space(self) -> bool:
         if self._closing:
             return False
         file = self.files[-1] if self.files else None
@@ -221,16 +222,16 @@ class IndexService:
             return True
         return self._next is None and file.count >= self.shape.entries * _NEXT_FILE_AT
 
-    async def _make_room(self) -> None:
-        """Make the next entries or the next file ready. Raises OSError."""
-        async with self._space:
+    async def _make_space(self) -> None:
+        """Prepare the next entries or the next file. Raises OSError."""
+        async with self._space_lock:
             file = self.files[-1] if self.files else None
             if file is not None and not file.is_full and file.ready < self.shape.entries:
                 if not file.slots_in_memory:
                     await self._disk.run(file.load_slots)
                 begin = entry_at(self.shape.slots, max(file.ready, file.count))
                 end = min(math.ceil((begin + 1) / _ENTRY_STEP + 1) * _ENTRY_STEP, self.shape.file_size)
-                if file.room() * 20 < _ENTRY_STEP // 2:
+                if file.space() * 20 < _ENTRY_STEP // 2:
                     await self._disk.run(file.make_ready, end)
                     file.mark_ready(end)
             if self._next is None and (file is None or file.count >= self.shape.entries * _NEXT_FILE_AT):
@@ -244,7 +245,7 @@ class IndexService:
         return max(stamp, newest + 1)
 
     async def run(self) -> None:
-        """Put what waits, at every tick or when woken; make room ahead."""
+        """Put waiting keys at every tick or when woken, and allocate space ahead."""
         while True:
             with trio.move_on_after(_TICK):
                 await self._wake.wait()
@@ -253,12 +254,12 @@ class IndexService:
                 await trio.sleep(_RETRY)
 
     async def flush_pending(self) -> bool:
-        """Put everything that waits now; False where the disk has no room for it."""
-        while (self.pending or self._needs_room()) and not self._closing:
+        """Put all waiting keys now. False if the disk has no space for them."""
+        while (self.pending or self._needs_space()) and not self._closing:
             complete = self.apply()
-            if self._needs_room():
+            if self._needs_space():
                 try:
-                    await self._make_room()
+                    await self._make_space()
                 except OSError as error:
                     self._report(error)
                     return False
@@ -269,15 +270,15 @@ class IndexService:
 
     def _report(self, error: OSError) -> None:
         if not self._flags.has(Flag.WRITE_INDEX_FILE_ERROR):
-            _log.error("index_file_no_room", directory=self.directory, error=str(error))
-        self._flags.set(Flag.WRITE_INDEX_FILE_ERROR, f"no room for the index in {self.directory}: {error.strerror}")
+            _log.error("index_file_no_space", directory=self.directory, error=str(error))
+        self._flags.set(Flag.WRITE_INDEX_FILE_ERROR, f"no space for the index in {self.directory}: {error.strerror}")
 
-    # -- asking
+    # -- queries
 
     def select(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[int]:
-        """Log offsets of messages that may have the key, newest first, without doubles; times are ms.
+        """Log offsets of messages that may have the key, newest first, without duplicates; times are ms.
 
-        Raises Cold where the answer has to come from the device, or keys wait for a file that is not there yet.
+        Raises Cold if the answer has to come from the device, or keys wait for a file that is not ready yet.
         """
         while self.pending:
             if not self.apply():
@@ -285,12 +286,13 @@ class IndexService:
         return search(self.files, key_hash(topic, key), begin, end, limit, False)
 
     async def select_cold(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[int]:
-        """The same, waiting for the device. Keys that no file has room for are looked at where they wait."""
+        """As ``select``, waiting for the device. Keys without space in any file are searched in the queue."""
         waiting: list[int] = []
         if not await self.flush_pending():
             waiting = list(self._waiting(topic, key))
             waiting.reverse()
         files = list(self.files)
+        # While this counts a reader, deleted files stay open: the thread reads them by their descriptors.
         self._readers += 1
         try:
             found = await self._disk.run(search, files, key_hash(topic, key), begin, end, limit, True)
@@ -300,7 +302,7 @@ class IndexService:
         return list(dict.fromkeys(waiting + found))[:limit]
 
     def _waiting(self, topic: str, key: str) -> Iterator[int]:
-        """Log offsets of messages whose keys no file has room for, and that may have this one."""
+        """Log offsets of messages whose keys are still queued and that may have this key."""
         asked = key_hash(topic, key)
         for entry in self.pending:
             if isinstance(entry, tuple):
@@ -321,7 +323,7 @@ class IndexService:
     # -- durability
 
     def mark(self) -> IndexMark | None:
-        """Where the index ends, with every key that waits put first; None where room has to be made for them."""
+        """The end of the index, after putting every waiting key; None if space has to be allocated for them."""
         while self.pending:
             if not self.apply():
                 return None
@@ -329,16 +331,17 @@ class IndexService:
         return IndexMark(files[-1].stamp, files[-1].count, len(files)) if files else IndexMark(0, 0, 0)
 
     async def sync(self) -> None:
-        """Make everything that has been put durable. Raises OSError: then nothing may be trusted any more."""
+        """Make all entries durable. Raises OSError; then no entry can be trusted any more."""
         for file in list(self.files):
             if file.unsynced and not file.closed:
+                # Before the sync: a put during it sets the flag again.
                 file.unsynced = False
                 await self._disk.run(file.sync)
 
     # -- deletion
 
     async def delete_expired(self, log_min: int) -> int:
-        """Delete the files whose newest entry points below ``log_min``, never the last one; how many."""
+        """Delete the files whose newest entry points below ``log_min``, except the last one. Returns their number."""
         deleted = 0
         while len(self.files) > 1 and self.files[0].end_phy < log_min and self.files[0].count > 1:
             file = self.files[0]
@@ -350,14 +353,14 @@ class IndexService:
         return deleted
 
     def _close_retired(self) -> None:
-        """Close deleted files once no thread reads any file."""
+        """Close deleted files once no thread reads an index file."""
         while self._retired and not self._readers:
             self._retired.pop().close()
 
     # -- opening and closing
 
     def load(self) -> int:
-        """Open the files there are; blocks. Returns how many were damaged and had to be deleted."""
+        """Open the existing files. Returns how many were damaged and had to be deleted. Blocks."""
         damaged = 0
         for name in self._disk.list(self.directory):
             path = f"{self.directory}/{name}"
@@ -381,12 +384,12 @@ class IndexService:
         return damaged
 
     def _drop_unused(self) -> None:
-        """A file that was made ahead and never used: delete it, so that the one before it is filled first."""
+        """Delete a file that was created ahead but never used, so that the one before it is filled first."""
         while len(self.files) > 1 and self.files[-1].count == 1:
             self.files.pop().destroy()
 
     def cut(self, position: int, count: int, end_timestamp: int) -> None:
-        """Forget the entries from ``count`` on of file number ``position``, and all files behind it. Blocks."""
+        """Drop the entries from ``count`` on of file number ``position``, and all files behind it. Blocks."""
         while len(self.files) > position + 1:
             self.files.pop().destroy()
         if position < len(self.files):
@@ -402,9 +405,9 @@ class IndexService:
             self.files.pop().destroy()
 
     async def close(self) -> None:
-        """Close everything; a file that was made ahead and never used is deleted."""
+        """Close everything; delete a file that was created ahead but never used."""
         self._closing = True
-        async with self._space:
+        async with self._space_lock:
             following, self._next = self._next, None
         if following is not None:
             with suppress(OSError):

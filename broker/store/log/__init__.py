@@ -1,1 +1,1 @@
-"""The commit log: puts, the append, the put-message lock, room for what comes."""
+"""The commit log: puts, the append, the put-message lock, and the allocation of space."""

@@ -1,7 +1,8 @@
-"""Space for the commit log, ahead of the writer: the next step of the current file, and the next file.
+"""Allocates space for the commit log ahead of the writer: the next step of the current file, and the next file.
 
-A page is only stored into once it has its block; posix_fallocate and the first touch of the pages run in a thread here
-(RocketMQ's AllocateMappedFileService). With warmMapedFileEnable whole files are made ready, a step at a time.
+A store into a mapped page is only safe once the page has its disk block. posix_fallocate and the first touch of the
+pages run in a thread (RocketMQ's AllocateMappedFileService). With warmMapedFileEnable whole files are prepared, one
+step at a time.
 """
 
 import errno
@@ -34,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Task(NamedTuple):
-    """What to do next: make [begin, end) of a file ready, or (no file) make the file that begins at ``begin``."""
+    """The next allocation: [begin, end) of ``file``, or, without one, a new file at the log offset ``begin``."""
 
     file: MappedFile | None
     begin: int
@@ -42,12 +43,13 @@ class _Task(NamedTuple):
 
 
 class AllocateMappedFileService:
-    """Keeps room ready for the log: half a step of the current file, and the next file before this one is full.
+    """Keeps space ready for the log: half a step of the current file, and the next file before this one is full.
 
-    Steps begin at 4 MiB, double up to ``step`` while the log grows by more than one in a quarter of a second, and halve
-    when that takes longer than a second. An idle broker takes megabytes, and little lies ready that a sync of the log
-    finds empty: it would write that for nothing, and a first store into each of its pages would be a fault again. Steps
-    longer than the first are made of large pages: then the log grows by more in a second than a sync writes in excess.
+    Steps start at 4 MiB, double up to ``step`` while the log grows by more than one step in a quarter of a second, and
+    halve when a step lasts longer than a second. So an idle broker takes megabytes, and a sync of the log finds few
+    pages that are allocated but empty: it would write them for nothing, and the first store into each of them would
+    fault again. Steps longer than the first one use large pages: at that rate the log grows by more in a second than a
+    sync writes in excess.
     """
 
     def __init__(
@@ -58,14 +60,14 @@ class AllocateMappedFileService:
         *,
         memory: LogMemory,
         pool: TransientStorePool | None,
-        on_room: Callable[[], None],
+        on_space: Callable[[], None],
         on_needs_commit: Callable[[], None],
     ) -> None:
-        """``on_room`` is called whenever more room has become ready, or has been refused.
+        """``on_space`` is called when more space has become ready, or has been refused.
 
-        ``on_needs_commit``: when nothing can be appended before the write buffers are committed. ``pool``: new files
-        get a write buffer; where there is none left they are written through their map, once all before them has been
-        committed, or with fastFailIfNoBufferInStorePool not made.
+        ``on_needs_commit`` is called when nothing can be appended before the write buffers are committed. ``pool``: new
+        files get a write buffer from it. When no buffer is left, a new file is written through its map, once all files
+        before it are committed; with fastFailIfNoBufferInStorePool it is not created.
         """
         self._log = log
         self._files = log.files
@@ -74,7 +76,7 @@ class AllocateMappedFileService:
         self._max_step = config.commit_log_reserve_step
         self._step = min(self._max_step, _FIRST_STEP)
         self._in_memory_bytes = memory.in_memory_bytes
-        # SYNC_FLUSH: zeros go onto the device ahead
+        # SYNC_FLUSH: allocation writes zeros to the device, so that syncs find written blocks
         self._durable = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._warm = config.warm_maped_file_enable
         self._pool = pool
@@ -91,22 +93,23 @@ class AllocateMappedFileService:
         self._wanted = 0
         self._margin = 0
         self.next_file: MappedFile | None = None
-        self._on_room = on_room
+        self._on_space = on_space
         self._on_needs_commit = on_needs_commit
 
     # -- called by the log
 
     def poke(self, wanted: int = 0) -> None:
-        """Look whether room is getting short; ``wanted`` bytes are needed now."""
+        """Check whether space runs short; ``wanted`` bytes are needed now. Called by the log; never blocks."""
         self._wanted = max(self._wanted, wanted)
+        # One call is enough: the log must not call again for every append until the task has set the next position.
         self._log.poke_at = _NEVER
         self._wake.set()
 
     def take_next(self) -> MappedFile | None:
-        """The next file if it is ready; else make it.
+        """The next file if it is ready; else request it and return None.
 
-        One without a write buffer is ready once all before it is in its files: what is in buffers goes with the
-        process, what is stored through a map stays, and the log would have a hole.
+        A file without a write buffer is only ready once all files before it are committed. A crash of the process loses
+        the buffers but not what was stored through a map: records behind lost ones would leave a hole in the log.
         """
         if self._waits_for_commit():
             self._on_needs_commit()
@@ -124,11 +127,11 @@ class AllocateMappedFileService:
 
     def _buffer_returned(self) -> None:
         self._wake.set()
-        self._on_room()
+        self._on_space()
 
     @property
     def lacks_buffer(self) -> bool:
-        """True while the next file is not made because there is no write buffer for it."""
+        """True while the next file is not created because no write buffer is free."""
         if not self._fail_fast or self._pool is None or self._pool.available:
             return False
         return self.next_file is None and not self._making
@@ -136,7 +139,7 @@ class AllocateMappedFileService:
     # -- the task
 
     async def run(self) -> None:
-        """Make room until ``stop``."""
+        """Allocate space until ``stop``."""
         system = await self._disk.run(self._disk.file_system, self._files.directory)
         if not system.keeps_reservations:
             self._margin = 2 * self._max_step
@@ -144,6 +147,7 @@ class AllocateMappedFileService:
         while not self._stopping:
             task = self._next_task()
             if task is None:
+                # Before the wait: from here on an append that passes the position wakes this task.
                 self._set_poke()
                 await self._wake.wait()
                 self._wake = trio.Event()
@@ -152,7 +156,7 @@ class AllocateMappedFileService:
                 await self._do(task)
             except OSError as error:
                 await self._refused(error)
-            self._on_room()
+            self._on_space()
             await self.recycling.settle()
 
     async def _no_space_text(self, error: OSError) -> str:
@@ -168,24 +172,24 @@ class AllocateMappedFileService:
         )
 
     def _needed(self) -> int:
-        """Free bytes from which on it makes sense to go on: more than the next step, so that it does not flap."""
+        """Free bytes needed to go on after a full disk: more than one step, so that the state does not flap."""
         return 3 * self._step + self._margin
 
     async def _space(self) -> DiskSpace | None:
         try:
             return await self._disk.run(self._disk.space, self._files.directory)
-        except OSError:  # the file system that is asked may be the one that is broken
+        except OSError:  # the file system may be the broken one
             return None
 
     async def stop(self) -> None:
-        """End the task and remove a next file that nothing was written into."""
+        """End the task and delete a next file that is still unused."""
         self._stopping = True
         self._wake.set()
         file, self.next_file = self.next_file, None
         if file is not None:
             try:
                 await self._disk.run(self._remove, file)
-            except OSError as error:  # it is empty: the next start takes it for what it is
+            except OSError as error:  # it is empty: the next start handles it like any other file
                 _log.warning("unused_file_not_removed", file=file.path, error=str(error))
 
     def _remove(self, file: MappedFile) -> None:
@@ -202,6 +206,7 @@ class AllocateMappedFileService:
         ahead = file.reserved - file.wrote
         if self._wanted and ahead >= self._wanted:
             self._wanted = 0
+        # Half a step ahead keeps the writer from waiting while the thread allocates the next step.
         more = ahead <= self._step // 2 or ahead < self._wanted or self._warm
         if file.reserved < file.size and not file.is_full and more:
             end = max(file.reserved + self._step, file.wrote + self._wanted)
@@ -214,11 +219,11 @@ class AllocateMappedFileService:
         return None
 
     def _next_file_border(self) -> int:
-        """The next file is made when this much is left of the current one."""
+        """The next file is created when only this many bytes are left in the current one."""
         return max(self._files.size // 5, min(2 * self._max_step, self._files.size))
 
     def _set_poke(self) -> None:
-        """Tell the log at which position of its file the next task will be due."""
+        """Set the position of the log's file at which the next task becomes due."""
         file = self._files.last
         due = _NEVER
         if file is not None and file.reserved < file.size:
@@ -235,6 +240,7 @@ class AllocateMappedFileService:
             path = self._files.path_of(task.begin)
             made, cost = await self._create(path, task)
             if self._stopping:
+                # The service was stopped during the call: ``stop`` cannot have seen this file.
                 await self._disk.run(self._remove, made)
                 return
             self.next_file = made
@@ -242,6 +248,7 @@ class AllocateMappedFileService:
             begin, file = 0, made
         else:
             cost = await self._reserve(file, begin, task.end)
+            # Only after the blocks and pages exist: ``mark_reserved`` lets appends store into them.
             file.mark_reserved(task.end)
         now, log_end = trio.current_time(), self._log.max_offset
         pace = (log_end - self._last_step_end) / max(now - self._last_step_at, 1e-6)
@@ -252,9 +259,10 @@ class AllocateMappedFileService:
             self._step = max(self._step // 2, min(_FIRST_STEP, self._max_step))
         self._last_step_at, self._last_step_end = now, log_end
         self._log.cool_down(self._in_memory_bytes)
-        self._space_is_back()
+        self._clear_no_space()
 
     async def _reserve(self, file: MappedFile, begin: int, end: int) -> float:
+        # Held, so that neither expiry nor the return of the write buffer unmaps what the thread touches.
         file.hold()
         if isinstance(file, PooledMappedFile):
             file.is_reserving = True
@@ -265,7 +273,7 @@ class AllocateMappedFileService:
                 file.is_reserving = False
             file.release()
 
-    def _space_is_back(self) -> None:
+    def _clear_no_space(self) -> None:
         if self._flags.has(Flag.NO_SPACE):
             self._flags.clear(Flag.NO_SPACE)
             _log.info("space_is_back", directory=self._files.directory)
@@ -279,13 +287,14 @@ class AllocateMappedFileService:
         try:
             return await self._disk.run(self._new, path, task, make)
         except BaseException:
+            # No file was created, so nothing else will return the buffer.
             if self._pool is not None and buffer is not None:
                 self._pool.give_back(buffer)
             raise
         finally:
             self._making = False
 
-    # These two run in a thread. They tell what it took of a processor: waiting for the device does not count.
+    # These two run in a thread. They return the processor time they took: waiting for the device does not count.
 
     def _new(self, path: str, task: _Task, make: partial[PooledMappedFile] | None) -> tuple[MappedFile, float]:
         begin = thread_time()
@@ -299,21 +308,21 @@ class AllocateMappedFileService:
         return thread_time() - began
 
     async def _check_margin(self) -> None:
-        """Where a reservation promises nothing, keep two steps free instead."""
+        """Keep two steps free on a file system whose reservations guarantee nothing."""
         space = await self._space()
         if space is not None and space.free < self._margin + self._step:
-            raise OSError(errno.ENOSPC, "less free than the margin that this file system needs")
+            raise OSError(errno.ENOSPC, "the free space is below the margin that this file system needs")
 
     async def _refused(self, error: OSError) -> None:
-        """Refuse puts with a reason, then wait until trying again makes sense."""
+        """Refuse puts with a reason, then wait until another attempt makes sense."""
         directory = self._files.directory
         if error.errno in _NO_SPACE:
             self._flags.set(Flag.NO_SPACE, await self._no_space_text(error))
         else:
-            reason = f"no room for the commit log in {directory}: {error.strerror or error}"
+            reason = f"no space for the commit log in {directory}: {error.strerror or error}"
             self._flags.set(Flag.NOT_WRITEABLE, reason, forever=True)
-        _log.error("no_room_for_commit_log", directory=directory, reason=self._flags.reason)
-        self._on_room()
+        _log.error("no_space_for_commit_log", directory=directory, reason=self._flags.reason)
+        self._on_space()
         while not self._stopping:
             with trio.move_on_after(_RETRY_SECONDS):
                 await self._wake.wait()
@@ -322,6 +331,7 @@ class AllocateMappedFileService:
                 continue
             space = await self._space()
             if space is not None and space.free >= self._needed():
-                if self._next_task() is None:  # the log has gone on in another file: nothing is tried that could tell
-                    self._space_is_back()
+                # The log may have rolled over to another file: then no allocation follows that would clear the flag.
+                if self._next_task() is None:
+                    self._clear_no_space()
                 return

@@ -1,7 +1,8 @@
-"""The commit log: all records of all topics, one after the other.
+"""The commit log: the records of all topics, one after the other, in files of equal size.
 
-An append is a plain function: it either puts the record into the mapping and returns, or it changes nothing and says
-that it needs room (``None``); waiting for room is the put-message lock's business (put_lock.py).
+An append is a plain function of the event loop. It writes the records into the mapping and returns a result, or it
+returns None because the space for them is not ready and writes no record; waiting for space is the job of the
+put-message lock (put_lock.py).
 Source: RocketMQ's CommitLog and DefaultAppendMessageCallback.
 """
 
@@ -9,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from trimq.broker.store.disk.mapped_file import BLANK_ROOM, MappedFile
+from trimq.broker.store.disk.mapped_file import BLANK_SPACE, MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.log.puts import Put, RefusedError
 from trimq.broker.store.log.topic_queue import TopicIllegalError, TopicQueue, checked_topic
@@ -18,27 +19,27 @@ from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record
 
 MAX_RECORD_EXTRA: Final = 65_536
-"""What a record may have beyond maxMessageSize for everything but its body."""
+"""Bytes that a record may have on top of maxMessageSize: everything except its body."""
 
 
 _OK: Final = PutMessageStatus.PUT_OK
 _ILLEGAL: Final = PutMessageStatus.MESSAGE_ILLEGAL
 
 
-class Room(Protocol):
+class Space(Protocol):
     """Where the log gets its space from (AllocateMappedFileService)."""
 
     def poke(self, wanted: int = 0) -> None:
-        """Look whether the log needs more room, at once ``wanted`` bytes for a record that waits; returns at once."""
+        """Check whether the log runs short of space; a waiting record needs ``wanted`` bytes now. Never blocks."""
         ...
 
     def take_next(self) -> MappedFile | None:
-        """The file after the last one if it is ready; else it is made, and None is returned."""
+        """The file after the last one. If it is not ready, request it and return None."""
         ...
 
 
-class _NoRoom:
-    """The room of a log that does not grow yet."""
+class _NoSpace:
+    """The space of a log that has not been started."""
 
     def poke(self, wanted: int = 0) -> None:
         raise RuntimeError(f"the commit log has not been started ({wanted} bytes wanted)")
@@ -59,70 +60,73 @@ class CommitLog:
         stats: StoreStats,
         first_offset: Callable[[str, int], int] = lambda _topic, _queue_id: 0,
     ) -> None:
-        """``stats`` counts what is put.
+        """``stats`` counts the stored messages.
 
-        ``first_offset`` tells the next offset of a queue that is not in the table yet (its consume queue's end).
+        ``first_offset`` returns the next offset of a queue that is not in the table yet (the end of its consume queue).
         """
         self.files = files
         self._stats = stats
         self.wall_ms = wall_ms
         self._first_offset = first_offset
         self.queues: dict[tuple[str, int], TopicQueue] = {}
-        """Those that something was put into; others are made by ``queue``."""
+        """The queues that messages have been put into since the start; ``queue`` adds the others on demand."""
         self.file: MappedFile | None = None
-        self.room: Room = _NoRoom()
+        self.space: Space = _NoSpace()
         self.poke_at = 0
-        """Position in the current file from which on an append has to call ``poke``: more room has to be made ready."""
+        """Position in the current file from which on an append calls ``poke``: more space has to be allocated."""
         self._rolled: Callable[[int, int], None] = lambda _blank, _next: None
         self.last_store_timestamp = 0
-        """Store time of the newest record: later ones never get an earlier one."""
+        """Store time of the newest record. It never decreases, even if the clock is set back."""
         self.set_max_message_size(max_message_size)
 
     def set_max_message_size(self, value: int) -> None:
-        """Largest body; a whole record may have 64 KiB more, and has to fit into a file with room for a BLANK."""
+        """Set the largest body. A whole record may have 64 KiB more, and must fit into a file together with a BLANK."""
         self.max_message_size = value
-        self.max_record = min(value + MAX_RECORD_EXTRA, self.files.size - BLANK_ROOM)
+        self.max_record = min(value + MAX_RECORD_EXTRA, self.files.size - BLANK_SPACE)
         self.small = min(value, self.max_record, record.MAX_PROPERTIES)
-        """No limit is broken by a record of this size, whatever it is made of."""
+        """A record of up to this size breaks no limit, however it is divided into body and properties."""
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Most bytes of a body, and of a whole record."""
+        """The largest body and the largest record, in bytes."""
         return self.max_message_size, self.max_record
 
-    def start_appending(self, room: Room, rolled: Callable[[int, int], None]) -> None:
-        """After recovery: from here on the log grows.
+    def start_appending(self, space: Space, rolled: Callable[[int, int], None]) -> None:
+        """Called after recovery: from now on the log grows.
 
-        ``rolled`` hears that a BLANK fills the log from the first offset to the second, where the next file begins.
+        ``rolled(blank_offset, next_offset)`` is called when a BLANK fills the log from the first offset to the second,
+        which is the start of the next file.
         """
-        self.room = room
+        self.space = space
         self._rolled = rolled
         self.file = self.files.last
+        # Readers need not check records from here on: this process writes them.
         self.files.own_from = self.files.max_offset
 
     # -- offsets
 
     @property
     def min_offset(self) -> int:
-        """Where the oldest file begins."""
+        """Log offset of the oldest file."""
         return self.files.min_offset
 
     @property
     def max_offset(self) -> int:
-        """Where the next record goes."""
+        """Log offset of the next record."""
         return self.files.max_offset
 
     def queue_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the next message of a queue gets. Raises TopicIllegalError."""
+        """The offset that the next message of a queue gets. Raises TopicIllegalError as ``queue`` does."""
         return self.queue(topic, queue_id).next_offset
 
     def forget_topic(self, topic: str) -> None:
-        """A topic is gone: a new one of its name begins where its consume queues say."""
+        """Forget a deleted topic: a new topic of the same name starts where its consume queues say."""
+        # Callers cache TopicQueue objects; the flag makes them look up the queue again before their next put.
         for key in [key for key in self.queues if key[0] == topic]:
-            self.queues.pop(key).gone = True
+            self.queues.pop(key).deleted = True
 
     def queue(self, topic: str, queue_id: int) -> TopicQueue:
-        """What appends to a queue work with. Raises TopicIllegalError."""
+        """The state that appends to a queue share. Raises TopicIllegalError if no record can carry the topic."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             queue = TopicQueue(topic, queue_id, checked_topic(topic), self._first_offset(topic, queue_id))
@@ -131,22 +135,26 @@ class CommitLog:
 
     # -- appending
 
-    def append(self, put: Put, *, here: bool = False) -> PutMessageResult | None:
-        """Put the records at the end of the log; None if there is no room ready for them, and nothing has happened.
+    def append(self, put: Put, *, current_file_only: bool = False) -> PutMessageResult | None:
+        """Write the records of ``put`` at the end of the log. None if their space is not ready: no record was written.
 
-        ``here``: only where the current file has it. A put of several that do not belong together is not to close a
-        file in which some of them have room.
-        Any refusal is found before the first byte is written.
+        ``current_file_only``: never roll over to the next file. A put of messages that do not belong together must not
+        close a file in which some of them would still fit.
+        Every refusal is decided before the first byte is written.
         """
+        # Nothing in here waits, so no other append can come between ``measure`` and the new ``wrote``.
         try:
             size = put.measure(self)
         except RefusedError as error:
             return error.result
         file = self.file
+        # One comparison covers two rules. ``append_limit`` is below the end of the reserved pages, so no store hits a
+        # page without a block, and it leaves space for the BLANK that closes the file.
         if file is None or file.wrote + size > file.append_limit:
-            file = None if here else self._make_room(size)
+            file = None if current_file_only else self._file_with_space(size)
             if file is None:
                 return None
+        # Store times in the log never decrease: recovery takes an older record for bytes of an earlier use of the file.
         now = self.wall_ms()
         if now < self.last_store_timestamp:  # noqa: PLR1730 - max() takes three times as long
             now = self.last_store_timestamp
@@ -157,20 +165,23 @@ class CommitLog:
             head, queue_offset = put.fill(buffer, at, physical_offset, now)
         except struct.error as error:
             return PutMessageResult(_ILLEGAL, remark=f"a number of the message does not fit its field: {error}")
-        # the head goes in last: a process that is killed half-way leaves nothing that looks like a record
+        # From here to the new ``wrote`` nothing may fail: ``fill`` has moved the next offsets of the queues, and an
+        # offset without a record would be a gap in its queue.
+        # The head, with size and magic, is written last: a process killed midway leaves no valid-looking record.
         buffer[at : at + len(head)] = head
         end = at + size
+        # Readers and syncs go up to ``wrote``, so it moves only after all bytes of the records are in the mapping.
         file.wrote = end
         self.last_store_timestamp = now
         stats = self._stats
         stats.put_message_times_total += put.count
         stats.put_message_size_total += size
         if end >= self.poke_at:
-            self.room.poke()
+            self.space.poke()
         return PutMessageResult(_OK, physical_offset, queue_offset, size, now, put.offsets)
 
     def queue_to_put(self, topic: str, queue_id: int) -> TopicQueue:
-        """As ``queue``. Raises RefusedError where no record can carry the topic or the queue id."""
+        """As ``queue``, but raises RefusedError if no record can carry the topic or the queue id."""
         if queue_id < 0:
             raise RefusedError(_ILLEGAL, f"there is no queue {queue_id}")
         try:
@@ -179,7 +190,7 @@ class CommitLog:
             raise RefusedError(_ILLEGAL, str(error)) from None
 
     def check(self, body_length: int, properties_length: int, size: int) -> None:
-        """Raises RefusedError where a record that is larger than ``small`` breaks a limit."""
+        """Raise RefusedError if a record breaks a limit. Only needed for records larger than ``small``."""
         if properties_length > record.MAX_PROPERTIES:
             raise RefusedError(
                 PutMessageStatus.PROPERTIES_SIZE_EXCEEDED,
@@ -189,7 +200,7 @@ class CommitLog:
             raise RefusedError(
                 _ILLEGAL, f"the body has {body_length} bytes, the limit (maxMessageSize) is {self.max_message_size}"
             )
-        most = self.files.size - BLANK_ROOM
+        most = self.files.size - BLANK_SPACE
         if size > most:
             raise RefusedError(_ILLEGAL, f"the record would have {size} bytes, a commit log file holds {most}")
         if size > self.max_record:
@@ -199,44 +210,47 @@ class CommitLog:
             )
 
     def check_batch(self, size: int) -> None:
-        """Raises RefusedError where a batch would take too much of the log."""
-        limit = min(self.max_message_size, self.files.size - BLANK_ROOM)
+        """Raise RefusedError if a batch would take too many bytes of the log."""
+        limit = min(self.max_message_size, self.files.size - BLANK_SPACE)
         if size > limit:
             remark = f"the batch would have {size} bytes in the log, the limit is {limit}"
             raise RefusedError(PutMessageStatus.UNKNOWN_ERROR, remark)
 
-    def _make_room(self, size: int) -> MappedFile | None:
-        """The file that takes a record of ``size`` bytes, or None where somebody has to wait for it."""
+    def _file_with_space(self, size: int) -> MappedFile | None:
+        """The file that takes ``size`` bytes, after a roll-over if needed; None if the put has to wait for it."""
         file = self.file
         if file is not None:
             if file.wrote + size <= file.append_limit:
                 return file
             left = file.size - file.wrote
             if left:
-                if size + BLANK_ROOM <= left or file.reserved - file.wrote < min(left, BLANK_ROOM):
-                    self.room.poke(size + BLANK_ROOM)
+                # Either the record fits and only the reserved part is too short, or even the page of the BLANK is not
+                # reserved yet. Both are a matter of the next allocation step.
+                if size + BLANK_SPACE <= left or file.reserved - file.wrote < min(left, BLANK_SPACE):
+                    self.space.poke(size + BLANK_SPACE)
                     return None
-                # closed at once: the next file may have to wait until all of this one is committed
+                # Close the file now, even if no next file is ready: a next file without a write buffer may only be used
+                # once all of this one is committed, which includes the BLANK.
                 record.BLANK.pack_into(file.buffer, file.wrote, left, record.MAGIC_BLANK)
                 file.wrote = file.size
                 self._rolled(file.end - left, file.end)
-        following = self.room.take_next()
+        following = self.space.take_next()
         if following is None:
             return None
         self.files.append(following)
         self.file = following
         if size <= following.append_limit:
             return following
-        self.room.poke(size + BLANK_ROOM)
+        self.space.poke(size + BLANK_SPACE)
         return None
 
     # -- reading
 
     def read(self, offset: int, length: int) -> memoryview | bytes | None:
-        """Up to ``length`` bytes from ``offset`` to the end of its file or of the log; b"" where nothing lies there.
+        """Up to ``length`` bytes from ``offset``, at most to the end of its file or of the log; b"" if there are none.
 
-        None where they would have to come from the device: then ``read_cold``. A view is only good for as long as its
-        file is held (``files.find(offset).hold()``) or until the next await.
+        None if they would have to come from the device: then use ``read_cold``. A view is valid until the next await,
+        or for as long as its file is held (``files.find(offset).hold()``).
         """
         file = self.files.find(offset)
         if file is None:
@@ -246,7 +260,7 @@ class CommitLog:
         return file.read(at, length) if length > 0 else b""
 
     async def read_cold(self, offset: int, length: int) -> bytes:
-        """The same by a read that may wait for the device."""
+        """As ``read``, with a read that may wait for the device."""
         file = self.files.find(offset)
         if file is None:
             return b""
@@ -254,6 +268,7 @@ class CommitLog:
         length = min(length, file.wrote - at)
         if length <= 0:
             return b""
+        # The file may expire during the read; while it is held, its descriptor stays open.
         file.hold()
         try:
             return await self.files.disk.run(file.read_cold, at, length)
@@ -261,7 +276,7 @@ class CommitLog:
             file.release()
 
     def cool_down(self, in_memory_bytes: int) -> None:
-        """Take what lies further back than ``in_memory_bytes`` from the map: its pages may have left memory."""
+        """Stop reading the log older than ``in_memory_bytes`` through the map: its pages may have been evicted."""
         border = self.max_offset - in_memory_bytes
         for file in reversed(self.files.files):
             if file.in_memory_from == file.size:

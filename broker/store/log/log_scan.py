@@ -1,9 +1,9 @@
 """Walks through the records of the commit log, for recovery and for the reput service.
 
-A place where no record stands is not taken for the end of the log as long as a record follows it anywhere: what lies
-between is reported as damaged. A record only counts where its offset, its lengths and its checksum are right, and
-behind damage only if it is not older than those before it: bytes of an earlier life of the file, which some other
-writer cut off and did not erase, never come back. Source: RocketMQ's CommitLog.checkMessageAndReturnSize.
+A position without a record is not taken for the end of the log as long as any record follows it: the bytes in between
+are reported as damaged. A record only counts if its offset, its lengths and its checksum are right. Behind damage it
+must also not be older than the records before it: bytes of an earlier use of the file, which another writer cut off but
+did not erase, must never come back. Source: RocketMQ's CommitLog.checkMessageAndReturnSize.
 """
 
 import struct
@@ -27,7 +27,7 @@ _MAGICS: Final = (record.MAGIC_V1.to_bytes(4, "big"), record.MAGIC_V2.to_bytes(4
 
 
 class LogRecord(NamedTuple):
-    """What dispatch needs to know of a record."""
+    """The fields of a record that the dispatch needs."""
 
     phy: int
     size: int
@@ -40,14 +40,14 @@ class LogRecord(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """The filler at the end of a file; the log goes on at ``next_offset``."""
+    """The filler at the end of a file; the log continues at ``next_offset``."""
 
     phy: int
     next_offset: int
 
 
 class Damage(NamedTuple):
-    """Bytes of the log that are no record though records follow them."""
+    """Bytes of the log that are not a record although records follow them."""
 
     phy: int
     length: int
@@ -55,14 +55,14 @@ class Damage(NamedTuple):
 
 
 class NoRecordError(Exception):
-    """Why there is no whole record at a place; the text is empty where nothing was ever written there."""
+    """There is no whole record at a position; the text says why, and is empty if nothing was ever written there."""
 
 
 class RecordReader:
-    """Decodes records of a log whose files have ``file_size`` bytes; topics are kept as one string each.
+    """Decodes records of a log with files of ``file_size`` bytes. Each topic becomes one shared string.
 
-    The checksum of a record covers its body alone. What a power cut takes is whole sectors, which are zeros then: a
-    record whose topic or properties have such a hole is none.
+    The checksum of a record covers only its body. A power cut loses whole sectors, which then read as zeros: a record
+    with such a hole in its topic or properties is not valid.
     """
 
     def __init__(self, file_size: int, *, check_crc: bool = True) -> None:
@@ -71,10 +71,14 @@ class RecordReader:
         self._topics: dict[bytes, str] = {}
 
     def read(self, view: Any, at: int, phy: int) -> LogRecord | Blank:
-        """What stands at ``at`` of ``view``, which is offset ``phy`` of the log. Raises NoRecordError."""
+        """The record or BLANK at position ``at`` of ``view``, which is log offset ``phy``. Raises NoRecordError."""
+        # The usual form is decoded inline: recovery and reput call this for every record. Any mismatch goes to the
+        # full path, which also gives the reason.
         if len(view) - at >= _HEAD_V4_SIZE:
-            size, magic, crc, queue_id, queue_offset, said, sys_flag, stored, body = _HEAD_V4.unpack_from(view, at)
-            if magic == record.MAGIC_V1 and said == phy and not sys_flag & _V6 and body >= 0:
+            size, magic, crc, queue_id, queue_offset, stored_phy, sys_flag, stored, body = _HEAD_V4.unpack_from(
+                view, at
+            )
+            if magic == record.MAGIC_V1 and stored_phy == phy and not sys_flag & _V6 and body >= 0:
                 body_at = at + _HEAD_V4_SIZE
                 topic_at = body_at + body
                 end = at + size
@@ -94,7 +98,7 @@ class RecordReader:
         return self._read_any(view, at, phy)
 
     def _read_any(self, view: Any, at: int, phy: int) -> LogRecord | Blank:
-        """The same for every form of record, and the reason why something is none."""
+        """As ``read``, for every form of record; raises NoRecordError with the reason if there is none."""
         check = record.check_record(view, at, physical_offset=phy, check_crc=self._check_crc)
         if check.state is record.RecordState.BLANK:
             return Blank(phy, phy + check.size)
@@ -114,7 +118,7 @@ class RecordReader:
         )
 
     def _check_whole(self, view: Any, at: int, phy: int, *ranges: tuple[int, int]) -> None:
-        """Raise NoRecordError where a sector's part of one of the ranges is nothing but zeros."""
+        """Raise NoRecordError if the part of a range that is in one sector consists of zeros only."""
         to_file = phy % self.file_size - at
         for begin, end in ranges:
             first = begin
@@ -132,7 +136,7 @@ class RecordReader:
 
 
 class LogWalk:
-    """Goes through mapped files from an offset to the last record there is. Blocks at most for one record a step.
+    """Walks through mapped files from an offset to the last record. One step blocks for one record at most.
 
     After ``step`` has returned None, ``position`` is the end of the log.
     """
@@ -149,7 +153,7 @@ class LogWalk:
         self.last_timestamp = last_timestamp
 
     def step(self) -> LogRecord | Blank | Damage | None:
-        """The next thing in the log."""
+        """The next record, BLANK or damaged range; None at the end of the log."""
         file = self._file_at(self.position)
         if file is None:
             return None
@@ -171,14 +175,16 @@ class LogWalk:
         if isinstance(found, Blank):
             if found.next_offset != file.end:
                 raise NoRecordError(f"a BLANK of {found.next_offset - found.phy} bytes where {file.size - at} are left")
+        # An older record is valid only if the clock was set back while the log was written. Otherwise it is a record
+        # that another writer had cut off, which does not count.
         elif found.store_timestamp < self.last_timestamp and not self._time_comes_back(file, at):
-            raise NoRecordError("a record of an earlier life of this file")
+            raise NoRecordError("a record of an earlier use of this file")
         return found
 
     def _probe(self, file: MappedFile, at: int) -> None:
-        """Raise NoRecordError where the pages that a record's front would lie in have never been written.
+        """Raise NoRecordError if the pages of a record's first bytes have never been written.
 
-        A look at such a page through the map takes memory for it on tmpfs: on a full one that is SIGBUS.
+        Reading such a page through the map allocates memory for it on tmpfs: on a full tmpfs that is a SIGBUS.
         """
         end = min(at + _HEAD_V4_SIZE, file.size)
         probed, begin, until = self._probed
@@ -200,7 +206,7 @@ class LogWalk:
         return None
 
     def _time_comes_back(self, file: MappedFile, at: int) -> bool:
-        """True where the clock was set back: the records that follow reach the time of those before them again."""
+        """True if the clock was set back: the following records reach the time of those before ``at`` again."""
         reader = RecordReader(self._reader.file_size, check_crc=False)
         position = file.start + at
         while True:
@@ -220,7 +226,7 @@ class LogWalk:
             position += found.size
 
     def _skip(self, why: str) -> Damage | None:
-        """Go to the next record behind a place where none stands; None, and no step, where there is none."""
+        """Move to the next record behind a position without one. None, without a move, if no record follows."""
         following = self._find_next()
         if following is None:
             return None
@@ -233,6 +239,7 @@ class LogWalk:
         if file is None:
             return None
         at = self.position - file.start
+        # The length field of the damaged record often survives and leads to the next record. Otherwise search for one.
         if file.size - at >= record.BLANK_SIZE:
             size = int.from_bytes(self._disk.pread(file.fd, 4, at), "big")
             if record.OVERHEAD_V1 <= size < file.size - at and self._is_record(file, at + size):
@@ -246,9 +253,10 @@ class LogWalk:
         return None
 
     def _search(self, file: MappedFile, begin: int) -> int | None:
-        """Position in a file of the first whole record from ``begin`` on that is not older than those before it."""
+        """Position of the first whole record from ``begin`` on that is not older than the records before it."""
         at = begin
         while at < file.size - record.OVERHEAD_V1:
+            # Holes are skipped: a new file of 1 GiB has no data in most of it.
             data_at = self._disk.next_data(file.fd, at)
             if data_at >= file.size:
                 return None
@@ -273,17 +281,17 @@ class LogWalk:
 
 
 def _is_zero(data: bytes) -> bool:
-    """True where there are only zeros: by comparison, which is a hundred times as fast as looking at each byte."""
+    """True if there are only zeros. A comparison is a hundred times as fast as a loop over the bytes."""
     return data == (_ZEROS if len(data) == len(_ZEROS) else bytes(len(data)))
 
 
 def properties_of(found: LogRecord) -> dict[str, str]:
-    """A record's properties by name."""
+    """The properties of a record by name."""
     return decode_properties(found.properties)
 
 
 def erase_behind(disk: Disk, file: MappedFile, position: int, *, sync: bool = True) -> int:
-    """Write zeros over everything that stands behind ``position`` of a file, durably; how many bytes. Blocks."""
+    """Write zeros over everything behind ``position`` of a file, durably. Returns the number of bytes. Blocks."""
     erased = 0
     at = position
     while at < file.size:

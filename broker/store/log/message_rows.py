@@ -1,4 +1,4 @@
-"""MessageRows: a put of messages that the native extension has read and lays out, of one batch or of many requests.
+"""MessageRows: a put of messages that the native extension has read and lays out, from one batch or many requests.
 
 Source: as puts.py; the extension's part is native/core/src/rows.rs.
 """
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class MessageRows(Struct, gc=False):
-    """Ordinary messages, maybe of many requests, that are laid out together; they lie in one file.
+    """Ordinary messages, possibly of many requests, that are laid out together in one file.
 
-    ``queues``: those that they go to, in the order of the messages' own numbers, ``counts``: how many go to each.
-    ``source``: what bodies are copied from. ``is_batch``: they came as one, which has a limit of its own. ``starts``,
-    set by ``fill``: the offset of each queue's first message. ``replies``, set by it too: those to each span.
+    ``queues``: the queues of the messages, in the order in which ``messages`` numbers them; ``counts``: messages for
+    each of them. ``source``: the buffer that bodies are copied from. ``is_batch``: the messages came as one batch,
+    which has a limit of its own. ``fill`` sets ``starts``, the offset of each queue's first message, and ``replies``,
+    the replies to each span of the source.
     """
 
     messages: Messages
@@ -51,13 +52,13 @@ class MessageRows(Struct, gc=False):
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """Number of messages."""
         return sum(self.counts)
 
     def measure(self, log: "CommitLog") -> int:
-        """See Put. The limits of each message have been looked at where it was read."""
+        """See Put. The limits of each single message were checked when it was read."""
         for queue in self.queues:
-            if queue.gone:
+            if queue.deleted:
                 remark = f"the topic {queue.topic} has been deleted"
                 raise RefusedError(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark)
         total = self.messages.total
@@ -66,26 +67,29 @@ class MessageRows(Struct, gc=False):
         return total
 
     def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
-        """See Put. Also raises what ``messages`` raise: nothing has been written then."""
+        """See Put. Also raises what ``messages`` raises; then there are no side effects."""
         starts = [queue.next_offset for queue in self.queues]
         messages = self.messages
         total = messages.total
         try:
             head = messages.write(self.source, buffer, at, physical_offset, store_timestamp, starts)
-            # the extension is asked for all that could fail before the messages are stored, and for nothing afterwards
+            # Ask the extension for everything that could fail before the messages are stored, and for nothing later:
+            # a fault after the append would make the caller store the messages twice.
             self.units, self.keys = messages.units(), messages.keys(store_timestamp)
             self.offsets = messages.physical_offsets()
             if not self.is_batch:
                 self.replies = messages.replies()
         except BaseException:
+            # The extension may have written a part. Zeros again, so that recovery finds no record here.
             buffer[at : at + total] = bytes(total)
             raise
         self.starts = starts
+        # Only now: a fault above must leave the offsets of the queues as they were.
         for queue, added in zip(self.queues, self.counts, strict=True):
             queue.next_offset += added
         return head, starts[0]
 
-    def let_go(self) -> None:
+    def release_buffers(self) -> None:
         """See Put."""
         self.source = b""
 
@@ -114,6 +118,7 @@ class MessageRows(Struct, gc=False):
             begin, end = end, end + count * UNIT_SIZE
             if deleted and queue.topic in deleted:
                 continue
+            # ``units`` caches the consume queue of the topic's current life
             to = queue.units
             if to is None or to.deleted:
                 to = queue.units = queues.find_or_create(queue.topic, queue.queue_id)
@@ -121,6 +126,7 @@ class MessageRows(Struct, gc=False):
 
     def arrivals(self, _result: PutMessageResult) -> Arrivals:
         """See Put."""
+        # One iterator for all queues: each takes its share, also of a deleted topic, so that the shares stay aligned.
         codes = (tags_code for _, _, tags_code in UNIT.iter_unpack(self.units))
         found = []
         for queue, count, start in zip(self.queues, self.counts, self.starts, strict=True):

@@ -1,7 +1,7 @@
-"""The put-message lock: while one append waits for room, all later ones queue behind it, first come first served.
+"""The put-message lock: while one append waits for space, all later ones queue behind it, first come, first served.
 
-The fast path only looks whether ``is_held``; nobody ever waits for a lock that is free. RocketMQ's choices of a lock
-(spin, reentrant, adaptive) have no counterpart: one event loop appends.
+The fast path only checks ``is_held``; no put waits for a lock that is free. RocketMQ's choices of a lock (spin,
+reentrant, adaptive) have no counterpart here, because one event loop does all appends.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from typing import Final
 import trio
 from msgspec import Struct
 
-from trimq.broker.store.log.puts import PatientPut
+from trimq.broker.store.log.puts import WaitablePut
 from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 from trimq.remoting.runtime.durations import Durations
 
@@ -21,28 +21,28 @@ _TURN: Final = 256
 
 
 class _Waiting(Struct):
-    put: PatientPut
+    put: WaitablePut
     on_done: PutCallback
     since: float
 
 
 class PutMessageLock:
-    """Appends that wait, in their order.
+    """Appends that wait, in order of arrival.
 
-    ``append`` tries one put: a result, or None where it still has no room. ``finish`` takes a result to its end
-    (dispatch, waiting for the disk), or counts a refusal, and gives the reply if that is ready.
+    ``append`` tries one put: it returns a result, or None if the space is still missing. ``finish`` completes a put
+    with its result (dispatch and wait for the disk, or count the refusal) and returns the reply if it is ready.
     """
 
     def __init__(
         self,
-        append: Callable[[PatientPut], PutMessageResult | None],
-        finish: Callable[[PatientPut, PutMessageResult, PutCallback], PutMessageResult | None],
+        append: Callable[[WaitablePut], PutMessageResult | None],
+        finish: Callable[[WaitablePut, PutMessageResult, PutCallback], PutMessageResult | None],
         refusal: Callable[[], PutMessageResult | None],
         *,
         busy_seconds: float,
         needs_file: Callable[[], bool],
     ) -> None:
-        """``refusal`` answers all puts while the store refuses them; ``needs_file`` tells what is missing."""
+        """``refusal`` answers all puts while the store refuses them; ``needs_file``: they wait for a whole file."""
         self._append = append
         self._finish = finish
         self._refusal = refusal
@@ -53,23 +53,24 @@ class PutMessageLock:
         self._closed = False
         self.is_held = False
         self.waits = Durations()
-        """How long appends that found no room have waited, whatever came of it."""
+        """How long appends have waited for space, whatever their result."""
         self.busy = 0
         """Appends refused because the wait was too long."""
 
-    def wait(self, put: PatientPut, on_done: PutCallback) -> PutMessageResult | None:
-        """Queue up. The body is copied: it may lie in a buffer that the next read overwrites."""
+    def wait(self, put: WaitablePut, on_done: PutCallback) -> PutMessageResult | None:
+        """Queue the put. The body is copied: it may be in a buffer that the next receive overwrites."""
         now = trio.current_time()
+        # Back-pressure: when the first put has already waited too long, a new one is refused instead of queued.
         if self._queue and now - self._queue[0].since > self._busy_seconds:
             return self._finish(put, self._busy(), on_done)
-        put.keep()
+        put.copy_buffers()
         self._queue.append(_Waiting(put, on_done, now))
         self.is_held = True
         self._changed.set()
         return None
 
-    def room(self) -> None:
-        """There may be room now, or the store has begun to refuse."""
+    def space_ready(self) -> None:
+        """There may be space now, or the store has started to refuse puts."""
         if self._queue:
             self._changed.set()
 
@@ -77,7 +78,7 @@ class PutMessageLock:
         return len(self._queue)
 
     def held_ms(self) -> int:
-        """How long the first one in the queue has been waiting."""
+        """How long the first put in the queue has been waiting, in ms."""
         return int(1000 * (trio.current_time() - self._queue[0].since)) if self._queue else 0
 
     async def run(self) -> None:
@@ -89,15 +90,16 @@ class PutMessageLock:
                 break
             with trio.move_on_at(self._next_deadline()):
                 await self._changed.wait()
+            # A new event before the next pass: a change during the pass sets it, so no wake-up is lost.
             self._changed = trio.Event()
 
     def stop(self) -> None:
-        """End the task once the queue is empty."""
+        """End the task as soon as the queue is empty."""
         self._closed = True
         self._changed.set()
 
     async def _serve(self) -> None:
-        """Append until somebody has to wait; the lock is free again where nobody does."""
+        """Append in order until a put has to wait; the lock is released when the queue is empty."""
         queue = self._queue
         served = 0
         while queue:
@@ -105,6 +107,7 @@ class PutMessageLock:
             result = self._refusal() or self._append(head.put)
             if result is None:
                 return
+            # Removed only now: as long as it waits for space, the put keeps its place in front of all later ones.
             queue.popleft()
             self._done(head, result)
             served += 1
@@ -119,6 +122,7 @@ class PutMessageLock:
             waiting.on_done(reply)
 
     def _limit(self, waiting: _Waiting, *, first: bool) -> float:
+        # A file takes longer than a step of the current one, so the head gets RocketMQ's time for it.
         patience = CREATE_FILE_SECONDS if first and self._needs_file() else self._busy_seconds
         return waiting.since + patience
 
@@ -130,7 +134,7 @@ class PutMessageLock:
         return min(deadline, self._limit(queue[1], first=False)) if len(queue) > 1 else deadline
 
     def _expire(self) -> None:
-        """Answer those that have waited too long: in the order of arrival, but for one that waits for a file."""
+        """Answer the puts that have waited too long, in order of arrival. One that needs a file may wait longer."""
         queue = self._queue
         now = trio.current_time()
         if not queue:
@@ -139,11 +143,13 @@ class PutMessageLock:
         first_due = now >= self._limit(head, first=True)
         needs_file = self._needs_file()
         late: list[_Waiting] = []
+        # The head may have more time than those behind it. So take out the late ones first, then decide about it.
         queue.popleft()
         while queue and now >= queue[0].since + self._busy_seconds:
             late.append(queue.popleft())
         if not first_due:
             queue.appendleft(head)
+        # Set before any callback runs: a callback may put again, and must find the lock in its new state.
         self.is_held = bool(queue)
         if first_due:
             self._done(head, self._no_file() if needs_file else self._busy())
@@ -154,7 +160,7 @@ class PutMessageLock:
         self.busy += 1
         return PutMessageResult(
             PutMessageStatus.OS_PAGE_CACHE_BUSY,
-            remark=f"waited more than {self._busy_seconds:g} s for room in the commit log; the disk does not keep up",
+            remark=f"waited more than {self._busy_seconds:g} s for space in the commit log; the disk does not keep up",
         )
 
     @staticmethod

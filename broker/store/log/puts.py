@@ -1,7 +1,8 @@
-"""What goes into the store: a message, or a batch of them; what the native extension has read is in message_rows.py.
+"""What is put into the store: a message, or a batch of messages. Rows of the native extension are in message_rows.py.
 
-Each says how many bytes its records take, fills them in, and tells the dispatch what is new. All else (limits, room,
-the time, the order of writes, who waits for what) is the commit log's and the write path's, the same for all of them.
+Each kind of put says how many bytes its records take, writes them, and reports the new messages to the dispatch.
+Everything else (limits, space, time, the order of writes, who waits for what) is done by the commit log and the write
+path, in the same manner for all kinds.
 Source: RocketMQ's MessageExtBrokerInner, MessageExtBatch, DefaultAppendMessageCallback.
 """
 
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 
 Arrivals = Iterable[tuple[str, int, int, Sequence[int]]]
-"""New messages: (topic, queue id, the first one's queue offset + 1, tags code of each)."""
+"""New messages: (topic, queue id, queue offset of the first one + 1, tags code of each)."""
 
 _V6_FLAGS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _PACK_V4: Final = record.layout(0).pack
 _FIXED_V4: Final = record.layout(0).size
 _COPIED_ONCE: Final = 4096
-"""Bodies up to this size are stored in one piece with what stands behind them; larger ones are not copied twice."""
+"""Bodies up to this size are joined with the bytes behind them and stored by one copy; larger ones are not joined."""
 _PACK_UNIT: Final = UNIT.pack
 _HEAD: Final = record.SIZE_MAGIC.size
 
 
 class RefusedError(Exception):
-    """A put that breaks a limit; ``result`` says which."""
+    """A put that breaks a limit; ``result`` says which one."""
 
     def __init__(self, status: PutMessageStatus, remark: str) -> None:
         super().__init__(remark)
@@ -47,7 +48,7 @@ class RefusedError(Exception):
 
 
 class Put(Protocol):
-    """Records that are put together. The methods are called in this order, each at most once."""
+    """Records that are appended together. The methods are called in the order below, each at most once."""
 
     @property
     def topics(self) -> Collection[str]:
@@ -56,77 +57,77 @@ class Put(Protocol):
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """Number of messages."""
         ...
 
     @property
     def sys_flag(self) -> int:
-        """Tells kinds of transactions apart."""
+        """The flags of the messages; the dispatch needs the kind of transaction in them."""
         ...
 
     @property
     def offsets(self) -> Sequence[int] | None:
-        """Log offset of each record, once they are in the log; None for one."""
+        """Log offset of each record after the append; None for a single record."""
         ...
 
     @property
     def wait(self) -> bool:
-        """The WAIT property: False means that the reply does not wait for the disk."""
+        """The WAIT property. False: the reply does not wait for the disk."""
         ...
 
     def measure(self, log: "CommitLog") -> int:
-        """How many bytes its records take. Raises RefusedError, by ``log``, where they break a limit.
+        """Bytes that the records take. Raises RefusedError if they break one of the limits of ``log``.
 
-        It may be asked again where there was no room.
+        Called again when the put has waited for space.
         """
         ...
 
     def fill(self, buffer: memoryview, at: int, physical_offset: int, store_timestamp: int) -> tuple[bytes, int]:
-        """Write the records from ``at`` on, all but their beginning, which goes in last: it is what is returned.
+        """Write the records from ``at`` on, except their first bytes, which are returned: the caller writes them last.
 
-        Also the queue offset of the first one: the queues' next offsets are behind the records from here on.
-        Raises struct.error for a number that does not fit its field: then nothing has happened.
+        Also returns the queue offset of the first record, and moves the next offsets of the queues behind the records.
+        Raises struct.error if a number does not fit its field; then there are no side effects.
         """
         ...
 
-    def let_go(self) -> None:
+    def release_buffers(self) -> None:
         """The dispatch comes later: drop what it does not need, which may be a view of the receive buffer."""
         ...
 
     def is_in(self, topics: Container[str]) -> bool:
-        """Whether one of its topics is among these."""
+        """Whether one of the topics of the messages is in ``topics``."""
         ...
 
     def leave_out(self, topics: Collection[str]) -> None:
-        """These topics, not all there are, have been deleted: ``dispatch_into`` adds no units to their queues."""
+        """Some of the topics (not all) have been deleted: ``dispatch_into`` adds no units to their queues."""
         ...
 
     def dispatch_into(
         self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult, /
     ) -> None:
-        """Hand the keys to the index, and add the units to the queues; None: not to these."""
+        """Give the keys to the index and add the units to the queues. None: skip the index, or the queues."""
         ...
 
     def arrivals(self, result: PutMessageResult, /) -> Arrivals:
-        """What can be read now."""
+        """The messages that can be read from now on."""
         ...
 
 
-class PatientPut(Put, Protocol):
-    """One that may wait for room."""
+class WaitablePut(Put, Protocol):
+    """A put that may wait for space."""
 
-    def keep(self) -> None:
-        """Copy what lies in buffers that others will overwrite."""
+    def copy_buffers(self) -> None:
+        """Copy the parts that are in buffers which the next receive overwrites."""
         ...
 
 
 class MessageInner(Struct, gc=False):
     """A message on its way into the log.
 
-    ``born_host`` and ``store_host`` are packed addresses (8 or 20 bytes); their IPv6 bits of ``sys_flag`` are set here.
-    ``properties`` is the encoded text, ``tags_code`` the hash of the tag, ``keys`` the words the index shall
-    find it by (UNIQ_KEY first). ``wait``: see Put. ``queue``: that of ``topic`` and ``queue_id`` where it is known;
-    ``measure`` sets it otherwise, and ``size``, the record's.
+    ``born_host`` and ``store_host`` are packed addresses (8 or 20 bytes); ``fill`` sets their IPv6 bits of
+    ``sys_flag``. ``properties`` is the encoded text, ``tags_code`` the hash of the tag, ``keys`` the words by which the
+    index finds the message (UNIQ_KEY first). ``wait``: see Put. ``queue``: that of ``topic`` and ``queue_id`` if the
+    caller knows it, else set by ``measure``, like ``size``, the size of the record.
     """
 
     topic: str
@@ -157,10 +158,12 @@ class MessageInner(Struct, gc=False):
     def measure(self, log: "CommitLog") -> int:
         """See Put."""
         queue = self.queue
-        if queue is None or queue.gone:
+        # A queue that the caller cached may belong to a topic that has been deleted since.
+        if queue is None or queue.deleted:
             queue = self.queue = log.queue_to_put(self.topic, self.queue_id)
         body, properties = len(self.body), len(self.properties)
         size = self.size = queue.overhead + len(self.born_host) + len(self.store_host) + body + properties
+        # Most messages are small: then no single limit has to be checked.
         if size > log.small:
             log.check(body, properties, size)
         return size
@@ -178,8 +181,10 @@ class MessageInner(Struct, gc=False):
             sys_flag = sys_flag & ~_V6_FLAGS | record.host_flags(born_host, store_host)
             layout = record.layout(sys_flag)
             pack, body_at = layout.pack, at + layout.size
+        # Prepared and rolled back messages of transactions are in no queue of their topic: their offset is 0.
         takes_offset = IN_QUEUE[sys_flag & KIND]
         queue_offset = queue.next_offset if takes_offset else 0
+        # ``pack`` is the only call that can fail, so it comes before the first store into the buffer.
         head = pack(
             size,
             queue.magic,
@@ -199,6 +204,7 @@ class MessageInner(Struct, gc=False):
         )
         properties = self.properties
         tail = queue.topic_part + len(properties).to_bytes(2, "big") + properties
+        # The ranges are as long as the data: a mapping refuses to assign a slice of another length.
         if body_length <= _COPIED_ONCE:
             buffer[body_at : at + size] = b"".join((body, tail))
         else:
@@ -209,11 +215,11 @@ class MessageInner(Struct, gc=False):
             queue.next_offset = queue_offset + 1
         return head, queue_offset
 
-    def keep(self) -> None:
-        """See PatientPut."""
+    def copy_buffers(self) -> None:
+        """See WaitablePut."""
         self.body = bytes(self.body)
 
-    def let_go(self) -> None:
+    def release_buffers(self) -> None:
         """See Put."""
         self.body = b""
 
@@ -222,14 +228,14 @@ class MessageInner(Struct, gc=False):
         return self.topic in topics
 
     def leave_out(self, topics: Collection[str]) -> None:
-        """See Put: it has one topic."""
+        """See Put. Never called: the message has one topic."""
 
     def dispatch_into(
         self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
     ) -> None:
         """See Put."""
         topic, physical_offset = self.topic, result.physical_offset
-        if index is not None and self.keys:  # IndexService.put without the call
+        if index is not None and self.keys:  # IndexService.put, inlined: this runs for every message
             pending = index.pending
             pending.append((topic, self.keys, physical_offset, result.store_timestamp))
             if len(pending) == WAKE_AT:
@@ -242,7 +248,7 @@ class MessageInner(Struct, gc=False):
             queue = queues.find_or_create(topic, self.queue_id)
         size, queue_offset = result.size, result.queue_offset
         if queue_offset == queue.next_offset and physical_offset >= queue.max_phy and queue.dirty:
-            # ConsumeQueue.put's usual case, without the call
+            # the usual case of ConsumeQueue.put, inlined
             queue.tail += _PACK_UNIT(physical_offset, size, self.tags_code)
             queue.next_offset = queue_offset + 1
             queue.max_phy = physical_offset + size
@@ -255,10 +261,10 @@ class MessageInner(Struct, gc=False):
 
 
 class MessageBatch(Struct, gc=False):
-    """A traditional batch: messages of one topic and queue that get consecutive offsets and lie in one file.
+    """A traditional batch: messages of one topic and queue that get consecutive offsets and are in one file.
 
-    ``messages``, ``tags_codes`` and ``keys`` are of the same length: what belongs to each message, as in MessageInner.
-    They are kept by column because what is done to them is done to all at once.
+    ``messages``, ``tags_codes`` and ``keys`` have the same length and hold, per message, what MessageInner holds.
+    They are stored by column because each step works on one column of all messages.
     """
 
     topic: str
@@ -282,7 +288,7 @@ class MessageBatch(Struct, gc=False):
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """Number of messages."""
         return len(self.tags_codes)
 
     def measure(self, log: "CommitLog") -> int:
@@ -294,6 +300,7 @@ class MessageBatch(Struct, gc=False):
             raise RefusedError(PutMessageStatus.MESSAGE_ILLEGAL, "the batch holds no message")
         queue = self.queue = log.queue_to_put(self.topic, self.queue_id)
         fixed = queue.overhead + len(self.born_host) + len(self.store_host)
+        # The longest body and the longest properties together: if they break no limit, no message does.
         if sum(messages.longest) + fixed > log.small:
             for body, properties in messages.lengths():
                 log.check(body, properties, fixed + body + properties)
@@ -306,6 +313,7 @@ class MessageBatch(Struct, gc=False):
         queue = self.queue
         assert queue is not None
         sys_flag = self.sys_flag & ~_V6_FLAGS | record.host_flags(self.born_host, self.store_host)
+        # Everything that can fail comes before the first store into the buffer and before the queue's offset moves.
         shared = record.pack_shared(
             sys_flag, self.born_timestamp, self.born_host, store_timestamp, self.store_host, self.reconsume_times
         )
@@ -316,11 +324,11 @@ class MessageBatch(Struct, gc=False):
         buffer[at + _HEAD : at + len(records)] = memoryview(records)[_HEAD:]
         return bytes(records[:_HEAD]), first
 
-    def keep(self) -> None:
-        """See PatientPut."""
+    def copy_buffers(self) -> None:
+        """See WaitablePut."""
         self.messages = self.messages.copied()
 
-    def let_go(self) -> None:
+    def release_buffers(self) -> None:
         """See Put."""
         self.messages = NO_MESSAGES
 
@@ -329,7 +337,7 @@ class MessageBatch(Struct, gc=False):
         return self.topic in topics
 
     def leave_out(self, topics: Collection[str]) -> None:
-        """See Put: it has one topic."""
+        """See Put. Never called: the messages have one topic."""
 
     def dispatch_into(
         self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult
@@ -340,6 +348,7 @@ class MessageBatch(Struct, gc=False):
             index.put_all(zip(repeat(self.topic), self.keys, offsets, repeat(result.store_timestamp), strict=False))
         if queues is None:
             return
+        # The records are adjacent: the size of each is the distance to the next one.
         sizes = list(map(sub, [*offsets[1:], result.physical_offset + result.size], offsets))
         queue = queues.find_or_create(self.topic, self.queue_id)
         queue.put_all(offsets, sizes, self.tags_codes, result.queue_offset)
@@ -350,16 +359,16 @@ class MessageBatch(Struct, gc=False):
 
 
 class Dispatcher(Protocol):
-    """What the log hands its records to, in log order, once they may be read (queue units, index, waiting pulls).
+    """Takes the records in log order once they may be read, and gives them to queues, index and waiting pulls.
 
-    It keeps the one dispatch position: what does not begin there (live dispatch is off) is left to
-    ReputMessageService, which reads it from the log.
+    It owns the one dispatch position. Records that do not start at the position (the live dispatch is off) are left
+    to ReputMessageService, which reads them from the log.
     """
 
     def dispatch(self, put: Put, result: PutMessageResult) -> None:
-        """Records that lie side by side. Never raises; never waits. A delayed message's tags code is its due time."""
+        """Dispatch adjacent records. Never raises, never waits. The tags code of a delayed message is its due time."""
         ...
 
     def rolled(self, blank_offset: int, next_offset: int) -> None:
-        """The log goes on at ``next_offset``: a BLANK fills [blank_offset, next_offset)."""
+        """The log continues at ``next_offset``: a BLANK fills [blank_offset, next_offset)."""
         ...

@@ -1,4 +1,4 @@
-"""What the commit log keeps of each queue between two appends."""
+"""The state of each queue that the commit log keeps between two appends."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -13,14 +13,14 @@ V4_HOSTS: Final = 16
 
 
 class TopicQueue:
-    """What an append needs to know of a queue: its next offset, and its topic as it stands in the record.
+    """The state of a queue that an append needs: its next offset, and its topic as it is encoded in a record.
 
-    ``gone`` says that the topic was deleted, so that whoever has kept this must look again. ``units``: the queue's
-    consume queue, once it has been looked up, as long as it is not deleted.
+    ``deleted``: the topic was deleted, so that a caller who has cached this object must look the queue up again.
+    ``units``: the consume queue, once it has been looked up, as long as it is not deleted.
     """
 
     __slots__ = (
-        "gone",
+        "deleted",
         "magic",
         "next_offset",
         "overhead",
@@ -38,20 +38,20 @@ class TopicQueue:
         self.topic_part = len(raw).to_bytes(2 if wide else 1, "big") + raw
         self.overhead = record.OVERHEAD_V1 - 1 - V4_HOSTS + len(self.topic_part)
         self.next_offset = next_offset
-        self.gone = False
+        self.deleted = False
         self.units: ConsumeQueue | None = None
 
 
 class TopicIllegalError(ValueError):
-    """A topic that no record can carry; the text says why."""
+    """A topic that no record can carry; the text gives the reason."""
 
 
 def checked_topic(topic: str) -> bytes:
-    """A topic's bytes. Raises TopicIllegalError where no record or no rule allows them."""
+    """The encoded topic. Raises TopicIllegalError if it does not fit a record or breaks a rule for names."""
     try:
         raw = topic.encode()
     except UnicodeEncodeError:
-        raise TopicIllegalError("the topic is no valid text") from None
+        raise TopicIllegalError("the topic is not valid text") from None
     limit = MAX_RETRY_TOPIC_LENGTH if topic.startswith(RETRY_PREFIX) else MAX_TOPIC_LENGTH
     if not raw:
         raise TopicIllegalError("the topic is empty")

@@ -1,14 +1,14 @@
-"""Memory that records are written to before they go into their file (transientStorePoolEnable).
+"""Memory that records are written to before they are written to their file (transientStorePoolEnable).
 
 ::
 
     append -> WriteBuffer -> CommitRealTimeService: write(2) -> file -> FlushRealTimeService: data sync -> device
               private, locked                        readable from here on
 
-An append then never waits for the page cache. What has not been committed is in no file: the end of the process takes
-it, and nobody has read it. Memory is taken step by step as the log grows and given back once it has been committed, so
-a pool of five buffers of 1 GiB takes megabytes unless the disk falls behind.
-Source: RocketMQ's TransientStorePool, and DefaultMappedFile where it has a write buffer.
+So an append never waits for the page cache. Records that are not committed are in no file: a crash of the process loses
+them, and no consumer has read them. Memory is allocated step by step as the log grows and given back after the commit,
+so that a pool of five buffers of 1 GiB takes megabytes unless the disk falls behind.
+Source: RocketMQ's TransientStorePool, and DefaultMappedFile with a write buffer.
 """
 
 import ctypes
@@ -29,11 +29,11 @@ _log = structlog.get_logger(__name__)
 _STEP: Final = 1 << 20
 
 Lock = Callable[[mmap.mmap, int, int], int]
-"""Keeps (memory, begin, end) in RAM; 0, or the errno of the refusal."""
+"""Locks (memory, begin, end) in RAM; returns 0, or the errno of a refusal."""
 
 
 def lock_memory(memory: mmap.mmap, begin: int, end: int) -> int:
-    """mlock(2): its pages are made now and stay. Blocks. RLIMIT_MEMLOCK bounds it."""
+    """Call mlock(2): the pages are allocated now and stay. Blocks. Bounded by RLIMIT_MEMLOCK."""
     libc = ctypes.CDLL(None, use_errno=True)
     anchor = ctypes.c_char.from_buffer(memory, begin)
     if libc.mlock(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(end - begin)):
@@ -48,19 +48,19 @@ def _unlock(memory: mmap.mmap, begin: int, end: int) -> None:
 
 
 class WriteBuffer:
-    """Private memory of a file's length. Its pages are taken by ``make_ready`` and given back by ``give_back``."""
+    """Private memory as long as a file. ``make_ready`` allocates its pages, ``give_back`` frees them."""
 
     __slots__ = ("_given_back", "_lock", "locked", "memory")
 
     def __init__(self, size: int, lock: Lock = lock_memory) -> None:
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.locked = 0
-        """The errno of the last refusal to lock; 0 where all is locked."""
+        """The errno of the last refusal to lock; 0 if everything is locked."""
         self._lock = lock
         self._given_back = 0
 
     def make_ready(self, begin: int, end: int) -> None:
-        """Let stores into [begin, end) find their pages, locked where that is allowed. Blocks."""
+        """Allocate the pages of [begin, end), locked if the limit allows it. Blocks."""
         if begin == end:
             return
         self.locked = self._lock(self.memory, begin, end)
@@ -68,7 +68,7 @@ class WriteBuffer:
             self._touch(begin, end)
 
     def _touch(self, begin: int, end: int) -> None:
-        """A read into the pages makes them without the interpreter's lock, as in RealDisk.reserve."""
+        """Allocate pages by a read into them, which releases the interpreter's lock, as in RealDisk.reserve."""
         zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
         try:
             with memoryview(self.memory) as view:
@@ -79,7 +79,7 @@ class WriteBuffer:
             os.close(zero)
 
     def give_back(self, end: int) -> None:
-        """What lies below ``end`` is not needed any more: whole pages of it go back to the system."""
+        """Free the whole pages below ``end``: their records are in the file."""
         end -= end % mmap.PAGESIZE
         begin = self._given_back
         if end > begin:
@@ -88,12 +88,12 @@ class WriteBuffer:
             self._given_back = end
 
     def close(self) -> None:
-        """Give all of it back."""
+        """Free all of the memory."""
         self.memory.close()
 
 
 class TransientStorePool:
-    """As many write buffers as there may be at once; each is made when it is borrowed. Belongs to the event loop."""
+    """A bounded number of write buffers; each is created when it is borrowed. Belongs to the event loop."""
 
     def __init__(self, size: int, file_size: int, lock: Lock = lock_memory) -> None:
         self.size = size
@@ -101,10 +101,10 @@ class TransientStorePool:
         self._file_size = file_size
         self._lock = lock
         self.on_returned: Callable[[], None] = lambda: None
-        """Hears that there is a buffer again."""
+        """Called when a buffer has become free."""
 
     def borrow(self) -> WriteBuffer | None:
-        """A buffer; None where all are in use. Raises OSError where the system has no memory."""
+        """A new buffer; None if all are in use. Raises OSError if the system has no memory."""
         if not self.available:
             return None
         buffer = WriteBuffer(self._file_size, self._lock)
@@ -112,21 +112,21 @@ class TransientStorePool:
         return buffer
 
     def give_back(self, buffer: WriteBuffer) -> None:
-        """It is not needed any more."""
+        """Return a buffer that is no longer needed."""
         buffer.close()
         self.available += 1
         self.on_returned()
 
 
 class PooledMappedFile(MappedFile):
-    """A file whose records are in ``buffer`` first. Readers get what has been committed and nothing else."""
+    """A file whose records are written to a buffer first. Readers see only committed records."""
 
     __slots__ = ("_write_buffer", "committed", "is_reserving")
 
     committed: int
-    """Records below are in the file."""
+    """Records below this position are in the file."""
     is_reserving: bool
-    """A thread makes some of the buffer ready: it cannot be given back yet."""
+    """A thread is preparing a part of the buffer, so the buffer cannot be returned yet."""
 
     def __init__(self, write_buffer: WriteBuffer, disk: Disk, path: str, start: int, size: int, fd: int) -> None:
         super().__init__(disk, path, start, size, fd)
@@ -137,35 +137,35 @@ class PooledMappedFile(MappedFile):
 
     @property
     def lock_refused(self) -> int:
-        """The errno with which the system refused to lock the last piece of the buffer; 0 if it did not."""
+        """The errno with which the system refused to lock the last part of the buffer; 0 if it did not refuse."""
         return self._write_buffer.locked if self._write_buffer is not None else 0
 
-    def reserve_range(self, begin: int, end: int, *, durable: bool = False, large: bool = False) -> None:  # noqa: ARG002 - nothing is ahead of the device, and the buffer is no file
-        """Blocks for the file, pages for the buffer; see MappedFile."""
+    def reserve_range(self, begin: int, end: int, *, durable: bool = False, large: bool = False) -> None:  # noqa: ARG002 - a write(2) needs no zeros on the device, and the buffer is not a file
+        """Allocate blocks for the file and pages for the buffer; see MappedFile."""
         self._disk.allocate(self.fd, begin, end - begin)
         if self._write_buffer is not None:
             self._write_buffer.make_ready(begin, end)
 
     def read(self, position: int, length: int) -> memoryview | bytes | None:
-        """See MappedFile; what has not been committed is not there."""
+        """See MappedFile; records that are not committed are not readable."""
         length = min(length, self.committed - position)
         return super().read(position, length) if length > 0 else b""
 
     def read_cold(self, position: int, length: int) -> bytes:
-        """See MappedFile; what has not been committed is not there."""
+        """See MappedFile; records that are not committed are not readable."""
         return super().read_cold(position, max(0, min(length, self.committed - position)))
 
     def write_range(self, begin: int, end: int) -> None:
-        """Write [begin, end) of the buffer into the file; blocks. The caller moves ``committed``."""
+        """Write [begin, end) of the buffer into the file. Blocks. The caller moves ``committed``."""
         buffer = self._write_buffer
         if buffer is None:
-            raise RuntimeError(f"{self.path} has been committed")
+            raise RuntimeError(f"{self.path} is already committed")
         with memoryview(buffer.memory) as view, view[begin:end] as piece:
             self._disk.pwrite(self.fd, piece, begin)
         buffer.give_back(end)
 
     def take_buffer(self) -> WriteBuffer | None:
-        """Once everything is committed: the buffer, for the pool."""
+        """The buffer, for its return to the pool. Called once everything is committed."""
         buffer, self._write_buffer = self._write_buffer, None
         if self._mapping is not None:
             self.buffer = self._mapping.buffer
@@ -180,7 +180,7 @@ class PooledMappedFile(MappedFile):
 
 
 def lock_limit_text(refused: int) -> str:
-    """What to tell somebody whose buffers could not be locked."""
+    """The warning for an operator whose buffers could not be locked."""
     return (
         f"the write buffers of the transient store pool are not locked in memory ({os.strerror(refused)}): raise the "
         "limit (ulimit -l, LimitMEMLOCK= of systemd, --ulimit memlock= of docker), or the system may swap them out"
@@ -188,19 +188,19 @@ def lock_limit_text(refused: int) -> str:
 
 
 def make_pool(config: MessageStoreConfig) -> TransientStorePool | None:
-    """The pool where the configuration wants one; says what it means for what is acknowledged.
+    """The pool, if the configuration asks for one; logs what it means for acknowledged messages.
 
-    The soft limit of locked memory becomes the hard one.
+    Raises the soft limit of locked memory to the hard limit.
     """
     if not config.transient_store_pool_enable:
         return None
     if config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
-        _log.warning("transient_store_pool_not_used", reason="flushDiskType is SYNC_FLUSH: it has no use for the pool")
+        _log.warning("transient_store_pool_not_used", reason="flushDiskType is SYNC_FLUSH, which does not use the pool")
         return None
     _log.warning(
         "transient_store_pool",
         buffers=config.transient_store_pool_size,
-        reason="a crash of this process loses what was acknowledged and not yet committed: what came in the last "
+        reason="a crash of this process loses what was acknowledged and not yet committed: the messages of the last "
         f"{config.commit_thorough_ms} ms, more where the disk does not keep up",
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -1,1 +1,1 @@
-"""Consume queues and their files."""
+"""The consume queues and their files."""

@@ -1,8 +1,8 @@
-"""One queue: where its messages lie in the commit log, as 20-byte units in their order.
+"""One queue: the places of its messages in the commit log, as 20-byte units in queue order.
 
-The newest units are kept in memory (the tail) and written to the queue's files by the flush service; what a kill takes
-from the tail is rebuilt from the log. A queue has no open file and no map of its own, so that a broker with a hundred
-thousand queues has as many descriptors as one with ten. Source: RocketMQ's ConsumeQueue.
+The newest units are in memory (the tail) and are written to the files of the queue by the flush service; units that a
+kill loses from the tail are rebuilt from the log. A queue has no open file and no mapping of its own, so that a broker
+with a hundred thousand queues has as many descriptors as one with ten. Source: RocketMQ's ConsumeQueue.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _UNPACK_FROM: Final = UNIT.unpack_from
 
 
 class QueueShape(NamedTuple):
-    """What all queues of a store have in common."""
+    """Sizes that all queues of a store share."""
 
     units_per_file: int
     log_file_size: int
@@ -26,9 +26,9 @@ class QueueShape(NamedTuple):
 class ConsumeQueue:
     """The units of one (topic, queue id).
 
-    Offsets count units. ``min_offset`` is the first message still in the log, ``next_offset`` the one after the last;
-    the tail holds units ``tail_offset`` to ``next_offset``, of which those below ``written`` are in the files too.
-    ``first_offset`` is where the oldest file begins. ``max_phy`` is the log offset behind the newest unit's message.
+    Offsets count units. ``min_offset`` is the first message that is still in the log, ``next_offset`` the one after the
+    last. The tail holds units ``tail_offset`` to ``next_offset``; those below ``written`` are in the files too.
+    ``first_offset`` is the start of the oldest file. ``max_phy`` is the log offset behind the newest unit's message.
     """
 
     __slots__ = (
@@ -70,21 +70,21 @@ class ConsumeQueue:
         self.next_offset = 0
         self.first_offset = 0
         self.made_offset = 0
-        """Files below this offset exist; the writer makes the one that begins here."""
+        """Files below this offset exist; the writer creates the one that starts here."""
         self.max_phy = 0
         self.tail = bytearray()
         self.tail_offset = 0
         self.written = 0
         self.dirty = False
-        """In the list of queues that the writer looks at."""
+        """The queue is in the writer's list."""
         self.deleted = False
         self.known_from = 0
         """Units from here on were put by this process, not found in a file."""
         self.counted = 0
-        """The store's: this queue's part of the sum of all next offsets."""
+        """Used by ConsumeQueueStore: this queue's share in the sum of all next offsets."""
 
     def restore(self, first_offset: int, min_offset: int, next_offset: int, max_phy: int) -> None:
-        """Take the state of a queue whose units are all in its files."""
+        """Set the state of a queue whose units are all in its files."""
         self.first_offset = first_offset
         self.min_offset = min_offset
         self.next_offset = self.tail_offset = self.written = self.known_from = next_offset
@@ -95,12 +95,13 @@ class ConsumeQueue:
     # -- writing
 
     def put(self, phy: int, size: int, tags_code: int, queue_offset: int) -> bool:
-        """Add a message's unit; False where it is already there.
+        """Add a message's unit. Returns False if it is already there.
 
-        Messages come in the order of the log. Offsets that were left out are filled up, so that no unit ever stands at
-        another place than its message's own offset.
+        Messages come in the order of the log. Missing offsets are filled up, so that no unit is ever at another place
+        than its message's own offset.
         """
         if queue_offset != self.next_offset or phy < self.max_phy:
+            # The record ends before the newest one: its unit was put already.
             if phy + size <= self.max_phy:
                 return False
             self._fill_up_to(queue_offset, phy)
@@ -113,7 +114,7 @@ class ConsumeQueue:
         return True
 
     def put_all(self, places: Sequence[int], sizes: Sequence[int], tags: Sequence[int], queue_offset: int) -> None:
-        """Add the units of messages that lie side by side and have offsets from ``queue_offset`` on; as ``put``."""
+        """Add the units of adjacent messages with offsets from ``queue_offset`` on; as ``put``."""
         if queue_offset != self.next_offset or places[0] < self.max_phy or not self.dirty:
             for phy, size, tags_code in zip(places, sizes, tags, strict=True):
                 self.put(phy, size, tags_code, queue_offset)
@@ -124,7 +125,7 @@ class ConsumeQueue:
         self.max_phy = places[-1] + sizes[-1]
 
     def put_units(self, units: bytes, queue_offset: int) -> None:
-        """Add units of messages that have offsets from ``queue_offset`` on and lie in their order; as ``put``."""
+        """Add units of messages with offsets from ``queue_offset`` on, in log order; as ``put``."""
         phy, size, _ = _UNPACK_FROM(units)
         if queue_offset != self.next_offset or phy < self.max_phy or not self.dirty:
             for phy, size, tags_code in UNIT.iter_unpack(units):
@@ -139,28 +140,30 @@ class ConsumeQueue:
         self.max_phy = phy + size
 
     def _fill_up_to(self, queue_offset: int, phy: int) -> None:
-        """Make ``queue_offset`` the next one where that is plausible; an older offset is given a new place at the end.
+        """Make ``queue_offset`` the next offset if that is plausible. A message with an older offset goes to the end.
 
-        Fillers of a gap point to the beginning of a log file: RocketMQ's readers take them for messages that are gone.
+        Fillers of a gap point to the start of a log file: RocketMQ's readers take them for messages that were deleted.
         """
         missing = queue_offset - self.next_offset
         if missing <= 0:
             return
         if self.next_offset == 0 and self.first_offset == 0:
-            self._begin_at(queue_offset)
+            self._start_at(queue_offset)
+        # Plausible only if the log has enough bytes between the two records for all missing messages: an offset from a
+        # damaged record must not allocate units without bound.
         elif missing * OVERHEAD_V1 <= phy - self.max_phy:
             self.tail += UNIT.pack(phy - phy % self.shape.log_file_size, FILLER_SIZE, 0) * missing
             self.next_offset = queue_offset
 
-    def _begin_at(self, queue_offset: int) -> None:
-        """A queue whose first messages are long expired: its first file begins with fillers."""
+    def _start_at(self, queue_offset: int) -> None:
+        """Start a queue whose first messages expired long ago: its first file starts with fillers."""
         self.first_offset = self.made_offset = queue_offset // self.units_per_file * self.units_per_file
         self.tail_offset = self.written = self.first_offset
         self.tail[:] = FILLER * (queue_offset - self.first_offset)
         self.next_offset = self.min_offset = queue_offset
 
     def cut(self, offset: int, max_phy: int) -> None:
-        """Forget the units from ``offset`` on; the caller erases them from the files."""
+        """Drop the units from ``offset`` on; the caller erases them from the files."""
         self.next_offset = max(offset, self.first_offset)
         self.max_phy = max_phy
         self.min_offset = min(self.min_offset, self.next_offset)
@@ -176,35 +179,35 @@ class ConsumeQueue:
     # -- reading
 
     def in_memory(self, offset: int) -> bool:
-        """True where the unit at ``offset`` is in the tail."""
+        """True if the unit at ``offset`` is in the tail."""
         return offset >= self.tail_offset
 
     def tail_units(self, offset: int, count: int) -> bytes:
-        """Up to ``count`` units from ``offset`` on, which is in the tail."""
+        """Up to ``count`` units from ``offset`` on, which must be in the tail."""
         at = (offset - self.tail_offset) * UNIT_SIZE
         return bytes(self.tail[at : at + count * UNIT_SIZE])
 
     def file_of(self, offset: int) -> int:
-        """The unit offset at which the file that holds ``offset`` begins."""
+        """Unit offset of the start of the file that holds ``offset``."""
         return offset - offset % self.units_per_file
 
     def path_of(self, file_offset: int) -> str:
-        """Path of the file that begins at ``file_offset``."""
+        """Path of the file that starts at ``file_offset``."""
         return f"{self.directory}/{offset_name(file_offset * UNIT_SIZE)}"
 
-    # -- the writer's side
+    # -- for the writer
 
     def unwritten(self) -> int:
-        """How many units are not in the files yet."""
+        """Number of units that are not in the files yet."""
         return self.next_offset - self.written
 
     def take(self, offset: int) -> bytes:
-        """A copy of the units from ``offset`` to the end of its file or of the tail, for the writer."""
+        """A copy of the units from ``offset`` to the end of its file or of the tail."""
         end = min(self.file_of(offset) + self.units_per_file, self.next_offset)
         return self.tail_units(offset, end - offset)
 
     def expire(self, offset: int) -> None:
-        """Units below ``offset``, where a file begins, are gone, written or not."""
+        """Drop the units below ``offset``, which is the start of a file, whether written or not."""
         self.first_offset = offset
         if self.tail_offset < offset:
             del self.tail[: (offset - self.tail_offset) * UNIT_SIZE]
@@ -213,7 +216,7 @@ class ConsumeQueue:
         self.made_offset = max(self.made_offset, offset)
 
     def forget_written(self, keep: int) -> None:
-        """Shrink the tail to its newest ``keep`` units and those that are not written yet."""
+        """Shrink the tail to its newest ``keep`` units, and to those that are not written yet."""
         begin = min(self.written, max(self.next_offset - keep, self.tail_offset))
         if begin > self.tail_offset:
             del self.tail[: (begin - self.tail_offset) * UNIT_SIZE]
@@ -221,7 +224,7 @@ class ConsumeQueue:
 
 
 def first_at_or_above(phy_at: Callable[[int], int], low: int, high: int, phy: int) -> int:
-    """First offset in [low, high) whose unit points to ``phy`` or behind it; ``high`` for none. Binary search."""
+    """First offset in [low, high) whose unit points to ``phy`` or behind it; ``high`` if none does. Binary search."""
     while low < high:
         middle = (low + high) // 2
         if phy_at(middle) >= phy:

@@ -1,6 +1,6 @@
 """Writes the tails of the queues to their files, in batches and in a thread (RocketMQ's FlushConsumeQueueService).
 
-Nothing is lost with a tail: it can be rebuilt from the log from the checkpoint on.
+Losing a tail loses no message: it is rebuilt from the log, from the checkpoint on.
 """
 
 import errno
@@ -22,13 +22,13 @@ _log = structlog.get_logger(__name__)
 _JOBS_A_CALL: Final = 64
 _BYTES_A_CALL: Final = 1 << 20
 _KEEP_UNITS: Final = 1 << 16
-"""How much of a queue's written tail stays in memory for its consumers."""
+"""Written units of a queue's tail that stay in memory for its consumers."""
 _KEEP_UNITS_ALL: Final = 1 << 19
 """The same for all queues together (10 MiB)."""
 
 
 class FlushConsumeQueueService:
-    """The only writer of queue files. ``lock`` is held while files are written, and by whoever deletes them."""
+    """The only writer of queue files. ``lock`` is held while files are written or deleted."""
 
     def __init__(self, queues: ConsumeQueueStore, flags: RunningFlags) -> None:
         self._queues = queues
@@ -41,7 +41,7 @@ class FlushConsumeQueueService:
         self._held_units = 0
 
     async def write(self, least_pages: int = 0) -> bool:
-        """Write the queues that have at least ``least_pages`` of units waiting; False if not everything could be."""
+        """Write the queues with at least ``least_pages`` of unwritten units. Returns False if a write failed."""
         least = max(1, least_pages * 4096 // UNIT_SIZE)
         async with self.lock:
             todo: list[ConsumeQueue] = []
@@ -49,6 +49,7 @@ class FlushConsumeQueueService:
             for queue in self._queues.dirty:
                 if queue.deleted:
                     continue
+                # A queue without units, from ``create_queues``, has nothing to write: take it out of the list now.
                 due = queue.unwritten() >= least or not queue.next_offset
                 (todo if due else later).append(queue)
             self._queues.dirty = later
@@ -69,10 +70,10 @@ class FlushConsumeQueueService:
             return complete
 
     def _jobs_for(self, queue: ConsumeQueue) -> Iterator[WriteJob]:
-        """What to write for a queue. A file is made with its first unit in it, never before.
+        """The write jobs of a queue. A file is created together with its first unit, never before.
 
         RocketMQ's recovery (ConsumeQueue.truncateDirtyLogicFiles) takes the zeros at the front of an empty last file
-        for a unit: every later message of the queue would stand one place too far back.
+        for a unit: every later message of the queue would be off by one.
         """
         offset, end = queue.written, queue.next_offset
         made = queue.made_offset
@@ -94,6 +95,7 @@ class FlushConsumeQueueService:
             if error is not None:
                 failed.add(queue)
                 self._report(job, error)
+            # The later jobs of a failed queue do not count, even if they succeeded: ``written`` has no holes below it.
             if queue in failed:
                 continue
             if job.make:
@@ -102,13 +104,14 @@ class FlushConsumeQueueService:
             queue.made_offset = max(queue.made_offset, job.file_offset + queue.units_per_file)
             end = job.file_offset + (job.at + len(job.data)) // UNIT_SIZE
             if job.data and end > queue.written:
+                # ``next_offset``: the queue may have been truncated while the thread was writing.
                 queue.written = min(end, queue.next_offset)
         if not failed:
             self._flags.clear(Flag.LOGIC_DISK_FULL)
         return not failed
 
     def _settle(self, queue: ConsumeQueue) -> None:
-        """After writing: back into the list if there is more to write, and the tail cut to what is worth keeping."""
+        """Put a queue with unwritten units back into the list, and shrink its tail."""
         if queue.deleted:
             self._held_units -= self._held.pop(queue, 0)
             return
@@ -120,13 +123,14 @@ class FlushConsumeQueueService:
         units = len(queue.tail) // UNIT_SIZE
         self._held_units += units - self._held.pop(queue, 0)
         self._held[queue] = units
+        # The queues written longest ago give up their tails first.
         while self._held_units > _KEEP_UNITS_ALL and len(self._held) > 1:
             oldest, units = self._held.popitem(last=False)
             oldest.forget_written(0)
             self._held_units -= units
 
     async def sync(self) -> bool:
-        """Make everything that has been written durable; False if something could not be."""
+        """Make all written units durable. Returns False if a sync failed."""
         async with self.lock:
             todo = list(self._unsynced.items())
             complete = True
@@ -143,9 +147,9 @@ class FlushConsumeQueueService:
             return complete and await self._sync_directories()
 
     def note_found(self, queue: ConsumeQueue) -> None:
-        """Recovery found a queue's units right that it cannot know to be on the device: the next sync is for them too.
+        """Register a queue whose units recovery found right but cannot know to be durable: the next sync covers it.
 
-        The process that wrote them may have been killed before it synced them, or made their files' names durable.
+        The process that wrote them may have been killed before it synced them, or their files' names.
         """
         if queue.next_offset <= queue.first_offset:
             return
@@ -155,7 +159,7 @@ class FlushConsumeQueueService:
 
     def _note_directories(self, queue: ConsumeQueue) -> None:
         directory = queue.directory
-        for _ in range(4):  # the queue's, the topic's, that of all topics, the store's
+        for _ in range(4):  # of the queue, the topic, all topics, the store
             self._unsynced_directories.add(directory)
             directory = directory.rpartition("/")[0]
 
@@ -173,7 +177,7 @@ class FlushConsumeQueueService:
         return True
 
     def _report(self, job: WriteJob, error: OSError, *, lost: bool = False) -> None:
-        """``lost``: the error is a sync's. The kernel may have dropped what was written: that does not heal."""
+        """Set the flag for a failed job. ``lost``: a sync failed, so that the kernel may have dropped the pages."""
         path = job.queue.path_of(job.file_offset)
         if is_full_disk(error) and not lost:
             if not self._flags.has(Flag.LOGIC_DISK_FULL):

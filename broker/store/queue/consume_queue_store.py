@@ -14,15 +14,15 @@ from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 DIRECTORY: Final = "consumequeue"
 _SCAN: Final = 512
 _BLOCK: Final = 1024
-"""Units that are read at once for a consumer behind the tail: it comes back for the next ones, as others do."""
+"""Units that are read together for a consumer behind the tail: it will want the next ones, and so will others."""
 _BLOCK_FROM: Final = 8
-"""Fewer units than this are a look at a single place."""
+"""A read of fewer units than this is a look-up of a single place, without a block."""
 _MOST_BLOCKS: Final = 256
-"""Blocks of units that are kept (20 KiB each)."""
+"""Blocks of units that are cached (20 KiB each)."""
 
 
 class QueueState(NamedTuple):
-    """A queue whose units are all in its files, as the snapshot of an orderly stop keeps it."""
+    """A queue whose units are all in its files, as stored in the snapshot of an orderly stop."""
 
     first_offset: int
     min_offset: int
@@ -33,8 +33,8 @@ class QueueState(NamedTuple):
 class ConsumeQueueStore:
     """The queues of one store. Belongs to the event loop.
 
-    ``units`` and ``queues_with_units`` (sum of next offsets, number of queues that have any) are as of the last
-    ``settle``.
+    ``units`` and ``queues_with_units`` (the sum of next offsets, and the number of queues that have units) are as of
+    the last ``settle``.
     """
 
     def __init__(self, disk: Disk, root: str, shape: QueueShape, *, max_open_files: int = 256) -> None:
@@ -46,13 +46,14 @@ class ConsumeQueueStore:
         self.descriptors = DescriptorCache(disk, max_open_files)
         self.deleted_topics = DeletedTopics(disk, root)
         self.log_min = 0
-        """Where the log began when the first offsets of all queues were last brought up to it."""
+        """Start of the log when the first offsets of all queues were last updated for it."""
         self.dirty: list[ConsumeQueue] = []
         """Queues with units that are not in their files yet."""
         self.on_new_files: Callable[[], None] = lambda: None
-        """Called when files of new queues are to be made soon."""
+        """Called when ``create_queues`` has put queues into the writer's list."""
         self.units = 0
-        self._asleep: dict[str, dict[int, QueueState]] = {}
+        self._unloaded: dict[str, dict[int, QueueState]] = {}
+        """Queues of the snapshot that have not been used since the start."""
         self._moved: list[ConsumeQueue] = []
         self._blocks: dict[tuple[ConsumeQueue, int], bytes] = {}
         self.queues_with_units = 0
@@ -60,24 +61,24 @@ class ConsumeQueueStore:
     # -- finding
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, if there is one."""
+        """The queue; None if it does not exist."""
         queues = self.queues.get(topic)
         if queues is not None:
             queue = queues.get(queue_id)
             if queue is not None:
                 return queue
-        return self._wake(topic, queue_id) if self._asleep else None
+        return self._load_from_snapshot(topic, queue_id) if self._unloaded else None
 
     def exists(self, topic: str, queue_id: int) -> bool:
-        """Whether there is such a queue; one that nobody has used since the start is not loaded for that."""
-        return queue_id in self.queues.get(topic, ()) or queue_id in self._asleep.get(topic, ())
+        """Whether the queue exists. Does not load a queue that has not been used since the start."""
+        return queue_id in self.queues.get(topic, ()) or queue_id in self._unloaded.get(topic, ())
 
     def has_topic(self, topic: str) -> bool:
         """Whether a topic has any queue."""
-        return topic in self.queues or topic in self._asleep
+        return topic in self.queues or topic in self._unloaded
 
     def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made (in memory) if there is none."""
+        """The queue, created (in memory) if it does not exist."""
         return self.find(topic, queue_id) or self._add(topic, queue_id)
 
     def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -86,56 +87,57 @@ class ConsumeQueueStore:
         self.queues.setdefault(topic, {})[queue_id] = queue
         return queue
 
-    def _wake(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        states = self._asleep.get(topic)
+    def _load_from_snapshot(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        states = self._unloaded.get(topic)
         state = states.pop(queue_id, None) if states is not None else None
         if state is None:
             return None
         if not states:
-            del self._asleep[topic]
+            del self._unloaded[topic]
         queue = self._add(topic, queue_id)
         queue.restore(*state)
+        # ``put_unloaded`` has counted it already.
         queue.counted = queue.next_offset
         return queue
 
-    def _wake_topic(self, topic: str) -> None:
-        for queue_id in list(self._asleep.get(topic, ())):
-            self._wake(topic, queue_id)
+    def _load_topic(self, topic: str) -> None:
+        for queue_id in list(self._unloaded.get(topic, ())):
+            self._load_from_snapshot(topic, queue_id)
 
     def topics(self) -> dict[str, list[int]]:
-        """All topics that have queues, with the ids of their queues."""
+        """All topics that have queues, with their queue ids."""
         found = {topic: set(queues) for topic, queues in self.queues.items()}
-        for topic, states in self._asleep.items():
+        for topic, states in self._unloaded.items():
             found.setdefault(topic, set()).update(states)
         return {topic: sorted(ids) for topic, ids in found.items()}
 
     def all_queues(self) -> Iterator[ConsumeQueue]:
-        """Every queue, loaded or not: walks through all of them."""
-        for topic in list(self._asleep):
-            self._wake_topic(topic)
+        """Every queue; loads the ones that have not been used since the start."""
+        for topic in list(self._unloaded):
+            self._load_topic(topic)
         for queues in list(self.queues.values()):
             yield from list(queues.values())
 
     def loaded_queues(self) -> Iterator[ConsumeQueue]:
-        """The queues that somebody has used since the start."""
+        """The queues that have been used since the start."""
         for queues in list(self.queues.values()):
             yield from list(queues.values())
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The offset after a queue's last message; 0 for a queue that does not exist."""
+        """The offset after the last message of a queue; 0 if it does not exist."""
         queue = self.find(topic, queue_id)
         return queue.next_offset if queue is not None else 0
 
     def peek_next_offset(self, topic: str, queue_id: int) -> int:
-        """The same, without loading a queue that nobody has used since the start."""
+        """As ``next_offset``, without loading a queue that has not been used since the start."""
         queue = self.queues.get(topic, {}).get(queue_id)
         if queue is not None:
             return queue.next_offset
-        state = self._asleep.get(topic, {}).get(queue_id)
+        state = self._unloaded.get(topic, {}).get(queue_id)
         return state.next_offset if state is not None else 0
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The offset of a queue's first message that is still in the log; 0 for a queue that does not exist."""
+        """The offset of the first message of a queue that is still in the log; 0 if it does not exist."""
         queue = self.find(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
@@ -146,10 +148,11 @@ class ConsumeQueueStore:
         self._moved.append(queue)
 
     def settle(self) -> int:
-        """Bring ``units`` up to date and return it; costs what has moved since the last time."""
+        """Bring ``units`` up to date and return it. Costs as much as queues have changed since the last call."""
         for queue in self._moved:
             if not queue.deleted:
                 self._count(queue, queue.next_offset)
+        # A dirty queue can grow without another ``_on_dirty``.
         self._moved = [queue for queue in self._moved if queue.dirty]
         return self.units
 
@@ -159,10 +162,10 @@ class ConsumeQueueStore:
         queue.counted = units
 
     def recount(self) -> None:
-        """Count all queues anew, after recovery has moved some of them back."""
+        """Count all queues again, after recovery has moved some of them back."""
         self._moved = [queue for queue in self.loaded_queues() if queue.dirty]
-        asleep = [state.next_offset for states in self._asleep.values() for state in states.values()]
-        self.units, self.queues_with_units = sum(asleep), sum(map(bool, asleep))
+        unloaded = [state.next_offset for states in self._unloaded.values() for state in states.values()]
+        self.units, self.queues_with_units = sum(unloaded), sum(map(bool, unloaded))
         for queue in self.loaded_queues():
             queue.counted = 0
             self._count(queue, queue.next_offset)
@@ -172,7 +175,7 @@ class ConsumeQueueStore:
     def read(self, queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
         """Up to ``count`` units from ``offset`` on, at least one; None if they have to come from the device.
 
-        The offset lies in [first_offset, next_offset). One call reads from one file at most.
+        ``offset`` must be in [first_offset, next_offset). One call reads from one file only.
         """
         if offset >= queue.tail_offset:
             return queue.tail_units(offset, count)
@@ -180,6 +183,7 @@ class ConsumeQueueStore:
         begin = offset - (offset - file_offset) % _BLOCK
         end = min(begin + _BLOCK, file_offset + queue.units_per_file)
         block = self._blocks.get((queue, begin))
+        # Only a block whose units are all below the tail: those do not change any more, so the copy stays right.
         if block is None and _BLOCK_FROM <= count <= _BLOCK and end <= queue.tail_offset:
             block = self._read_block(queue, begin, end)
         if block is not None:
@@ -192,7 +196,7 @@ class ConsumeQueueStore:
         return self._read_file(queue, offset, count)
 
     def _read_block(self, queue: ConsumeQueue, begin: int, end: int) -> bytes | None:
-        """Units that are all in a file and will be asked for in parts; None where not all of them are in memory."""
+        """Cache units that will be read in parts and are all in one file. None if not all of them are in memory."""
         block = self._read_file(queue, begin, end - begin)
         if block is not None:
             if len(self._blocks) >= _MOST_BLOCKS:
@@ -201,7 +205,7 @@ class ConsumeQueueStore:
         return block
 
     def _read_file(self, queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
-        """Units of one file; None where they are not in memory, or not there: ``read_cold`` tells of that."""
+        """Units of one file; None if they are not in memory or the file is not there: ``read_cold`` finds out which."""
         file_offset = queue.file_of(offset)
         fd = self.descriptors.get(queue.path_of(file_offset))
         if fd is None:
@@ -210,9 +214,9 @@ class ConsumeQueueStore:
         return units if units is not None and len(units) == count * UNIT_SIZE else None
 
     async def read_cold(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
-        """The same, waiting for the device where needed; no bytes if the file is gone.
+        """As ``read``, waiting for the device if needed; no bytes if the file was deleted.
 
-        Raises QueueFileError for a file that somebody has cut since the start.
+        Raises QueueFileError if the file has been truncated since the start.
         """
         if offset >= queue.tail_offset:
             return queue.tail_units(offset, count)
@@ -221,13 +225,13 @@ class ConsumeQueueStore:
         path = queue.path_of(file_offset)
         data = await self.disk.run(read_units, self.disk, path, offset - file_offset, count)
         if len(data) != count * UNIT_SIZE and self.disk.stat(path) is not None:
-            raise QueueFileError(f"{path} has lost units since the start: restart the broker, it makes the queue anew")
+            raise QueueFileError(f"{path} has lost units since the start: restart the broker to rebuild the queue")
         if data and not queue.deleted and self.descriptors.get(path) is None:
             self.descriptors.put(path, self.disk.open(path, writable=False))
         return data
 
     def read_now(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
-        """The same, blocking: for recovery, when nobody is served yet."""
+        """As ``read``, blocking. For recovery, when no client is served yet."""
         if offset >= queue.tail_offset:
             return queue.tail_units(offset, count)
         file_offset = queue.file_of(offset)
@@ -237,7 +241,7 @@ class ConsumeQueueStore:
     # -- loading
 
     def load(self, limit: int) -> list[tuple[ConsumeQueue, LoadedQueue]]:
-        """Make every queue that has a directory, with its units that point below ``limit``. Blocks."""
+        """Create every queue that has a directory, with its units that point below ``limit``. Blocks."""
         loaded = []
         for topic, queue_id, _ in queue_directories(self.disk, self.directory):
             queue = self._add(topic, queue_id)
@@ -246,15 +250,15 @@ class ConsumeQueueStore:
             loaded.append((queue, state))
         return loaded
 
-    def put_asleep(self, states: dict[str, dict[int, QueueState]]) -> None:
-        """Take the queues of a snapshot; each is made when it is first asked for."""
-        self._asleep = {topic: dict(queues) for topic, queues in states.items() if queues}
+    def put_unloaded(self, states: dict[str, dict[int, QueueState]]) -> None:
+        """Take the queues of a snapshot; each is loaded when it is first used."""
+        self._unloaded = {topic: dict(queues) for topic, queues in states.items() if queues}
         self.recount()
 
     def what_changed(self, topic: str, queue_id: int, state: QueueState) -> str:
-        """What is not as ``state`` has it among a queue's files; "" for nothing. Blocks.
+        """The first difference between a queue's files and ``state``; "" if there is none. Blocks.
 
-        Reads the last unit and the one behind it, and looks at the length of each file: a call for each of them.
+        Reads the last unit and the one behind it, and checks the length of each file, with one call per file.
         """
         if state.next_offset <= state.first_offset:
             return ""
@@ -268,9 +272,9 @@ class ConsumeQueueStore:
                 return f"{path} is missing"
             if info.size != self.file_size:
                 return f"{path} has {info.size} bytes, {self.file_size} are expected"
-        return self._what_ends_otherwise(f"{directory}/{offset_name(last * self.file_size)}", state)
+        return self._changed_end(f"{directory}/{offset_name(last * self.file_size)}", state)
 
-    def _what_ends_otherwise(self, path: str, state: QueueState) -> str:
+    def _changed_end(self, path: str, state: QueueState) -> str:
         try:
             fd = self.disk.open(path, writable=False)
         except FileNotFoundError:
@@ -288,15 +292,15 @@ class ConsumeQueueStore:
         return ""
 
     def check_size(self, known: int | None) -> None:
-        """Raise QueueFileError where all files tell of another size than the configured one. Blocks.
+        """Raise QueueFileError if all files have another size than the configured one. Blocks.
 
-        ``known`` is the one that an orderly stop wrote down.
+        ``known`` is the size that the last orderly stop recorded.
         """
         check_size(self.disk, self.directory, self.file_size, known)
 
     def states(self) -> dict[str, dict[int, QueueState]]:
-        """All queues for a snapshot; everything must be in the files."""
-        states = {topic: dict(queues) for topic, queues in self._asleep.items()}
+        """All queues for a snapshot; every unit must be in the files."""
+        states = {topic: dict(queues) for topic, queues in self._unloaded.items()}
         for queue in self.loaded_queues():
             states.setdefault(queue.topic, {})[queue.queue_id] = QueueState(
                 queue.first_offset, queue.min_offset, queue.next_offset, queue.max_phy
@@ -304,8 +308,10 @@ class ConsumeQueueStore:
         return states
 
     def correct_min_offset(self, queue: ConsumeQueue, log_min: int) -> None:
-        """Set a queue's first readable offset for a log that begins at ``log_min``. Blocks: for recovery."""
+        """Set a queue's first readable offset for a log that starts at ``log_min``. Blocks: for recovery."""
         low = max(queue.min_offset, queue.first_offset)
+        # Skip the fillers at the front. They point to the start of a file of the log, not to a message, so the binary
+        # search behind them must not see them.
         while low < queue.next_offset:
             units = self.read_now(queue, low, _SCAN)
             if not units:
@@ -321,18 +327,18 @@ class ConsumeQueueStore:
         unit = self.read_now(queue, offset, 1)
         return int.from_bytes(unit[:8], "big", signed=True) if unit else -1
 
-    # -- making and dropping
+    # -- creating and dropping
 
     def forget_all(self) -> None:
-        """Forget every queue; the files stay. For recovery, to load them again."""
+        """Drop every queue, so that recovery can load them again; the files stay."""
         self.queues.clear()
-        self._asleep.clear()
+        self._unloaded.clear()
         self._blocks.clear()
         self.dirty.clear()
         self.recount()
 
     def create_queues(self, topic: str, count: int) -> None:
-        """Make the first ``count`` queues of a topic; the writer makes their first files soon."""
+        """Create the first ``count`` queues of a topic. Their files are created with their first units."""
         for queue_id in range(count):
             queue = self.find_or_create(topic, queue_id)
             if not queue.dirty and queue.next_offset == 0 and queue.made_offset == 0:
@@ -341,7 +347,8 @@ class ConsumeQueueStore:
         self.on_new_files()
 
     def drop_queue(self, queue: ConsumeQueue) -> None:
-        """Forget a queue; its files are the caller's."""
+        """Drop a queue; the caller deletes its files."""
+        # First: code that holds this object over an await checks the flag before it uses the queue again.
         queue.deleted = True
         for key in [key for key in self._blocks if key[0] is queue]:
             del self._blocks[key]
@@ -355,8 +362,8 @@ class ConsumeQueueStore:
             self.descriptors.drop(queue.path_of(start))
 
     def drop_topic(self, topic: str) -> list[ConsumeQueue]:
-        """Forget a topic's queues and return them; their files are the caller's."""
-        self._wake_topic(topic)
+        """Drop the queues of a topic and return them; the caller deletes their files."""
+        self._load_topic(topic)
         queues = list(self.queues.get(topic, {}).values())
         for queue in queues:
             self.drop_queue(queue)

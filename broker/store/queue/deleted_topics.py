@@ -1,8 +1,8 @@
 """Which topics were deleted while their records are still in the log.
 
-A topic's queues go at once, its records stay until their files expire. A start that builds queues from the log must not
-bring a deleted topic back, nor take the old messages of a topic that was made again for the new one's: this file tells
-it how far the log belongs to topics that are gone. It is this broker's own; RocketMQ does not look at it.
+The queues of a topic are deleted immediately, its records stay until their files expire. A start that builds queues
+from the log must not restore a deleted topic, nor take its old messages for those of a new topic of the same name: this
+file says up to where the log belongs to deleted topics. It is specific to this broker; RocketMQ does not read it.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 class DeletedTopic(msgspec.Struct, array_like=True, frozen=True):
-    """A topic's records below ``position``, stored up to ``wall_ms``, are of a topic that was deleted then."""
+    """Records of a topic below ``position``, stored up to ``wall_ms``, belong to the topic deleted at that time."""
 
     position: int
     wall_ms: int
@@ -33,10 +33,10 @@ class DeletedTopics:
         self._path = f"{root}/{_NAME}"
         self.topics: dict[str, DeletedTopic] = {}
         self.end = 0
-        """No record from this log offset on is of a topic that has been deleted since."""
+        """No record from this log offset on belongs to a topic that has been deleted since."""
 
     def load(self) -> None:
-        """Read the file; one that cannot be read counts as none. Blocks."""
+        """Read the file; an unreadable file counts as empty. Blocks."""
         self._take({})
         data = read_whole(self._disk, self._path)
         if data:
@@ -50,34 +50,34 @@ class DeletedTopics:
         self.end = max((deleted.position for deleted in topics.values()), default=0)
 
     def has(self, topic: str, phy: int, store_timestamp: int) -> bool:
-        """True where a record is of a topic that has been deleted since."""
+        """True if a record belongs to a topic that has been deleted since."""
         deleted = self.topics.get(topic)
         return deleted is not None and phy < deleted.position and store_timestamp <= deleted.wall_ms
 
     def note(self, topic: str, position: int, wall_ms: int) -> None:
-        """A topic is deleted now that the log ends at ``position``; durable after ``save``."""
+        """Note that a topic is deleted while the log ends at ``position``. Durable after ``save``."""
         self.topics[topic] = DeletedTopic(position, wall_ms)
         self.end = max(self.end, position)
 
     async def save(self) -> None:
         """Make the notes durable.
 
-        Where they cannot be written, twice in a row, the topics go all the same: a full disk is no reason to keep what
-        somebody deletes.
+        If they cannot be written, twice in a row, the topics are deleted all the same: a full disk must not prevent a
+        deletion.
         """
         data = msgspec.json.encode(self.topics)
         try:
             try:
                 await self._disk.run(write_durably, self._disk, self._path, data)
-            except OSError:  # the next try makes a new file: nothing of the failed one is relied on
+            except OSError:  # the second attempt writes a new file: it does not rely on the failed one
                 await self._disk.run(write_durably, self._disk, self._path, data)
         except OSError as error:
             _log.warning("deleted_topic_not_noted", topics=sorted(self.topics), error=str(error))
 
     def settle(self, log_min: int, log_end: int) -> None:
-        """Recovery has found the log to reach from ``log_min`` to ``log_end``. Blocks. Raises OSError.
+        """Called when recovery has found that the log reaches from ``log_min`` to ``log_end``. Blocks. Raises OSError.
 
-        What comes behind that end belongs to topics that are there, also where the log had been longer before.
+        Records behind ``log_end`` will belong to existing topics, even if the log was longer before.
         """
         settled = {
             topic: DeletedTopic(min(deleted.position, log_end), deleted.wall_ms)

@@ -1,4 +1,4 @@
-"""Consume queues follow the log: units of messages that are gone are not offered any more, their files are deleted."""
+"""Consume queues follow the log: units of expired messages are no longer offered, and their files are deleted."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -17,7 +17,7 @@ _QUEUES_A_CALL: Final = 32
 
 
 class QueueCleaner:
-    """Deletes under the writer's lock, so that no file comes back."""
+    """Deletes files under the writer's lock, so that the writer cannot create a deleted file again."""
 
     def __init__(self, queues: ConsumeQueueStore, flush_queues: FlushConsumeQueueService) -> None:
         self._queues = queues
@@ -25,14 +25,16 @@ class QueueCleaner:
         self._flush_queues = flush_queues
 
     async def follow(self, log_min: int, pause: float = 0.0) -> int:
-        """Bring every queue up to a log that begins at ``log_min``; how many files were deleted."""
+        """Update every queue for a log that starts at ``log_min``. Returns the number of deleted files."""
         deleted = 0
         for batch in _batches(self._queues.all_queues(), _QUEUES_A_CALL):
             places = [(queue, max(queue.min_offset, queue.first_offset), queue.written) for queue in batch]
             found = await self._disk.run(_first_offsets, self._disk, places, log_min)
             for (queue, _, written), offset in zip(places, found, strict=True):
+                # the thread has searched the files; the queue may have been dropped in the meantime
                 if queue.deleted:
                     continue
+                # No unit in the files points into the log: the first one that does is in the tail, if anywhere.
                 first = self._in_tail(queue, offset, log_min) if offset == written else offset
                 queue.min_offset = max(queue.min_offset, first)
                 count = await self._delete_files(queue)
@@ -43,7 +45,7 @@ class QueueCleaner:
         return deleted
 
     def is_behind(self, log_min: int) -> bool:
-        """True where some queue may still offer messages that were before ``log_min``."""
+        """True if a queue may still offer messages from before ``log_min``."""
         return self._queues.log_min < log_min
 
     def _in_tail(self, queue: ConsumeQueue, offset: int, log_min: int) -> int:
@@ -54,7 +56,7 @@ class QueueCleaner:
         )
 
     async def _delete_files(self, queue: ConsumeQueue) -> int:
-        """Delete the files below the first readable unit; the one with the newest unit stays."""
+        """Delete the files below the first readable unit; the file with the newest unit stays."""
         keep = queue.file_of(max(0, min(queue.min_offset, queue.next_offset - 1)))
         starts = list(range(queue.first_offset, keep, queue.units_per_file))
         if not starts:
@@ -62,6 +64,7 @@ class QueueCleaner:
         async with self._flush_queues.lock:
             if queue.deleted:
                 return 0
+            # Before the files are deleted: a read must not look for units in a file that is about to vanish.
             queue.expire(keep)
             for start in starts:
                 self._queues.descriptors.drop(queue.path_of(start))
@@ -70,8 +73,9 @@ class QueueCleaner:
         return len(starts)
 
     async def drop_topics(self, topics: Iterable[str], log_end: Callable[[], int], wall_ms: Callable[[], int]) -> None:
-        """Delete topics with all their queues. A topic of the same name may be made again at once."""
+        """Delete topics with all their queues. A topic of the same name may be created again immediately."""
         for topic in topics:
+            # Dropped and noted in one turn, with the same end of the log: a put between them would count as deleted.
             queues = self._queues.drop_topic(topic)
             self._queues.deleted_topics.note(topic, log_end(), wall_ms())
             async with self._flush_queues.lock:
@@ -79,7 +83,7 @@ class QueueCleaner:
                 await self._delete(queues, f"{self._queues.directory}/{topic}")
 
     async def drop_expired(self) -> int:
-        """Delete the queues of ordinary topics that have no message left in the log; how many."""
+        """Delete the queues of ordinary topics that have no message left in the log. Returns their number."""
         count = 0
         for queue in list(self._queues.all_queues()):
             if queue.next_offset and queue.min_offset >= queue.next_offset and not is_system_topic(queue.topic):
@@ -90,7 +94,7 @@ class QueueCleaner:
         return count
 
     async def _delete(self, queues: list[ConsumeQueue], topic_directory: str) -> None:
-        """Under the writer's lock: the files of a new queue of that name come after those of the old one have gone."""
+        """Delete files, under the writer's lock: the files of a new queue of that name can only be created after it."""
         for queue in queues:
             await self._disk.run(delete_queue_files, self._disk, queue.directory)
         await self._disk.run(remove_directories, self._disk, [topic_directory])

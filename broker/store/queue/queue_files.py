@@ -1,6 +1,6 @@
 """Files of the consume queues: read through a bounded set of open descriptors, written by short jobs in a thread.
 
-A file has its full size from the start and no blocks but those that hold units, so that RocketMQ can map it.
+A file has its full size from the start, so that RocketMQ can map it, but blocks only where it holds units.
 """
 
 import errno
@@ -16,14 +16,14 @@ from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 
 _PAGE: Final = 4096
 _UNNAMED: Final = "consumequeue.unnamed"
-_DEPTH: Final = 3  # a queue's directory is <store>/consumequeue/<topic>/<queue id>
+_DEPTH: Final = 3  # the directory of a queue is <store>/consumequeue/<topic>/<queue id>
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class DescriptorCache:
-    """Descriptors of queue files that are open for reading; the one used longest ago is closed for a new one.
+    """Descriptors of queue files that are open for reading. The least recently used one is closed for a new one.
 
-    Belongs to the event loop: a descriptor is used in the same turn that asks for it.
+    Belongs to the event loop: a descriptor is only used in the turn that got it, since a later one may close it.
     """
 
     def __init__(self, disk: Disk, capacity: int) -> None:
@@ -32,14 +32,14 @@ class DescriptorCache:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def get(self, path: str) -> int | None:
-        """The descriptor of ``path`` if it is open."""
+        """The descriptor of ``path``; None if it is not open."""
         fd = self._open.get(path)
         if fd is not None:
             self._open.move_to_end(path)
         return fd
 
     def put(self, path: str, fd: int) -> None:
-        """Keep a descriptor."""
+        """Store a descriptor; the cache closes it."""
         if path in self._open:
             self._disk.close(fd)
             return
@@ -48,18 +48,18 @@ class DescriptorCache:
             self._disk.close(self._open.popitem(last=False)[1])
 
     def drop(self, path: str) -> None:
-        """Close the descriptor of a file that goes away."""
+        """Close the descriptor of a file that will be deleted."""
         fd = self._open.pop(path, None)
         if fd is not None:
             self._disk.close(fd)
 
     def drop_in(self, directory: str) -> None:
-        """Close the descriptors of a queue's files: some of them go away, and others may come under their names."""
+        """Close the descriptors of a queue's files: some will be deleted, and new files may get their names."""
         for path in [path for path in self._open if path.startswith(f"{directory}/")]:
             self.drop(path)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all descriptors."""
         while self._open:
             self._disk.close(self._open.popitem()[1])
 
@@ -68,7 +68,7 @@ class DescriptorCache:
 
 
 class WriteJob(NamedTuple):
-    """Bytes that go into one file; no bytes only sync it."""
+    """Bytes to write into one file; without bytes the file is only synced. ``make``: create the file."""
 
     queue: ConsumeQueue
     file_offset: int
@@ -78,7 +78,7 @@ class WriteJob(NamedTuple):
 
 
 def run_jobs(disk: Disk, file_size: int, jobs: list[WriteJob], sync: bool) -> list[OSError | None]:
-    """Do the jobs, each for itself; a job's error stands in its place. Blocks: called through ``disk.run``."""
+    """Run the jobs independently; returns each job's error in its place. Blocks: called through ``disk.run``."""
     outcome: list[OSError | None] = []
     for job in jobs:
         try:
@@ -102,17 +102,17 @@ def _run_job(disk: Disk, file_size: int, job: WriteJob, *, sync: bool) -> None:
 
 
 def make_file(disk: Disk, job: WriteJob, path: str, file_size: int) -> int:
-    """An open queue file of full size that holds the job's units. What stands there already is a rest, and goes.
+    """Create and open a queue file of full size with the job's units. An existing file is a leftover; it is replaced.
 
-    It gets its name with its first units in it: RocketMQ would find a unit in an empty file that a kill left behind.
-    Until then it stands in the store's directory, where nobody takes it for a queue's.
+    The file gets its name after its first units are in it: in an empty file that a kill left behind RocketMQ would find
+    a unit. Until then it is in the store's directory, where it is not taken for a queue's file.
     """
     directory = job.queue.directory
     unnamed = f"{directory.rsplit('/', _DEPTH)[0]}/{_UNNAMED}"
     disk.make_directory(directory)
     try:
         fd = disk.create(unnamed, file_size)
-    except FileExistsError:  # of a process that was killed, or of a write that failed
+    except FileExistsError:  # left by a killed process, or by a failed write
         disk.delete(unnamed)
         fd = disk.create(unnamed, file_size)
     try:
@@ -125,37 +125,37 @@ def make_file(disk: Disk, job: WriteJob, path: str, file_size: int) -> int:
 
 
 def sync_directories(disk: Disk, directories: list[str]) -> None:
-    """Make the names in each of them durable; one that is gone is passed over. Blocks."""
+    """Make the names in each directory durable; a deleted directory is skipped. Blocks."""
     for directory in directories:
         with suppress(FileNotFoundError):
             disk.sync_directory(directory)
 
 
 def delete_queue_files(disk: Disk, directory: str, starts: list[int] | None = None) -> None:
-    """Delete files of a queue by the byte offsets they begin at; with None all of them and the directory. Blocks."""
+    """Delete a queue's files by their start offsets in bytes; None: all files and the directory. Blocks."""
     names = disk.list(directory) if starts is None else [offset_name(start) for start in starts]
     for name in names:
         with suppress(FileNotFoundError):
             disk.delete(f"{directory}/{name}")
     if starts is None:
-        with suppress(OSError):  # not empty: somebody else's files
+        with suppress(OSError):  # not empty: files that do not belong to the queue
             disk.remove_directory(directory)
 
 
 def remove_directories(disk: Disk, directories: list[str]) -> None:
-    """Remove directories that are empty now. Blocks."""
+    """Remove the directories that are empty. Blocks."""
     for directory in directories:
         with suppress(OSError):
             disk.remove_directory(directory)
 
 
 def is_full_disk(error: OSError) -> bool:
-    """True where an error says that there is no space, which can come back."""
+    """True if an error means that there is no space, which may pass."""
     return error.errno in _NO_SPACE
 
 
 def read_units(disk: Disk, path: str, at: int, count: int) -> bytes:
-    """Up to ``count`` units from unit ``at`` of a file on; may wait for the device."""
+    """Up to ``count`` units of a file from unit ``at`` on; may wait for the device."""
     try:
         fd = disk.open(path, writable=False)
     except FileNotFoundError:
@@ -170,10 +170,10 @@ def read_units(disk: Disk, path: str, at: int, count: int) -> bytes:
 
 
 class LoadedQueue(NamedTuple):
-    """What the files of a queue hold: units ``first_offset`` to ``next_offset``; the last one ends at ``max_phy``.
+    """The content of a queue's files: units ``first_offset`` to ``next_offset``; the last one ends at ``max_phy``.
 
-    ``last_phy`` and ``last_size`` are those of the last unit (-1 without one). ``why`` tells what is wrong with the
-    files where the queue has to be built again from the log.
+    ``last_phy`` and ``last_size`` are those of the last unit (-1 without one). ``why`` says what is wrong with the
+    files if the queue has to be rebuilt from the log.
     """
 
     first_offset: int
@@ -185,10 +185,10 @@ class LoadedQueue(NamedTuple):
 
 
 def load_queue(disk: Disk, directory: str, file_size: int, limit: int) -> LoadedQueue:
-    """Find the units of a queue that point below ``limit``, and erase what stands behind them in its files.
+    """Find the units of a queue that point below ``limit``, and erase everything behind them in its files.
 
-    A last file that is too short (cut by a crash) keeps its whole units and gets its size back: whether one is missing
-    is to be found out by who asks. With any other file that is not full nothing is changed, and ``why`` says so.
+    A last file that is too short (cut by a crash) keeps its whole units and gets its full size back; the caller must
+    find out whether units are missing. If any other file is not full, nothing is changed and ``why`` says so.
     """
     lengths = file_lengths(disk, directory)
     if not lengths:
@@ -200,12 +200,14 @@ def load_queue(disk: Disk, directory: str, file_size: int, limit: int) -> Loaded
         whole = lengths[names[-1]] // UNIT_SIZE * UNIT_SIZE
         _resize(disk, f"{directory}/{offset_name(names[-1])}", whole, file_size)
     first_offset = names[0] // UNIT_SIZE
+    # From the newest file backwards to the first one that holds a unit below ``limit``.
     for position in range(len(names) - 1, -1, -1):
         start = names[position]
         count, phy, size = _end_of_file(disk, f"{directory}/{offset_name(start)}", file_size, limit)
         if not count and position:
             continue
-        # empty files go too: RocketMQ would find a unit in one; only where it alone knows the queue's offset it stays
+        # Empty files are deleted too, because RocketMQ would find a unit in one. The exception is the first file if it
+        # does not start at 0: it alone holds the queue's offset.
         for later in names[position + (1 if count or start else 0) :]:
             disk.delete(f"{directory}/{offset_name(later)}")
         if position and count and not _is_full(disk, f"{directory}/{offset_name(names[position - 1])}", file_size):
@@ -231,9 +233,10 @@ def _unit_at(disk: Disk, fd: int, at: int) -> tuple[int, int]:
 
 
 def _end_of_file(disk: Disk, path: str, file_size: int, limit: int) -> tuple[int, int, int]:
-    """How many units from the front point below ``limit``, and the last one's offset and size; the rest is erased."""
+    """The number of units from the front that point below ``limit``, and the last one's place; erases the rest."""
     fd = disk.open(path)
     try:
+        # Units rise along the file, so a binary search finds the end.
         low, high = 0, file_size // UNIT_SIZE
         while low < high:
             middle = (low + high) // 2
@@ -242,6 +245,7 @@ def _end_of_file(disk: Disk, path: str, file_size: int, limit: int) -> tuple[int
                 low = middle + 1
             else:
                 high = middle
+        # Fillers at the end stand for no message: the next put writes what belongs there.
         while low and _unit_at(disk, fd, low - 1)[1] == FILLER_SIZE:
             low -= 1
         end = low * UNIT_SIZE
@@ -255,7 +259,7 @@ def _end_of_file(disk: Disk, path: str, file_size: int, limit: int) -> tuple[int
 
 
 def _has_data(disk: Disk, fd: int, begin: int, end: int) -> bool:
-    """True where a file may hold something else than zeros in [begin, end)."""
+    """True if a file may hold anything but zeros in [begin, end)."""
     page_end = min(-(-begin // _PAGE) * _PAGE, end)
     if any(disk.pread(fd, page_end - begin, begin)):
         return True
@@ -263,7 +267,7 @@ def _has_data(disk: Disk, fd: int, begin: int, end: int) -> bool:
 
 
 def erase_units(disk: Disk, queue: ConsumeQueue, end: int, file_size: int) -> None:
-    """Take from the files what they hold between a queue's next offset and unit ``end``. Blocks: for recovery."""
+    """Erase the units between a queue's next offset and unit ``end`` from its files. Blocks: for recovery."""
     offset = queue.next_offset
     while offset < end:
         file_offset = queue.file_of(offset)
@@ -271,7 +275,7 @@ def erase_units(disk: Disk, queue: ConsumeQueue, end: int, file_size: int) -> No
         if disk.stat(path) is not None:
             if offset > file_offset or 0 < offset == queue.first_offset:
                 _resize(disk, path, (offset - file_offset) * UNIT_SIZE, file_size)
-            else:  # RocketMQ would find a unit in an empty file
+            else:  # RocketMQ would find a unit in an empty file: delete it
                 disk.delete(path)
         offset = file_offset + queue.units_per_file
 

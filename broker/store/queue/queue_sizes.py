@@ -1,8 +1,8 @@
 """Which files the queues of a store have, and how long they are.
 
-A start looks at all of them before it believes one of them. A file that is not full was cut or grew: its queue is made
-anew from the log. But where all files have one other length that a setting could give them, the setting is wrong and
-not the files: the start is refused then, since queues without a record in the log would lose their offsets.
+A start checks all of them before it relies on any of them. A file with a wrong length was cut or has grown: its queue
+is rebuilt from the log. But if all files have the same other length, which a setting could give them, the setting is
+wrong and not the files. Then the start is refused, since queues without a record in the log would lose their offsets.
 """
 
 from collections import Counter
@@ -18,11 +18,11 @@ from trimq.protocol.queue_unit import UNIT_SIZE
 
 
 class QueueFileError(StoreLoadError):
-    """The files of the queues are not of the configured size: the text names one and says what to do."""
+    """The queue files do not have the configured size: the text names one of them and says what to do."""
 
 
 class OtherSize(NamedTuple):
-    """A length that the queue files of a store have in place of the configured one, and a file that has it."""
+    """The length of a store's queue files, other than the configured one, and a file that has it."""
 
     size: int
     path: str
@@ -37,7 +37,7 @@ def queue_directories(disk: Disk, base: str) -> Iterator[tuple[str, int, str]]:
 
 
 def file_lengths(disk: Disk, directory: str) -> dict[int, int]:
-    """The files of a queue in their order: where each begins in bytes, and its length. Blocks."""
+    """The files of a queue in order: start in bytes, and length. Blocks."""
     found = []
     for name, length in disk.lengths(directory).items():
         start = parse_offset_name(name)
@@ -47,7 +47,7 @@ def file_lengths(disk: Disk, directory: str) -> dict[int, int]:
 
 
 def wrong_file(directory: str, lengths: dict[int, int], size: int) -> str:
-    """What is wrong with a queue's files, apart from a last one that is too short; "" for nothing."""
+    """The defect of a queue's files, except a last file that is too short; "" if there is none."""
     for before, after in pairwise(lengths):
         if after != before + size:
             return f"a file between offsets {before} and {after} is missing"
@@ -56,15 +56,15 @@ def wrong_file(directory: str, lengths: dict[int, int], size: int) -> str:
         if length > size or (length < size and start != last):
             return f"{directory}/{offset_name(start)} has {length} bytes, {size} are expected"
     if last % size:
-        return f"{directory}/{offset_name(last)} does not begin at a multiple of {size}"
+        return f"{directory}/{offset_name(last)} does not start at a multiple of {size}"
     return ""
 
 
 def other_size(disk: Disk, base: str, size: int, known: int | None) -> OtherSize | None:
-    """The length that all the files tell of, where that is not ``size``. Reads no content. Blocks.
+    """The length that all files indicate, if it is not ``size``. Reads no content. Blocks.
 
-    ``known`` is the size at the last orderly stop, which decides if some file has it. Without it the names have to
-    agree: files that follow each other begin one length apart. A single file that is shorter than ``size`` was cut.
+    ``known`` is the size at the last orderly stop, and decides if any file has it. Without it the names must agree:
+    consecutive files start one length apart. A single file that is shorter than ``size`` counts as cut.
     """
     counts: Counter[int] = Counter()
     paths: dict[int, str] = {}
@@ -91,11 +91,11 @@ def other_size(disk: Disk, base: str, size: int, known: int | None) -> OtherSize
 
 
 def check_size(disk: Disk, base: str, size: int, known: int | None) -> None:
-    """Raise QueueFileError where the files tell of another size than the configured one. Blocks."""
+    """Raise QueueFileError if the files indicate another size than the configured one. Blocks."""
     other = other_size(disk, base, size, known)
     if other is not None:
         raise QueueFileError(
             f"{other.path} has {other.size} bytes, the configured file size of consume queues is {size}: start with "
             f"the size the store was made with (mappedFileSizeConsumeQueue={other.size}), or delete {base} to have "
-            "the queues made anew from the log"
+            "the queues rebuilt from the log"
         )

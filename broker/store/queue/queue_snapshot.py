@@ -1,8 +1,8 @@
-"""Where each consume queue begins and ends, as of an orderly stop.
+"""The start and the end of each consume queue at an orderly stop.
 
-With it the next start need not look into the files of a hundred thousand queues; it checks the lengths of the files and
-the last unit of each queue, which is made when somebody asks for it. The file is this broker's own; RocketMQ does not
-look at it.
+With it the next start need not read the files of a hundred thousand queues. It checks the lengths of the files and the
+last unit of each queue; a queue is loaded when it is first used. The file is specific to this broker; RocketMQ does not
+read it.
 """
 
 import zlib
@@ -36,7 +36,7 @@ async def write_snapshot(queues: ConsumeQueueStore, position: int) -> None:
 
 
 def read_snapshot(queues: ConsumeQueueStore, position: int, log_min: int) -> dict[str, dict[int, QueueState]] | None:
-    """The state of all queues if there is a whole snapshot for a log from ``log_min`` to ``position``. Blocks."""
+    """The state of all queues; None without a valid snapshot of a log from ``log_min`` to ``position``. Blocks."""
     snapshot = _read(queues)
     if snapshot is None:
         return None
@@ -47,7 +47,7 @@ def read_snapshot(queues: ConsumeQueueStore, position: int, log_min: int) -> dic
 
 
 def what_changed(queues: ConsumeQueueStore, states: dict[str, dict[int, QueueState]]) -> str:
-    """The first queue whose files are not as a snapshot has them, and why; "" where all of them are. Blocks."""
+    """The first queue whose files differ from the snapshot, and the difference; "" if there is none. Blocks."""
     for topic, of_topic in states.items():
         for queue_id, state in of_topic.items():
             if why := queues.what_changed(topic, queue_id, state):
@@ -56,7 +56,7 @@ def what_changed(queues: ConsumeQueueStore, states: dict[str, dict[int, QueueSta
 
 
 def read_file_size(queues: ConsumeQueueStore) -> int | None:
-    """The size of queue files at the last orderly stop, whatever has become of the store since; None if unknown."""
+    """The size of queue files at the last orderly stop, whatever has happened since; None if unknown."""
     snapshot = _read(queues)
     return None if snapshot is None else snapshot.file_size
 

@@ -1,1 +1,1 @@
-"""Gets and queries."""
+"""Reads messages for consumers, and answers queries."""

@@ -1,7 +1,7 @@
 """Reads messages of a queue for a consumer: units, filter, and the records as views of the mapped log.
 
-``get`` answers from memory in the same turn, or not at all (None): then ``get_cold`` waits for the device. Both run the
-same steps, written as a generator that yields what has to be waited for. Source: RocketMQ's
+``get`` answers from memory in the same turn, or returns None: then ``get_cold`` waits for the device. Both run the same
+steps, written as a generator that yields each read that has to wait. Source: RocketMQ's
 DefaultMessageStore.getMessage, with its statuses, next offsets and limits.
 """
 
@@ -39,12 +39,12 @@ _ITERATE: Final = UNIT.iter_unpack
 
 _log = structlog.get_logger(__name__)
 _REPORTED: Final = 1000
-"""Messages that the log is told of; a consumer may ask for the same ones again and again."""
+"""The most messages that are reported in the broker's log; a consumer may request the same ones again and again."""
 
 ReadRequest = tuple[int, int, int]
-"""Offset and length in the log; up to which offset most of what follows will be wanted too, 0 for none of it."""
+"""Offset and length in the log; and up to which offset most of the following bytes will be read too, 0 for none."""
 InMemory = tuple[MappedFile, Found, int]
-"""The log file, what was found in it, and the queue offset that follows."""
+"""The log file, the records found in it, and the next queue offset."""
 Bytes = memoryview | bytes
 Steps = Generator[ReadRequest, Bytes, GetMessageResult]
 
@@ -53,9 +53,9 @@ Run = list[tuple[int, int, int]]
 
 
 class _Chosen(NamedTuple):
-    """Units that an answer is made of.
+    """The units of an answer.
 
-    ``runs`` has those whose records lie side by side together: log offset, size and queue offset of each.
+    ``runs`` groups those with adjacent records: log offset, size and queue offset of each.
     """
 
     messages: int
@@ -69,8 +69,8 @@ class _Chosen(NamedTuple):
 class MessageGetter:
     """The read path. ``config`` may be replaced at any time.
 
-    ``readable_offset`` tells the end of the log, ``memory`` how many bytes of RAM this machine has: what lies further
-    back than the configured part of it counts as on disk for the limits of a pull.
+    ``memory``: bytes of RAM of this machine. Records further back than the configured part of it count as on disk for
+    the limits of a pull.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MessageGetter:
         self.set_config(config)
 
     def set_config(self, config: MessageStoreConfig) -> None:
-        """Take changed limits."""
+        """Apply changed limits."""
         self._memory = self._ram * config.access_message_in_memory_max_ratio // 100
         self._scan_units = config.max_filter_message_size // UNIT_SIZE
         self._memory_limits = (
@@ -101,7 +101,7 @@ class MessageGetter:
     def get(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
     ) -> GetMessageResult | None:
-        """What a consumer gets at ``offset``; None where that has to come from the device."""
+        """The messages that a consumer gets at ``offset``; None if they have to come from the device."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.next_offset:
             return self._refuse(queue, offset)
@@ -113,6 +113,7 @@ class MessageGetter:
                 return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
             file.hold()
             return GetMessageResult(_FOUND, following, low, high, buffers, count, size, False, file.release)
+        # Not the usual case: take the full path, as far as it goes without the device.
         units = self._queues.read(queue, offset, self._units_to_read(max_count, filter))
         if units is None:
             return None
@@ -122,16 +123,17 @@ class MessageGetter:
         except StopIteration as end:
             result: GetMessageResult = end.value
             return result
+        # The first read that has to wait: ``get_cold`` starts again from the beginning.
         steps.close()
         return None
 
     def in_memory(
         self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
     ) -> InMemory | None:
-        """Messages from a readable ``offset`` on that all lie in the memory of one log file; None for anything else.
+        """Messages from a readable ``offset`` on that are all in memory and in one log file; else None.
 
-        None of them where the filter wants none of those that it may look at. The views are good until the next await,
-        or for as long as the caller holds the file.
+        An empty answer means that the filter wants none of the units that it may check. The views are valid until the
+        next await, or as long as the caller holds the file.
         """
         if filter is not None:
             return self._in_memory_tagged(queue, offset, max_count, max_bytes, filter)
@@ -141,12 +143,12 @@ class MessageGetter:
         return found
 
     def count(self, messages: int) -> None:
-        """Messages are given out that ``ahead`` has found."""
+        """Count messages that ``ahead`` has found and that are now sent."""
         self._stats.transferred_messages_total += messages
         self._stats.found_times_total += 1
 
     def ahead(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> InMemory | None:
-        """As ``in_memory`` without a filter, for somebody who has not asked yet: it is not counted."""
+        """As ``in_memory`` without a filter, for a consumer that has not pulled yet: it is not counted."""
         limit_bytes, limit_count = self._in_memory_limits(max_bytes, max_count)
         if limit_count < 1:
             return None
@@ -162,6 +164,7 @@ class MessageGetter:
         if file is None:
             return None
         places, sizes = fields[::2], fields[1::2]
+        # Units put by this process agree with the records it wrote. Others came from a file and are checked one by one.
         if offset >= queue.known_from:
             found = views_of(file, self._page_cache, places, sizes, limit_bytes)
         else:
@@ -180,7 +183,7 @@ class MessageGetter:
     def _in_memory_tagged(
         self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter
     ) -> InMemory | None:
-        """The same for a filter by tags alone, among units that this process has put itself."""
+        """As ``in_memory``, for a filter that uses only tags, among units that this process has put."""
         limit_bytes, limit_count = self._in_memory_limits(max_bytes, max_count)
         codes: frozenset[int] | None = getattr(filter, "codes", None)
         if codes is None or offset < queue.known_from:
@@ -205,7 +208,7 @@ class MessageGetter:
         return file, found, offset + scanned
 
     def _in_memory_file(self, first: int) -> MappedFile | None:
-        """The log file of a message, unless that counts as on disk."""
+        """The log file of the message at offset ``first``; None if it has expired."""
         log = self._log.files
         files = log.files
         if not files:
@@ -216,7 +219,7 @@ class MessageGetter:
     async def get_cold(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
     ) -> GetMessageResult:
-        """The same, waiting for the device."""
+        """As ``get``, waiting for the device."""
         started = time.perf_counter()
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.next_offset:
@@ -257,7 +260,7 @@ class MessageGetter:
         return size, min(count, max_count)
 
     def _refuse(self, queue: ConsumeQueue | None, offset: int) -> GetMessageResult:
-        """The answer where there is no unit at ``offset``."""
+        """The answer if there is no unit at ``offset``."""
         self._stats.missed_times_total += 1
         if queue is None:
             return GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
@@ -286,6 +289,7 @@ class MessageGetter:
         suggest = chosen.last_phy < border
         if not chosen.messages:
             self._stats.missed_times_total += 1
+            # No unit at all: its file is missing. Continue at the next file, as RocketMQ does.
             scanned = chosen.scanned if units else queue.file_of(offset) + queue.units_per_file - offset
             return GetMessageResult(chosen.status, offset + scanned, low, high, suggest_slave=suggest)
         following = offset + chosen.scanned
@@ -298,7 +302,7 @@ class MessageGetter:
     def _choose(
         self, offset: int, units: bytes, max_count: int, max_bytes: int, filter: MessageFilter | None, border: int
     ) -> Generator[ReadRequest, Bytes, _Chosen]:
-        """Any units: messages that are gone, on disk only, or not wanted. ``border``: in memory from here on."""
+        """Choose among any units: expired, on disk, or unwanted ones. ``border``: in memory from this log offset on."""
         log_min = self._log.min_offset
         match = None if filter is None else filter.match_tags
         needs_record = filter is not None and filter.needs_properties
@@ -309,6 +313,7 @@ class MessageGetter:
         run_end = -1
         status = GetMessageStatus.NO_MATCHED_MESSAGE if units else GetMessageStatus.OFFSET_FOUND_NULL
         for phy, size, tags in _ITERATE(units):
+            # Units rise: from the first one in memory on, the limits for memory hold.
             if on_disk and phy >= border:
                 on_disk = False
                 limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=False)
@@ -316,6 +321,7 @@ class MessageGetter:
                 scanned += 1
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
                 continue
+            # The first message is always given out, even if it alone exceeds the limit.
             if count and (total + size > limit_bytes or count >= limit_count):
                 break
             scanned += 1
@@ -332,7 +338,7 @@ class MessageGetter:
         return _Chosen(count, scanned, total, runs, phy, status)
 
     def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, Bytes, bool]:
-        """Ask the filter about a record's properties; what is no record matches nothing."""
+        """Whether the filter matches a record's properties; bytes that are not a record match nothing."""
         data = self._log.read(phy, size)
         if data is None:
             data = yield phy, size, phy + size
@@ -348,9 +354,10 @@ class MessageGetter:
     def _read_runs(
         self, result: GetMessageResult, runs: list[Run], queue: ConsumeQueue
     ) -> Generator[ReadRequest, Bytes, None]:
-        """Read the records that lie side by side at once; a run in which one is not as it should be is taken apart."""
+        """Read adjacent records together; a run with a record that is not as expected is read one by one."""
         log, place = self._log, place_of(queue.topic, queue.queue_id)
         until = runs[-1][-1][0] + runs[-1][-1][1]
+        # Read ahead up to the last message, unless the messages are spread so far that most bytes would be unused.
         if not is_dense(until - runs[0][0][0], result.size):
             until = 0
         held: list[MappedFile] = []
@@ -366,6 +373,7 @@ class MessageGetter:
                     file = log.files.find(begin)
                     start, end_of_file = (file.start, file.end) if file is not None else (-1, -1)
                     if file is not None:
+                        # Held from the first view on: this generator waits between runs, and the file may expire.
                         file.hold()
                         held.append(file)
                 if file is not None and begin - start >= file.in_memory_from and end - start <= file.wrote:
@@ -376,9 +384,10 @@ class MessageGetter:
                 if len(data) == end - begin and _are_messages(data, run, place):
                     buffers.append(data)
                 else:
-                    yield from self._salvage(result, run, queue)
+                    yield from self._read_singly(result, run, queue)
             complete = True
         finally:
+            # An error, or the caller has closed the generator: no answer will release the files.
             if not complete:
                 Hold(held)()
         if not result.buffers:
@@ -388,8 +397,10 @@ class MessageGetter:
         elif held:
             result.release = Hold(held)
 
-    def _salvage(self, result: GetMessageResult, run: Run, queue: ConsumeQueue) -> Generator[ReadRequest, Bytes, None]:
-        """Go through the messages of a run one by one: only what is the message of its unit is given out."""
+    def _read_singly(
+        self, result: GetMessageResult, run: Run, queue: ConsumeQueue
+    ) -> Generator[ReadRequest, Bytes, None]:
+        """Read the messages of a run one by one: only a record that is the message of its unit is given out."""
         place = place_of(queue.topic, queue.queue_id)
         for phy, size, offset in run:
             data = self._log.read(phy, size)
@@ -403,22 +414,22 @@ class MessageGetter:
                 self._report(queue, offset, phy)
 
     def _report(self, queue: ConsumeQueue, offset: int, phy: int) -> None:
-        """Tell once of a message that is passed over, unless it is gone with the old end of the log."""
+        """Report a skipped message once, unless it expired with the old end of the log."""
         key = (queue.topic, queue.queue_id, offset)
         if phy < self._log.min_offset or key in self._reported or len(self._reported) >= _REPORTED:
             return
         self._reported.add(key)
         _log.error(
-            "message_passed_over",
+            "message_skipped",
             topic=queue.topic,
             queue=queue.queue_id,
             offset=offset,
             log_offset=phy,
-            reason="its unit leads to no record, or to one that tells another topic, queue or offset",
+            reason="its unit leads to no record, or to one with another topic, queue or offset",
         )
 
 
 def _are_messages(data: memoryview | bytes, run: Run, place: Place) -> bool:
-    """True where the records of a run, all of whose bytes are in ``data``, are the messages of their units."""
+    """True if the records of a run, whose bytes are all in ``data``, are the messages of their units."""
     begin = run[0][0]
     return all(is_message(data, phy - begin, phy, size, offset, place) for phy, size, offset in run)

@@ -1,11 +1,11 @@
-"""The usual pull in short: every message of the queue is wanted, and all of them lie in one file's memory.
+"""The fast path of a pull: every message of the queue is wanted, and all of them are in memory and in one log file.
 
-A queue whose messages stand between those of others has one run of bytes for each message: what is done for each is
-what a pull costs. Anything unusual (a filler, another file, bytes that are no record) is left to get_message.py.
+In a queue whose messages alternate with those of other queues every message is a separate run of bytes, so the cost per
+message is the cost of a pull. Unusual cases (a filler, another file, bytes that are not a record) are left to
+get_message.py.
 
-Units that this process has put itself (``views_of``) tell the truth about records that it has written itself, so
-that nothing is looked up for each of them. Others came out of files: each record is compared (``checked_views`` by the
-native extension, ``in_memory_records``).
+Units that this process has put (``views_of``) agree with the records that it has written, so that no record is checked.
+Others came from files: each record is compared, by ``checked_views`` (native extension) or ``in_memory_records``.
 """
 
 import struct
@@ -24,33 +24,34 @@ from trimq.protocol.record import OVERHEAD_V1
 
 _ITERATE: Final = UNIT.iter_unpack
 _BLOCK: Final = 40 * UNIT_SIZE
-"""Units that a look for tags unpacks at once: with most of them wanted, one block is a whole pull."""
+"""Units that a search for tags unpacks together: if most of them are wanted, one block is a whole pull."""
 
 Found = tuple[list[memoryview], int, int]
-"""Views of records, side by side ones as one, their number and size."""
+"""Views of records, adjacent ones merged, their number and total size."""
 
 
 @lru_cache(maxsize=256)
 def unpacker(count: int) -> Callable[[bytes | bytearray], tuple[Any, ...]]:
-    """What unpacks ``count`` units into one flat tuple: place, size and tag code of each, one after the other."""
+    """A function that unpacks ``count`` units into one flat tuple: place, size and tag code of each in turn."""
     return struct.Struct(">" + "qiq" * count).unpack
 
 
 @lru_cache(maxsize=256)
 def place_unpacker(count: int) -> Callable[[bytes | bytearray], tuple[Any, ...]]:
-    """The same without the tag codes."""
+    """As ``unpacker``, without the tag codes."""
     return struct.Struct(">" + "qi8x" * count).unpack
 
 
 def views_of(
     file: MappedFile, page_cache: PageCache, places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int
 ) -> Found | None:
-    """Views of the records that units of this process tell of; None for anything unusual.
+    """Views of the records of units that this process has put; None for any unusual case.
 
-    At least one record, then as many as fit (``limit_bytes`` is below FILLER_SIZE). The caller holds ``file`` for as
-    long as the views are used.
+    At least one record, then as many as fit (``limit_bytes`` is below FILLER_SIZE). The caller holds ``file`` as long
+    as the views are used.
     """
     total = sum(sizes)
+    # True for every filler too: the size of one is above any limit.
     if total > limit_bytes:
         fitting = _fitting(places, sizes, limit_bytes)
         if fitting is None:
@@ -76,9 +77,9 @@ def checked_views(
     offset: int,
     place: Place,
 ) -> Found | None:
-    """The same for units that came out of a file, the first of them at ``offset``: each record is checked.
+    """As ``views_of``, for units that came from a file, the first of them at ``offset``: each record is checked.
 
-    None for anything unusual, for records that are spread over much of the log, and without the native extension.
+    None for any unusual case, for records that are spread over much of the log, and without the native extension.
     """
     extension = NATIVE.extension
     if extension is None:
@@ -93,7 +94,7 @@ def checked_views(
     start = file.start
     begin = places[0] - start
     end = places[-1] + sizes[-1] - start
-    # what the device has spoilt may say anything: the extension looks at nothing outside of this span
+    # A corrupt unit may have any value: the extension reads nothing outside of this span.
     if not 0 <= begin < end <= file.wrote or not is_dense(end - begin, total):
         return None
     if not page_cache.covers(file, begin, end, AHEAD):
@@ -109,13 +110,14 @@ def checked_views(
 
 
 def _views(file: MappedFile, places: tuple[int, ...], sizes: tuple[int, ...], total: int) -> Found:
-    """Views of records that are there; ``total``: bytes of all of them."""
+    """Views of checked records; ``total``: the bytes of all of them."""
     start, view = file.start, file.view
     begin, end = places[0] - start, places[-1] + sizes[-1] - start
     if end - begin == total:
         return [view[begin:end]], len(sizes), total
     if _are_joined(places, sizes):
         return _merged(view, start, places, sizes), len(sizes), total
+    # The first file starts at 0: no subtraction for each record.
     if start:
         views = [view[(at := place - start) : at + size] for place, size in zip(places, sizes, strict=True)]
     else:
@@ -124,9 +126,10 @@ def _views(file: MappedFile, places: tuple[int, ...], sizes: tuple[int, ...], to
 
 
 def _are_joined(places: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
-    """Whether it is worth to look for records that lie side by side: a few of them tell.
+    """Whether a search for adjacent records is worth its cost, judged by three pairs.
 
-    Where batches were sent, most do, and each pair costs a view; where not, to look at all costs more than it brings.
+    If batches were sent, most records are adjacent, and each merged pair saves a view. If not, the search costs more
+    than it saves.
     """
     middle = len(places) // 2
     return (
@@ -139,9 +142,9 @@ def _are_joined(places: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
 def tagged(
     units: bytes, codes: frozenset[int], limit_bytes: int, limit_count: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Places and sizes of the first units whose tag code is one of ``codes``, and how many units were scanned.
+    """Places and sizes of the first units whose tag code is in ``codes``, and the number of scanned units.
 
-    None for anything unusual: a filler, codes that are no 32-bit hashes, or so many bytes that they end the row.
+    None for any unusual case: a filler, tag codes that are not 32-bit hashes, or more bytes than the limit.
     """
     places: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
@@ -150,32 +153,35 @@ def tagged(
         block = units[at : at + _BLOCK]
         fields = unpacker(len(block) // UNIT_SIZE)(block)
         tags = fields[2::3]
-        room = limit_count - len(places)
+        space = limit_count - len(places)
         if codes.issuperset(tags):
             chosen: range | list[int] = range(len(tags))
         elif min(tags) >= -0x80000000 and max(tags) <= 0x7FFFFFFF:
             chosen = [number for number, tag in enumerate(tags) if tag in codes]
         else:
+            # A tag slot outside of 32 bits is not a hash, for example the due time of a delayed message.
             return None
-        looked_at = len(tags) if len(chosen) < room else chosen[room - 1] + 1
-        block_sizes = fields[1 : 3 * looked_at : 3]
+        checked = len(tags) if len(chosen) < space else chosen[space - 1] + 1
+        block_sizes = fields[1 : 3 * checked : 3]
         largest = max(largest, *block_sizes)
         if len(chosen) == len(tags):
-            places += fields[: 3 * looked_at : 3]
+            places += fields[: 3 * checked : 3]
             sizes += block_sizes
         elif chosen:
-            places += tuple([fields[3 * number] for number in chosen[:room]])
-            sizes += tuple([fields[3 * number + 1] for number in chosen[:room]])
-        scanned += looked_at
+            places += tuple([fields[3 * number] for number in chosen[:space]])
+            sizes += tuple([fields[3 * number + 1] for number in chosen[:space]])
+        scanned += checked
         if len(places) >= limit_count:
             break
+    # With ``largest`` on top: no filler is among the scanned units (its size alone is above any limit), and the full
+    # path would not have stopped earlier.
     return None if sum(sizes) + largest > limit_bytes else (places, sizes, scanned)
 
 
 def _fitting(
     places: tuple[int, ...], sizes: tuple[int, ...], limit_bytes: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Places and sizes of those that fit, at least one, and their bytes; None where a filler ends the row."""
+    """Places and sizes of the units that fit, at least one, and their bytes; None if a filler is the next one."""
     count = bisect_right(list(accumulate(sizes)), limit_bytes)
     if sizes[count] == FILLER_SIZE:
         return None
@@ -205,10 +211,10 @@ def in_memory_records(
     offset: int,
     place: Place,
 ) -> Found | None:
-    """The same for units that came out of a file, ``limit_count`` of them at most, the first of them at ``offset``.
+    """As ``checked_views``, in Python, for up to ``limit_count`` units.
 
     At least one record, then as many as fit the limits. Each is checked to be the message of its unit's offset. The
-    caller holds ``file`` for as long as the views are used.
+    caller holds ``file`` as long as the views are used.
     """
     view = file.view
     raw: Any = view.obj
@@ -228,6 +234,7 @@ def in_memory_records(
         at = phy - start
         if at < 0 or at + size > highest or size < OVERHEAD_V1:
             return None
+        # Evicted pages must not be touched through the map. Within the chunks checked last no second check is needed.
         if at < lowest and not cached_from <= at <= cached_to - size:
             if not page_cache.covers(file, at, at + size):
                 return None

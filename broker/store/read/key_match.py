@@ -1,6 +1,6 @@
-"""Which records have a key, by their bytes: nothing of them is decoded but a few numbers.
+"""Finds the records that have a key by comparing bytes; only a few numbers of each record are decoded.
 
-The usual record only: sent over IPv4, its key the whole of UNIQ_KEY or KEYS, in memory. Others are left to query.py.
+For usual records only: sent over IPv4, the key being the whole of UNIQ_KEY or KEYS, in memory. query.py does the rest.
 """
 
 import struct
@@ -19,21 +19,21 @@ from trimq.protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH
 HEAD_SIZE: Final = 88
 """Bytes in front of the body, with IPv4 hosts."""
 _head_at = struct.Struct(">II20xQI16xQ20xI").unpack_from
-"""Size, magic, place in the log, sysFlag, store time and body length."""
+"""Size, magic, physical offset, sysFlag, store time and body length."""
 _crc_at = struct.Struct(">8xI").unpack_from
 _V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 _LAST_HEAD: Final = CHUNK - OVERHEAD_V1
-"""Where the head of a record has to begin in a chunk to lie in it as a whole."""
+"""The last position in a chunk at which the head of a record still fits into it."""
 _CRC_BITS: Final = 0x7FFFFFFF
 _LONGEST: Final = 0xFFFF
-"""Bytes of properties that the number in front of them can tell."""
+"""The most bytes of properties that their length field can express."""
 
 Matches = tuple[list[bytes], int]
-"""Records, the oldest first, and how many bytes they are together."""
+"""Records, oldest first, and their total size in bytes."""
 
 
 def is_usual(topic: str, key: str) -> bool:
-    """True for what ``matches`` knows: a topic that can be one, and one printable ASCII word, not a tag's."""
+    """True if ``matches`` supports the query: a possible topic, and one printable ASCII word, not the key of a tag."""
     return (
         len(topic) <= MAX_RETRY_TOPIC_LENGTH
         and key.isascii()
@@ -46,20 +46,32 @@ def is_usual(topic: str, key: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _topic_part(topic: str) -> tuple[int, bytes]:
-    """Magic and topic as they stand in a record."""
+    """Magic and topic as encoded in a record."""
     name = topic.encode("utf-8", "replace")
     wide = len(name) > MAX_TOPIC_LENGTH
     return MAGIC_V2 if wide else MAGIC_V1, len(name).to_bytes(2 if wide else 1, "big") + name
 
 
-def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a call more is a cost for all
+def _add_beginning(fronts: dict[int, bytes], length: int, front: bytes, keys: bytes) -> bytes | None:
+    """Compute what ``length`` bytes behind a body start with if KEYS comes first, and add it to ``fronts``.
+
+    None if the properties cannot have that length.
+    """
+    properties = length - len(front) - 2
+    if not 0 <= properties <= _LONGEST:
+        return None
+    beginning = fronts[length] = front + properties.to_bytes(2, "big") + keys
+    return beginning
+
+
+def matches(  # noqa: PLR0912, PLR0915 - runs for each candidate of each query: one more call is a cost for all
     log: MappedFileQueue, offsets: list[int], topic: str, key: str, limit: int, times: tuple[int, int], most: int
 ) -> Matches | None:
     """Up to ``limit`` of the records at ``offsets``, newest first, that have the key and were stored in ``times`` (ms).
 
-    None where a candidate has to be looked at in another way: it is unusual, damaged, or not known to be in memory.
-    None as well for more than ``most`` bytes, as what is found is copied. Bodies that this process has put were whole
-    when they came in: their sums are not made again.
+    None if a candidate needs the full path: it is unusual, damaged, or not known to be in memory. None as well for more
+    than ``most`` bytes, since the records are copied. Bodies that this process has put were whole when they came in:
+    their checksums are not computed again.
     """
     file = log.find(offsets[0]) if offsets else None
     if file is None or not is_usual(topic, key):
@@ -89,11 +101,13 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
             start, stop, in_memory_from, view = file.start, file.wrote, file.in_memory_from, file.view
             raw, chunks = view.obj, page_cache.chunks_of(file)
             at = phy - start
+        # Offsets fall strictly from entry to entry; others come from a damaged index.
         if phy >= before or at + OVERHEAD_V1 > stop:
             return None
         before = phy
         is_in_memory = at >= in_memory_from
         within = at % CHUNK
+        # Most records are in a chunk that has just been checked: compare its tick before the call of ``covers``.
         if (
             not is_in_memory
             and (within > _LAST_HEAD or chunks[at // CHUNK] <= tick)
@@ -109,18 +123,18 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
         left -= size
         if left < 0 or (not is_in_memory and within + size > CHUNK and not covers(file, at, end)):
             return None
+        # A copy: find and compare on bytes are much faster than on a view, and the answer needs the copy anyway.
         record = raw[at:end]
         behind = HEAD_SIZE + body_length
         length = size - behind
-        beginning = fronts.get(length)
+        beginning = fronts.get(length) or _add_beginning(fronts, length, front, keys)
         if beginning is None:
-            if not 0 <= length - begin <= _LONGEST:
-                return None
-            beginning = fronts[length] = front + (length - begin).to_bytes(2, "big") + keys
+            return None
         if record.startswith(beginning, behind):  # many clients write KEYS first
-            if record.count(KEYS_NAME, behind + begin) != 1:
-                return None
-        elif not record.startswith(beginning[:begin], behind) or not has_key_for_sure(record, behind + begin, text):
+            has_key = record.count(KEYS_NAME, behind + begin) == 1
+        else:
+            has_key = record.startswith(beginning[:begin], behind) and has_key_for_sure(record, behind + begin, text)
+        if not has_key:
             return None
         if body_length and phy < own_from:
             bodies.append(view[at + HEAD_SIZE : at + behind])
@@ -128,7 +142,7 @@ def matches(  # noqa: PLR0912, PLR0915 - for each candidate of each query: a cal
         found.append(record)
         if len(found) >= limit:
             break
-    if sums and [value & _CRC_BITS for value in crc32_of_each(bodies)] != sums:
-        return None
+    # All checksums in one call: that costs less than one call for each body.
+    is_whole = not sums or [value & _CRC_BITS for value in crc32_of_each(bodies)] == sums
     found.reverse()
-    return found, most - left
+    return (found, most - left) if is_whole else None

@@ -1,6 +1,6 @@
-"""Finds messages by key, by log offset and by time; what a queue holds of them.
+"""Finds messages by key, by log offset and by time, and reads the units of a queue.
 
-Unlike RocketMQ's, a query gives out only records that have the key: a hash that is the same by chance is not a match.
+Unlike RocketMQ, a query only returns records that have the key: an equal hash alone is not a match.
 Source: RocketMQ's DefaultMessageStore (queryMessage, lookMessageByOffset, getOffsetInQueueByTime).
 """
 
@@ -33,23 +33,23 @@ _TIME_READ: Final = 80
 _place: Final = itemgetter(0)
 
 Reads = Generator[tuple[int, int] | tuple[ConsumeQueue, int], bytes, Any]
-"""Steps of a read that yield what has to be waited for: (offset, length) of the log, or (queue, offset) of a unit."""
+"""Steps of a read. They yield each read that has to wait: (offset, length) of the log, or (queue, offset) of a unit."""
 
 _COPIED: Final = 1 << 20
-"""Up to this much is copied out of the log; larger answers are sent from where they lie."""
+"""Answers up to this size are copied out of the log; larger ones are sent as views of it."""
 InMemoryQuery = tuple[list[bytes], int, int, int]
-"""Records, oldest first, their bytes, and store time and log offset of the index's newest entry."""
+"""Records, oldest first, their bytes, and store time and log offset of the newest index entry."""
 
 
 class BoundaryType(Enum):
-    """Which message a search by time means where several, or none, have that time."""
+    """Which message a search by time returns if several messages, or none, have that time."""
 
     LOWER = "lower"
     UPPER = "upper"
 
 
 class MessageFinder:
-    """Looks up single messages. Forms without ``_cold`` answer from memory in the same turn, or None."""
+    """Finds single messages. Methods without ``_cold`` answer from memory in the same turn, or return None."""
 
     def __init__(
         self, log: CommitLog, queues: ConsumeQueueStore, index: IndexService | None, *, max_query: int = 64
@@ -63,14 +63,14 @@ class MessageFinder:
     # -- by log offset
 
     def look(self, phy: int) -> Any | None:
-        """The record that begins at a log offset: a view (valid until the next await) or a copy.
+        """The record that starts at a log offset: a view (valid until the next await) or a copy.
 
-        b"" where there is none or it is damaged; None where it has to come from the device.
+        b"" if there is none or it is damaged; None if it has to come from the device.
         """
-        return _at_once(self._message(phy))
+        return _without_waiting(self._message(phy))
 
     async def look_cold(self, phy: int) -> Any:
-        """The same, waiting for the device."""
+        """As ``look``, waiting for the device."""
         return await self._drive(self._message(phy))
 
     def _message(self, phy: int) -> Reads:
@@ -78,10 +78,10 @@ class MessageFinder:
         return data if data and (yield from self._is_placed(data, phy)) else b""
 
     def _is_placed(self, data: Any, phy: int) -> Reads:
-        """False where a whole record of an earlier process tells a queue or an offset that it does not have.
+        """False if a whole record of an earlier process names a queue or an offset that is not its own.
 
-        That is where the queue has no such place, or has another record that says so of itself there. A unit that leads
-        nowhere says nothing against the record, and what this process has put is right.
+        That is so if the queue has no such offset, or has another valid record at it. A unit that leads to no record is
+        no evidence against this one, and records that this process has put are right.
         """
         if phy >= self._log.files.own_from:
             return True
@@ -91,7 +91,7 @@ class MessageFinder:
         topic, offset = str(data[head.topic_at : head.topic_end], "utf-8", "replace"), head.queue_offset
         queue = self._queues.find(topic, head.queue_id)
         if queue is None:
-            return not self._queues.has_topic(topic)  # of a deleted topic nothing is known any more
+            return not self._queues.has_topic(topic)  # nothing is known any more of a deleted topic
         if offset >= queue.next_offset and phy >= queue.max_phy:
             return True  # not dispatched yet
         if not queue.min_offset <= offset < queue.next_offset:
@@ -109,9 +109,11 @@ class MessageFinder:
         return len(found) != size or not is_message(found, 0, other, size, offset, place)
 
     def _are_placed(self, records: list[bytes]) -> bool:
-        """The same for what a query has found in memory; False also where that cannot be told at once."""
+        """As ``_is_placed`` for all records of an answer from memory; False also if that cannot be decided now."""
         at = record.AT_PHYSICAL_OFFSET
-        return all(_at_once(self._is_placed(data, int.from_bytes(data[at : at + 8], "big"))) for data in records)
+        return all(
+            _without_waiting(self._is_placed(data, int.from_bytes(data[at : at + 8], "big"))) for data in records
+        )
 
     def _record(self, phy: int) -> Reads:
         if phy < self._log.min_offset or phy >= self._log.max_offset:
@@ -127,6 +129,7 @@ class MessageFinder:
         at = record.AT_PHYSICAL_OFFSET
         if int.from_bytes(data[at : at + 8], "big") != phy:
             return b""
+        # The length is only used after the record has named its own offset: other bytes could request any length.
         if size > len(data):
             data = self._log.read(phy, size)
             if data is None:
@@ -134,7 +137,7 @@ class MessageFinder:
         return data[:size] if len(data) >= size else b""
 
     def _in_memory_record(self, phy: int) -> memoryview | None:
-        """The record at a log offset where the map has it; None for anything else."""
+        """The record at a log offset if it can be read through the map; None otherwise."""
         file = self._log.files.find(phy)
         if file is None:
             return None
@@ -154,7 +157,7 @@ class MessageFinder:
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult | None:
         """Messages of a topic with ``key`` that were stored in [begin, end] ms: the newest ``max_num``, oldest first.
 
-        A key is UNIQ_KEY, a word of KEYS, or ``T#`` and the tag. None where the device is needed.
+        A key is UNIQ_KEY, a word of KEYS, or ``T#`` and the tag. None if the device is needed.
         """
         if self._index is None:
             return QueryMessageResult([])
@@ -167,7 +170,7 @@ class MessageFinder:
             return None
         found = matches(self._log.files, offsets, topic, key, limit, (begin, end), _COPIED)
         if found is None or (offsets and offsets[-1] < self._log.files.own_from and not self._are_placed(found[0])):
-            result: QueryMessageResult | None = _at_once(self._match(offsets, topic, key, limit, begin, end))
+            result: QueryMessageResult | None = _without_waiting(self._match(offsets, topic, key, limit, begin, end))
             return result
         records, size = found
         timestamp, last_phy = self._index.last_update
@@ -176,7 +179,7 @@ class MessageFinder:
     def query_in_memory(
         self, topic: str, key: str, max_num: int, begin: int, end: int, most: int
     ) -> InMemoryQuery | None:
-        """The same where some are found, of ``most`` bytes, and all candidates are usual records in memory; or None."""
+        """As ``query``, if records of up to ``most`` bytes are found and all candidates are usual and in memory."""
         index, limit = self._index, min(max_num, self.max_query)
         if index is None or limit <= 0:
             return None
@@ -190,7 +193,7 @@ class MessageFinder:
         return (*found, *index.last_update)
 
     async def query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
-        """The same, waiting for the device."""
+        """As ``query``, waiting for the device."""
         index, limit = self._index, min(max_num, self.max_query)
         if index is None or limit <= 0:
             return QueryMessageResult([])
@@ -199,7 +202,7 @@ class MessageFinder:
         return result
 
     def _match(self, offsets: list[int], topic: str, key: str, limit: int, begin: int, end: int) -> Reads:
-        """Read the candidates, newest first, and keep those that have the key."""
+        """Read the candidates, newest first, and select those that have the key."""
         found: list[tuple[int, Any, MappedFile | None]] = []
         complete = False
         try:
@@ -211,6 +214,7 @@ class MessageFinder:
                     continue
                 if not (yield from self._is_placed(data, phy)):
                     continue
+                # A view is kept until the answer is sent: its file must stay mapped. Bytes are a copy and need no hold.
                 file = self._log.files.find(phy) if type(data) is memoryview else None
                 if file is not None:
                     file.hold()
@@ -219,6 +223,7 @@ class MessageFinder:
                     break
             complete = True
         finally:
+            # An error, or the caller has closed the generator: no answer will release the files.
             if not complete:
                 _release(found)
         found.sort(key=_place)
@@ -230,14 +235,14 @@ class MessageFinder:
     # -- by time
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store timestamp (ms) of a queue's message; -1 where there is none."""
+        """Store timestamp (ms) of a queue's message; -1 if there is none."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.next_offset:
             return -1
         return await self._time_of(queue, offset)
 
     async def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Store timestamp of a queue's first message; -1 where it has none."""
+        """Store timestamp of a queue's first message; -1 if it has none."""
         queue = self._queues.find(topic, queue_id)
         return -1 if queue is None else await self.store_time(topic, queue_id, queue.min_offset)
 
@@ -246,8 +251,8 @@ class MessageFinder:
     ) -> int:
         """The queue offset for a time in ms.
 
-        LOWER: the first message stored at that time or later, the queue's end where all are older. UPPER: the last one
-        stored at that time or earlier. Always in [min, max] of the queue.
+        LOWER: the first message stored at that time or later, or the end of the queue if all are older. UPPER: the last
+        message stored at that time or earlier. Always in [min, max] of the queue.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
@@ -257,6 +262,7 @@ class MessageFinder:
         while low < high:
             middle = (low + high) // 2
             at, time = middle, -1
+            # Fillers have no time: take the time of the next message that has one.
             while at < high and time < 0:
                 time = await self._time_of(queue, at)
                 at += 1
@@ -269,7 +275,7 @@ class MessageFinder:
         return max(queue.min_offset, min(low, queue.next_offset))
 
     async def _time_of(self, queue: ConsumeQueue, offset: int) -> int:
-        """Store timestamp of the record that a unit points to; -1 for a filler or a record that is gone."""
+        """Store timestamp of the record that a unit points to; -1 for a filler or an expired record."""
         unit = self._queues.read(queue, offset, 1)
         if unit is None:
             unit = await self._queues.read_cold(queue, offset, 1)
@@ -281,7 +287,7 @@ class MessageFinder:
         return await self.time_at(phy)
 
     async def time_at(self, phy: int) -> int:
-        """Store timestamp of the record that begins at a log offset; -1 where none does."""
+        """Store timestamp of the record that starts at a log offset; -1 if there is none."""
         data = self._log.read(phy, _TIME_READ)
         if data is None:
             data = await self._log.read_cold(phy, _TIME_READ)
@@ -290,7 +296,7 @@ class MessageFinder:
     # -- units
 
     def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
-        """As ``units``, at most those of one file; None where they have to come from the device."""
+        """As ``units``, at most those of one file; None if they have to come from the device."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.next_offset:
             return []
@@ -341,12 +347,12 @@ def store_timestamp_of(data: Any, phy: int) -> int:
 
 
 def _candidates(limit: int) -> int:
-    """How many places to take from the index: some may belong to other keys of the same hash."""
+    """How many places to take from the index: some may belong to other keys with the same hash."""
     return 2 * limit + 16
 
 
-def _at_once(steps: Reads) -> Any | None:
-    """What the steps come to without waiting; None if they have to."""
+def _without_waiting(steps: Reads) -> Any | None:
+    """The result of the steps if they need not wait; else None."""
     try:
         next(steps)
     except StopIteration as end:
@@ -367,13 +373,13 @@ def _has_key(data: Any, topic: str, key: str, begin: int, end: int) -> bool:
 
 
 def _is_whole(data: Any, head: record.RecordHead) -> bool:
-    """True where the body is the one that was stored: an index entry may lead to a record that recovery passed over."""
+    """True if the body is the one that was stored: an index entry may lead to a record that recovery skipped."""
     body = data[head.body_at : head.body_end]
     return not body or crc32(body) == head.body_crc
 
 
 def _if_whole(data: Any) -> Any:
-    """A record's bytes; b"" where they are damaged."""
+    """The bytes of a record; b"" if they are damaged."""
     try:
         return data if data and _is_whole(data, record.decode_head(data)) else b""
     except record.RecordError:

@@ -1,7 +1,7 @@
-"""Whether bytes of the log are the message that a queue's unit, an index entry or an id tells of.
+"""Checks whether bytes of the log are the message that a queue's unit, an index entry or a message id refers to.
 
-A unit that the device has spoilt may lead to a record of another queue, and a record may tell another topic, queue or
-offset than it was stored with: a consumer would take the one for the other. The body's checksum is not made again here.
+A corrupt unit may lead to a record of another queue, and a record may name another topic, queue or offset than it was
+stored with: a consumer would take one message for another. The checksum of the body is not computed here.
 """
 
 import struct
@@ -18,7 +18,7 @@ HEAD: Final = struct.Struct(">II4xi4xqqI44xI").unpack_from
 HEAD_SIZE: Final = 88
 V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 _V6_MORE: Final = 12
-"""Bytes that a host of IPv6 has more."""
+"""Additional bytes of an IPv6 host."""
 _LONGEST_V1: Final = 0xFF
 _LONGEST: Final = 0xFFFF
 _ENDS: Final = 256
@@ -27,19 +27,19 @@ _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
 
 class Place(NamedTuple):
-    """What each message of a queue has to say of itself: its queue id, and its topic as it stands behind each magic."""
+    """The fields that each message of a queue must carry: its queue id, and its topic as encoded for each magic."""
 
     queue_id: int
     magic: int
-    """That of most records."""
+    """The magic of most records."""
     topic_parts: dict[int, bytes]
     ends: dict[int, bytes]
-    """What ``end_of`` has made."""
+    """Results of ``end_of``."""
 
 
 @lru_cache(maxsize=10_000)
 def place_of(topic: str, queue_id: int) -> Place:
-    """The place of a queue's messages."""
+    """The place of the messages of a queue."""
     name = topic.encode()
     parts = {MAGIC_V2: len(name).to_bytes(2, "big") + name}
     if len(name) <= _LONGEST_V1:
@@ -49,9 +49,9 @@ def place_of(topic: str, queue_id: int) -> Place:
 
 
 def end_of(place: Place, length: int) -> bytes | None:
-    """Topic and length of the properties as they stand in a usual record of ``length`` bytes without its body.
+    """Topic and length of the properties, as encoded in a usual record of ``length`` bytes without its body.
 
-    None where the properties could not be that long.
+    None if the properties cannot have that length.
     """
     part = place.topic_parts[place.magic]
     properties = length - HEAD_SIZE - len(part) - 2
@@ -64,9 +64,9 @@ def end_of(place: Place, length: int) -> bytes | None:
 
 
 def is_message(data: Any, at: int, phy: int, size: int, queue_offset: int, place: Place) -> bool:
-    """True where ``data``, which has ``size`` bytes from ``at`` on, has the message of a queue's offset there.
+    """True if ``data``, which has ``size`` bytes from ``at`` on, holds the message of a queue's offset there.
 
-    A record of that size stands there; the ``phy``, queue, offset and topic that it tells are right, its lengths fit.
+    There is a record of that size; its ``phy``, queue, offset and topic are the expected ones, and its lengths fit.
     """
     if size < OVERHEAD_V1:
         return False
@@ -91,7 +91,7 @@ def is_message(data: Any, at: int, phy: int, size: int, queue_offset: int, place
 
 
 def begins_record(data: Any, phy: int, length: int) -> bool:
-    """True where ``length`` bytes are there and a record that says it lies at ``phy`` begins in front of them."""
+    """True if ``data`` has ``length`` bytes and starts with a record that names ``phy`` as its offset."""
     if len(data) != length or length < AT_PHYSICAL_OFFSET + 8:
         return False
     size, magic = _SIZE_MAGIC(data)

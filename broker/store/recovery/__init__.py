@@ -1,1 +1,1 @@
-"""How a store starts: checkpoint, recovery of log, queues and index."""
+"""The start of a store: checkpoint, and recovery of log, queues and index."""

@@ -1,7 +1,7 @@
-"""The checkpoint: up to where log, queues and index are on disk together (RocketMQ's StoreCheckpoint).
+"""The checkpoint: the log offset up to which log, queues and index are all on disk (RocketMQ's StoreCheckpoint).
 
-CheckpointService writes the queues' tails, makes everything durable now and then, and only afterwards says so in the
-file: recovery may rely on every word of it.
+CheckpointService writes the queues' tails, makes everything durable at intervals, and only then records it in the file,
+so that recovery may rely on all of it.
 """
 
 import os
@@ -28,19 +28,19 @@ from trimq.protocol.checkpoint_layout import CheckpointFields, CheckpointMark
 _log = structlog.get_logger(__name__)
 
 NO_INDEX: Final = IndexMark(-1, 0, 0)
-"""Stands in the mark of a broker that keeps no index."""
+"""In the mark of a broker that has no index."""
 LOG_PROGRESS: Final = 128 << 20
-"""After so many bytes of log a checkpoint is due before its time: a start after a kill reads what came after it."""
-_TRIES_WITHOUT_ROOM: Final = 3
+"""A checkpoint is due early after so many bytes of log: a start after a kill reads the log behind the checkpoint."""
+_TRIES_WITHOUT_SPACE: Final = 3
 _LOG_FILES_FOR_ROCKETMQ: Final = 8
-"""After a kill RocketMQ 5.5.0 looks for its starting point in the ten newest files of the log, and in no others."""
+"""After a kill RocketMQ 5.5.0 searches its starting point only in the ten newest files of the log."""
 _KEEP: Final = 2**63 - 1
 
 
 def known_log(fields: CheckpointFields, mark: CheckpointMark | None) -> str:
-    """What a checkpoint knows of a log, in words; "" where it is of a store without a message.
+    """What a checkpoint knows of a log, as text; "" if it belongs to a store without a message.
 
-    Without a mark of this broker RocketMQ's numbers count: they are zeros until the first message is flushed.
+    Without a mark of this broker RocketMQ's numbers are used: they are zeros until the first message is flushed.
     """
     if mark is not None:
         return f"a log up to offset {mark.position}" if mark.position > 0 else ""
@@ -52,7 +52,7 @@ def known_log(fields: CheckpointFields, mark: CheckpointMark | None) -> str:
 
 
 class StoreCheckpoint:
-    """The file and what stands in it. ``mark`` is None in a store that nobody or some other broker wrote last."""
+    """The checkpoint file. ``mark`` is None in a new store, or if another broker has written the file last."""
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
@@ -61,7 +61,7 @@ class StoreCheckpoint:
         self.mark: CheckpointMark | None = None
 
     def load(self) -> None:
-        """Read the file; blocks. A missing or short one counts as zeros: that costs time, never messages."""
+        """Read the file. Blocks. A missing or short file counts as zeros: that costs time, never messages."""
         data = read_whole(self._disk, self.path)
         if data is None:
             return
@@ -74,13 +74,13 @@ class StoreCheckpoint:
 
     @property
     def known_log(self) -> str:
-        """See the function."""
+        """See the function ``known_log``."""
         return known_log(self.fields, self.mark)
 
     def check_missing_log(self, directory: str, *, accept: bool) -> None:
-        """There is no log file: fine in a new store, else a volume may not be mounted.
+        """Check a start without log files: normal in a new store; otherwise a volume may not be mounted.
 
-        Changes nothing. Raises StoreLoadError where the checkpoint knows a log, unless that is meant (``accept``).
+        Changes nothing. Raises StoreLoadError if the checkpoint knows a log, unless it is accepted (``accept``).
         """
         known = self.known_log
         if not known:
@@ -88,13 +88,13 @@ class StoreCheckpoint:
         if not accept:
             raise StoreLoadError(
                 f"{directory} holds no log file, but {self.path} knows {known}: mount the volume of the log, correct "
-                "storePathCommitLog or put the files back; if the log is to begin anew without its messages, start "
-                "once with --accept-missing-log"
+                "storePathCommitLog or put the files back; to start with a new log without its messages, start once "
+                "with --accept-missing-log"
             )
         _log.warning("missing_log_accepted", directory=directory, checkpoint=self.path, lost=known)
 
     async def forget(self) -> None:
-        """What it vouches for is made anew: nobody may believe it before that is durable. Raises OSError."""
+        """Invalidate the checkpoint before rebuilding the files it vouches for. Raises OSError."""
         self.fields = CheckpointFields()
         self.mark = None
         try:
@@ -102,18 +102,18 @@ class StoreCheckpoint:
         except OSError as error:
             if not is_full_disk(error):
                 raise
-            # a full disk is no reason not to start: without the file it costs as much time as with zeros in it
+            # A full disk must not prevent the start: a missing file costs as much time as one with zeros.
             await self._disk.run(self._disk.delete, self.path)
             await self._disk.run(self._disk.sync_directory, os.path.dirname(self.path))
 
     async def save(self) -> None:
-        """Replace the file. Raises OSError."""
+        """Replace the file, durably. Raises OSError."""
         data = checkpoint_layout.encode(self.fields, self.mark)
         await self._disk.run(write_durably, self._disk, self.path, data)
 
 
 class CheckpointService:
-    """Writes queues at intervals and the checkpoint after each thorough flush."""
+    """Writes the queues at intervals, and the checkpoint after each thorough flush."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class CheckpointService:
         config: MessageStoreConfig,
         sync_log: Callable[[], Awaitable[bool]],
     ) -> None:
-        """``sync_log`` makes all records durable that are in the log when it is called; False where that failed."""
+        """``sync_log`` makes all records durable that are in the log at its call; False if that failed."""
         self.checkpoint = checkpoint
         self._dispatcher = dispatcher
         self._queues = queues
@@ -148,7 +148,7 @@ class CheckpointService:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write what is due at every interval, all and the checkpoint at every thorough one, and at the start."""
+        """Write the due queues at every interval, and everything with the checkpoint at every thorough one."""
         await self.save()
         last = trio.current_time()
         while True:
@@ -162,9 +162,9 @@ class CheckpointService:
                 last = trio.current_time()
 
     async def save(self, *, clean: bool = False) -> bool:
-        """Make everything durable that has been dispatched, then say so; False where that is not possible now.
+        """Make all dispatched records durable, then write the checkpoint. False if that is not possible now.
 
-        ``clean``: nothing will be written after this; the next start may take the queues from a snapshot.
+        ``clean``: the last checkpoint of this process; the next start may take the queues from a snapshot.
         """
         async with self._lock:
             if self._closed:
@@ -173,7 +173,7 @@ class CheckpointService:
             if index_mark is None or self._flags.is_broken:
                 return False
             dispatcher = self._dispatcher
-            # taken in one turn: everything below belongs to the same position of the log
+            # One turn of the loop: all these numbers belong to the same position of the log.
             mark = CheckpointMark(
                 position=dispatcher.position,
                 last_record=dispatcher.last_record,
@@ -188,6 +188,7 @@ class CheckpointService:
             if mark == self.checkpoint.mark:
                 return True
             fields = self._fields(mark, clean=clean)
+            # The checkpoint vouches for the mark, so it comes after the syncs of everything below the mark.
             if not await self._sync_all() or not await self._write(mark, fields, clean=clean):
                 return False
             self._closed = clean
@@ -196,7 +197,7 @@ class CheckpointService:
     async def _mark_index(self) -> IndexMark | None:
         if self._index is None:
             return NO_INDEX
-        for _ in range(_TRIES_WITHOUT_ROOM):
+        for _ in range(_TRIES_WITHOUT_SPACE):
             mark = self._index.mark()
             if mark is not None or not await self._index.flush_pending():
                 return mark
@@ -217,11 +218,12 @@ class CheckpointService:
         return True
 
     def _fields(self, mark: CheckpointMark, *, clean: bool) -> CheckpointFields:
-        """The six numbers, such that RocketMQ loses nothing should it be the next to open the store.
+        """The six numbers, chosen so that RocketMQ loses nothing if it is the next to open the store.
 
-        After a kill it deletes every index file that is newer than the index time, and puts keys again from the log
-        offset (older versions: from the log time) on: while there is an index file that is still written to, these say
-        where that file begins. Where this is further back than RocketMQ will go, it is told to keep the file instead.
+        After a kill RocketMQ deletes every index file that is newer than the index time, and puts keys again from the
+        log offset on (older versions: from the log time). So while an index file is still written to, offset and time
+        are those at which the file starts. If that is further back than RocketMQ will read, the index time makes it
+        keep the file instead.
         """
         old = self.checkpoint.fields
         fields = CheckpointFields(
@@ -239,18 +241,20 @@ class CheckpointService:
             fields.index_msg_timestamp = _KEEP
         else:
             fields.logics_msg_timestamp = min(newest.begin_timestamp, mark.store_timestamp)
-            fields.logics_physical_offset = max(min(newest.begin_phy, mark.position), 1)  # 0 would mean: not known
+            fields.logics_physical_offset = max(min(newest.begin_phy, mark.position), 1)  # 0 would mean "not known"
         return fields
 
     async def _write(self, mark: CheckpointMark, fields: CheckpointFields, *, clean: bool) -> bool:
         self.checkpoint.fields = fields
         self.checkpoint.mark = mark
         try:
+            # The snapshot first: a clean mark in the checkpoint vouches for it.
             if clean:
                 await write_snapshot(self._queues, mark.position)
             await self.checkpoint.save()
         except OSError as error:
             _log.error("checkpoint_failed", path=self.checkpoint.path, error=str(error))
+            # Old or new mark, it is not known which one the file holds: let the next ``save`` write it again.
             self.checkpoint.mark = None
             return False
         return True

@@ -1,9 +1,9 @@
-"""What a start has to know after a sync has failed while the machine stayed up.
+"""A note for the next start after a sync has failed while the machine stayed up.
 
-The kernel takes pages that it could not write for clean: they are still in memory, so a restarted broker reads them as
-if nothing had happened, and a later sync returns without having written them. The note says which parts of the store
-such pages may belong to; the start writes those of the log again, and lets queues and index be built anew. The file
-needs no sync itself: if the machine goes down, the pages it tells of are gone too.
+The kernel marks pages that it could not write as clean. They are still in memory, so a restarted broker silently reads
+them, and a later sync returns without having written them. The note says which parts of the store such pages may belong
+to. The start writes those of the log again, and lets queues and index be rebuilt. The file itself needs no sync: if the
+machine goes down, the pages that it refers to are lost too.
 """
 
 import os
@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 
 class FailedSync(Struct):
-    """``log_offset``: the log was durable up to here. ``flags``: which parts failed. ``reason``: for humans."""
+    """``log_offset``: the log was durable up to here. ``flags``: the failed parts. ``reason``: text for humans."""
 
     log_offset: int
     flags: int
@@ -42,7 +42,7 @@ class FailedSyncMarker:
         self._path = f"{root}/{_FILE}"
 
     def read(self) -> FailedSync | None:
-        """The note; None if there is none or it cannot be read."""
+        """The note; None if it does not exist or cannot be read."""
         data = read_whole(self._disk, self._path)
         if not data:
             return None
@@ -52,7 +52,7 @@ class FailedSyncMarker:
             return None
 
     def add(self, flag: Flag, log_offset: int, reason: str) -> None:
-        """Note one more failed part. Raises OSError."""
+        """Add a failed part to the note. Raises OSError."""
         before = self.read()
         if before is not None:
             flag |= Flag(before.flags)
@@ -67,14 +67,14 @@ class FailedSyncMarker:
             self._disk.close(fd)
 
     def note(self, flag: Flag, log_offset: int, reason: str) -> None:
-        """The same where it is possible: a power cut, not this note, is what decides where it is not."""
+        """As ``add``, ignoring errors: without the note the store is as after a power cut."""
         with suppress(OSError):
             self.add(flag, log_offset, reason)
 
-    async def mend(self, files: MappedFileQueue, queues: str, index: str | None) -> None:
-        """Write again what a failed sync of the last run left in memory only. Raises OSError if it fails again.
+    async def repair(self, files: MappedFileQueue, queues: str, index: str | None) -> None:
+        """Write the pages again that a failed sync of the last run left in memory only. Raises OSError.
 
-        ``queues`` and ``index`` are directories whose files are made anew from the log.
+        ``queues`` and ``index`` are directories whose files are rebuilt from the log.
         """
         marker = self.read()
         if marker is None:
@@ -88,13 +88,13 @@ class FailedSyncMarker:
         _log.warning("failed_sync_repaired", reason=marker.reason, log_from=marker.log_offset, bytes_written=written)
 
     def remove(self) -> None:
-        """Everything that it told of has been written again."""
+        """Delete the note: everything that it refers to has been written again."""
         if self._disk.stat(self._path) is not None:
             self._disk.delete(self._path)
 
 
 def write_log_again(disk: Disk, files: MappedFileQueue, offset: int) -> int:
-    """Write what memory has of the log from ``offset`` on to the device; how many bytes. Blocks. Raises OSError."""
+    """Write the log from ``offset`` on to the device again, from memory. Returns the bytes written. Blocks."""
     written = 0
     for file in files.files:
         if file.end <= offset:

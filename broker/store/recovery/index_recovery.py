@@ -1,6 +1,6 @@
-"""The index at start: cut back to what the checkpoint vouches for, or compared with the log entry by entry.
+"""The index at start: cut back to the part the checkpoint vouches for, or compared with the log entry by entry.
 
-Nothing is thrown away: where entries are missing or wrong, the index is cut there and goes on from the log.
+Valid entries are never discarded: where entries are missing or wrong, the index is cut and rebuilt from the log.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,24 +19,24 @@ _TAGS: Final = PropertyName.TAGS.value
 
 
 def is_known_index(files: Sequence[IndexFile], mark: CheckpointMark) -> bool:
-    """True where there are all the index files, with all the entries, that a checkpoint vouches for."""
+    """True if all index files, with all entries, that a checkpoint vouches for exist."""
     at = next((at for at, file in enumerate(files) if file.stamp == mark.index_file), -1)
     return at >= 0 and at == mark.index_files - 1 and files[at].count >= mark.index_count
 
 
 class _Waiting:
-    """Records whose keys are still to be looked for."""
+    """Records whose keys are still to be compared."""
 
     def __init__(self) -> None:
         self.records: list[LogRecord] = []
         self.keys: list[tuple[str, ...]] = []
         self.tagged: list[bool] = []
-        """Whether the last key is that of the tag."""
+        """Whether the last key is the tag's."""
         self.texts: list[str] = []
 
 
 class IndexRecovery:
-    """Hears of every record from ``load``'s offset on, in the order of the log. Blocks: nobody is served yet."""
+    """Gets every record from ``load``'s offset on, in log order. Blocks: no client is served yet."""
 
     def __init__(self, index: IndexService, note: Callable[[str], None]) -> None:
         self._index = index
@@ -46,10 +46,10 @@ class IndexRecovery:
         self._waiting = _Waiting()
         self._last_timestamp = 0
         self.rebuilt = 0
-        """Keys that were missing."""
+        """Keys that were missing in the index."""
 
     def load(self, mark: CheckpointMark | None, log_min: int, *, clean_exit: bool) -> int:
-        """Take the index as far as it is known to be right; where in the log to go on. The files are loaded."""
+        """Take the index as far as it is known to be right. Returns the log offset to continue at. Files are loaded."""
         if mark is not None and self._take(mark, clean_exit=clean_exit):
             return mark.position
         self._entries = self._walk()
@@ -59,7 +59,7 @@ class IndexRecovery:
     def _take(self, mark: CheckpointMark, *, clean_exit: bool) -> bool:
         files = self._index.files
         if mark.index_file < 0:
-            self._note("the index was not kept the last time")
+            self._note("the index was switched off at the last run")
             return False
         if mark.index_file == 0:
             self._index.clear()
@@ -73,13 +73,13 @@ class IndexRecovery:
         return True
 
     def _walk(self) -> Iterator[tuple[int, int, IndexEntry]]:
-        """All entries with their file's position in the list and their number."""
+        """All entries, each with the position of its file in the list and its number."""
         for at, file in enumerate(list(self._index.files)):
             for number, entry in enumerate(file.entries(), start=1):
                 yield at, number, entry
 
     def put(self, found: LogRecord) -> None:
-        """A record whose keys belong into the index; in the order of the log."""
+        """Process a record whose keys belong in the index; called in log order."""
         if not found.properties:
             return
         keys = index_keys_of(found.properties)
@@ -101,7 +101,7 @@ class IndexRecovery:
             self._compare()
 
     def _compare(self) -> None:
-        """Look whether the entries of the waiting records are all there; from the first that is not on, put them."""
+        """Compare the waiting records with the entries. From the first record with a missing entry on, put all keys."""
         waiting, self._waiting = self._waiting, _Waiting()
         hashes = self._index.batch.key_hashes(waiting.texts)
         done = 0
@@ -117,10 +117,10 @@ class IndexRecovery:
                 self._last_timestamp = found.store_timestamp
 
     def _has(self, phy: int, wanted: list[int], *, tagged: bool) -> bool:
-        """Go on to the entries of the record at ``phy``; True where all of its hashes are among them.
+        """Advance to the entries of the record at ``phy``. True if all of its hashes are among them.
 
-        ``tagged``: the last one is that of its tag, which not every writer puts. It may only be missing where entries
-        of other records follow: else the end of the index may be what is missing.
+        ``tagged``: the last hash is the tag's, which not every writer puts. It may only be missing if entries of other
+        records follow: otherwise the index may have lost its end.
         """
         assert self._entries is not None
         current = self._current
@@ -139,25 +139,25 @@ class IndexRecovery:
         return True
 
     def _cut(self) -> None:
-        """The index ends in front of the current entry; from here on keys are put."""
+        """End the index in front of the current entry; from here on keys are put."""
         self._entries = None
         if self._current is not None:
             file, number, _ = self._current
-            self._note(f"the index is built anew from entry {number} of file {self._index.files[file].path} on")
+            self._note(f"the index is rebuilt from entry {number} of file {self._index.files[file].path} on")
             self._index.cut(file, number, self._last_timestamp)
         self._link_all()
 
     def _link_all(self) -> None:
         for file in self._index.files:
             if not file.link(self._index.batch):
-                self._note(f"chains of the index file {file.path} were mended")
+                self._note(f"chains of the index file {file.path} were repaired")
 
     async def flush(self) -> bool:
-        """Put what waits into files; False where the disk has no room."""
+        """Put waiting keys into files; False if the disk has no space."""
         return not self._index.pending or await self._index.flush_pending()
 
     def finish(self, position: int) -> None:
-        """The log has been read to its end."""
+        """Called at the end of the log: compare the last records and cut what is behind them."""
         if self._waiting.records:
             self._compare()
         if self._entries is None:

@@ -1,4 +1,4 @@
-"""The consume queues at start: taken as they are where that is known to be right, else compared with the log."""
+"""The consume queues at start: taken as they are if they are known to be right, else compared with the log."""
 
 from collections.abc import Callable
 
@@ -15,21 +15,21 @@ _CHUNK = 512
 
 
 class _Seen:
-    """How far a queue agrees with the log: units below ``slot`` do, the last of them ends at ``end`` in the log."""
+    """How far a queue agrees with the log: units below ``slot`` do; the last of their records ends at ``end``."""
 
     __slots__ = ("chunk", "chunk_at", "end", "life", "slot")
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
         self.life = 0
-        """Records before this offset are of an earlier life: the topic was deleted and made again."""
+        """Records before this offset belong to an earlier life of the topic, which was deleted and created again."""
         self.end = 0
         self.chunk = b""
         self.chunk_at = 0
 
 
 class QueueRecovery:
-    """Takes or loads the queues, then hears of every record from there on. Blocks: nobody is served yet."""
+    """Takes or loads the queues, then gets every record from there on. Blocks: no client is served yet."""
 
     def __init__(self, queues: ConsumeQueueStore, files: MappedFileQueue, note: Callable[[str], None]) -> None:
         self._queues = queues
@@ -43,7 +43,7 @@ class QueueRecovery:
     # -- loading
 
     def take(self, mark: CheckpointMark, *, clean_exit: bool) -> bool:
-        """Make the queues as the mark knows them; False where they are not like that, and have to be compared.
+        """Create the queues as the mark knows them. False if the files do not match: then they have to be compared.
 
         Raises QueueFileError.
         """
@@ -55,19 +55,19 @@ class QueueRecovery:
         return self._take_files(mark)
 
     def _take_snapshot(self, states: dict[str, dict[int, QueueState]]) -> bool:
-        """The queues' ends as an orderly stop wrote them, if the files still say the same."""
+        """Take the ends of the queues from an orderly stop, if the files still match."""
         if why := what_changed(self._queues, states):
             self._note(why)
             return False
-        self._queues.put_asleep(states)
+        self._queues.put_unloaded(states)
         return True
 
     def check_size(self) -> None:
-        """Raise QueueFileError where not the files are wrong but the setting of their size."""
+        """Raise QueueFileError if the setting of the file size is wrong and not the files."""
         self._queues.check_size(read_file_size(self._queues))
 
     def load(self) -> int:
-        """Make the queues from their files, those that cannot be right empty; where in the log to begin with all."""
+        """Load the queues from their files; wrong ones start empty. Returns the log offset to compare all from."""
         self._queues.forget_all()
         for queue, loaded in self._queues.load(self._files.files[-1].end):
             if self._is_of_deleted_topic(queue, loaded):
@@ -75,18 +75,18 @@ class QueueRecovery:
                 self._wipe(queue)
                 self._queues.drop_queue(queue)
             elif loaded.why:
-                self._note(f"queue {queue.topic}/{queue.queue_id} is built anew: {loaded.why}")
+                self._note(f"queue {queue.topic}/{queue.queue_id} is rebuilt: {loaded.why}")
                 self._wipe(queue)
         self._seen = {}
         return self._files.min_offset
 
     def _is_of_deleted_topic(self, queue: ConsumeQueue, loaded: LoadedQueue) -> bool:
-        """True where all units of a queue are older than the deletion of its topic."""
+        """True if all units of a queue are older than the deletion of its topic."""
         deleted = self._queues.deleted_topics.topics.get(queue.topic)
         return deleted is not None and loaded.last_phy < deleted.position
 
     def _take_files(self, mark: CheckpointMark) -> bool:
-        """The units below the mark, if there are as many as there were when it was written."""
+        """Take the units below the mark, if there are as many as when the mark was written."""
         late = [
             topic for topic, deleted in self._queues.deleted_topics.topics.items() if deleted.position >= mark.position
         ]
@@ -109,10 +109,11 @@ class QueueRecovery:
     # -- records
 
     def put(self, found: LogRecord, tags_code: int) -> None:
-        """A record that belongs into a queue; in the order of the log."""
+        """Process a record that belongs in a queue; called in log order."""
         if self._queues.deleted_topics.has(found.topic, found.phy, found.store_timestamp):
             return
         queue = self._queues.find_or_create(found.topic, found.queue_id)
+        # The checkpoint vouches for the queues up to here: the record is newer, its unit is just put.
         if self._seen is None:
             self.rebuilt += queue.put(found.phy, found.size, tags_code, found.queue_offset)
             return
@@ -121,16 +122,17 @@ class QueueRecovery:
             seen = self._first_touch(queue, found)
             if seen is None:
                 return
+        # Part of an earlier life: ``_is_later_life`` has found that the queue's units start behind this record.
         if found.phy < seen.life:
             return
         slot = max(found.queue_offset, seen.slot)
         if slot > seen.slot and queue.next_offset > seen.slot:
             if self._is_later_life(queue, seen, found):
                 return
-            self._cut(queue, seen.slot, seen.end)  # units of records that are gone
+            self._cut(queue, seen.slot, seen.end)  # units of records that are not in the log any more
         if slot < queue.next_offset:
             unit = self._unit(queue, seen, slot)
-            # an earlier due time counts as wrong too: nothing here vouches for it, and the record's is never too early
+            # An earlier due time counts as wrong too: nothing here vouches for it, and the record's is never too early.
             if unit == UNIT.pack(found.phy, found.size, tags_code):
                 seen.slot = slot + 1
                 seen.end = found.phy + found.size
@@ -144,17 +146,17 @@ class QueueRecovery:
         seen.end = found.phy + found.size
 
     def _first_touch(self, queue: ConsumeQueue, found: LogRecord) -> _Seen | None:
-        """The queue's first record in the log; None if the queue is of a later life of its topic than the record."""
+        """Start to compare at the queue's first record. None if the queue belongs to a later life of its topic."""
         assert self._seen is not None
         slot = found.queue_offset
-        # a later life begins at 0 and loses its front only when the log has: where this place is before the front,
-        # files of this very life are missing, as when a crash kept only some of those that were made anew
+        # A later life starts at offset 0 and loses its front only together with the log. If the slot is before the
+        # queue's front, files of this life are missing, as when a crash kept only some of the rebuilt files.
         if queue.first_offset <= slot and queue.first_offset < queue.next_offset:
             place = min(slot, queue.next_offset - 1)
             if self._is_right(queue, place, self._queues.read_now(queue, place, 1), found.phy):
                 return None
         if queue.next_offset and not queue.first_offset <= slot <= queue.next_offset:
-            self._note(f"queue {queue.topic}/{queue.queue_id} is built anew: its units are not those of the log")
+            self._note(f"queue {queue.topic}/{queue.queue_id} is rebuilt: its units are not those of the log")
             self._wipe(queue)
         if queue.next_offset:
             queue.min_offset = slot
@@ -164,7 +166,7 @@ class QueueRecovery:
         return seen
 
     def _is_later_life(self, queue: ConsumeQueue, seen: _Seen, found: LogRecord) -> bool:
-        """True where the next unit belongs to a record later in the log: ``found`` is none of the queue's then."""
+        """True if the next unit belongs to a later record of the log: then ``found`` is not part of the queue."""
         unit = self._unit(queue, seen, seen.slot)
         if not self._is_right(queue, seen.slot, unit, found.phy):
             return False
@@ -180,7 +182,7 @@ class QueueRecovery:
         return seen.chunk[at : at + UNIT_SIZE]
 
     def _is_right(self, queue: ConsumeQueue, slot: int, unit: bytes, after: int) -> bool:
-        """True where a unit points to a record behind ``after`` that says it belongs to just that place."""
+        """True if a unit points to a record behind ``after`` that names exactly this queue and offset."""
         if len(unit) < UNIT_SIZE:
             return False
         phy, size, _ = UNIT.unpack(unit)
@@ -200,7 +202,7 @@ class QueueRecovery:
     # -- end
 
     def finish(self) -> bool:
-        """The log has been read to its end; True where units were found that no checkpoint vouches for."""
+        """Called at the end of the log. True if units were found that no checkpoint vouches for."""
         log_min = self._files.min_offset
         for queue in list(self._queues.loaded_queues()):
             seen = self._seen.get(queue) if self._seen is not None else None
@@ -214,13 +216,14 @@ class QueueRecovery:
         return self._seen is not None
 
     def _cut_without_records(self, queue: ConsumeQueue, log_min: int) -> None:
-        """A queue of which the log has no record: whatever points into the log is wrong."""
+        """Cut a queue without records in the log: units that point into the log are wrong."""
         queue.min_offset = queue.first_offset
         self._queues.correct_min_offset(queue, log_min)
         if queue.min_offset < queue.next_offset:
             self._cut(queue, queue.min_offset, 0)
 
     def _cut(self, queue: ConsumeQueue, slot: int, end: int) -> None:
+        # The end of the written units, before ``cut`` lowers it: the files must be erased up to there.
         behind = queue.written
         queue.cut(slot, end)
         self._queues.descriptors.drop_in(queue.directory)

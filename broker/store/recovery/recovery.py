@@ -1,9 +1,9 @@
-"""Brings log, queues and index of a store together at start, after an orderly stop as after a kill or a power cut.
+"""Brings log, queues and index of a store into agreement at start, after an orderly stop, a kill or a power cut.
 
-What the checkpoint's mark vouches for is taken as it is. From there on (without a mark, or where something does not fit
-it: from the beginning of the log) every record is read and checked, its queue unit and its index entries are compared
-or made. Times are never trusted to tell what is complete. Afterwards each record in the log is in its queue at its
-offset and in the index under its keys; what stands behind the last record is zeros.
+The part that the checkpoint's mark vouches for is taken as it is. From there on (without a mark, or if the store does
+not match it: from the start of the log) every record is read and checked, and its queue unit and index entries are
+compared or created. Times are never used to decide what is complete. Afterwards each record in the log is in its queue
+at its offset and in the index under its keys, and behind the last record there are only zeros.
 """
 
 import time
@@ -30,19 +30,20 @@ from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND, unit_tags_co
 _log = structlog.get_logger(__name__)
 
 _SLICE: Final = 0.001
-_LOOK_AT_CLOCK: Final = 32
+_CLOCK_EVERY: Final = 32
+"""Records between two reads of the clock."""
 _WRITE_EVERY: Final = 64 << 20
 
 
 class RecoveryReport(Struct):
-    """What recovery found and did; ``position`` is where the log ends."""
+    """What recovery found and did; ``position`` is the end of the log."""
 
     position: int = 0
     last_store_timestamp: int = 0
     clean: bool = False
-    """There was nothing to read and nothing to repair."""
+    """The log had nothing to read and nothing to repair."""
     trusted: bool = False
-    """The checkpoint's mark held for log and queues."""
+    """The mark of the checkpoint was valid for log and queues."""
     scanned_from: int = 0
     bytes_total: int = 0
     bytes_done: int = 0
@@ -54,12 +55,12 @@ class RecoveryReport(Struct):
     units_rebuilt: int = 0
     keys_rebuilt: int = 0
     notes: list[str] = field(default_factory=list)
-    """Why something was not taken as it was."""
+    """Why parts of the store were not taken as they were."""
     seconds: float = 0.0
 
 
 class StoreRecovery:
-    """One recovery. ``files`` are loaded; nothing is served and nothing else touches the store meanwhile."""
+    """One recovery. ``files`` are loaded. No client is served, and no other code touches the store while it runs."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class StoreRecovery:
         clean_exit: bool,
         check_crc: bool = True,
     ) -> None:
-        """``clean_exit``: the abort file was not there."""
+        """``clean_exit``: the abort file did not exist."""
         self._files = files
         self._disk = files.disk
         self._queues = queues
@@ -87,10 +88,10 @@ class StoreRecovery:
         self._index_recovery = IndexRecovery(index, self._note) if index is not None else None
         self._last_record = -1
         self.report = RecoveryReport()
-        """Counts while ``run`` is going on: a progress bar may look at it."""
+        """Updated while ``run`` is going on, for a progress bar."""
 
     async def run(self) -> RecoveryReport:
-        """Do it. Raises OSError, StoreLoadError."""
+        """Recover. Raises OSError, StoreLoadError."""
         started = time.perf_counter()
         report = self.report
         if self._index is not None and self._index.load():
@@ -105,6 +106,7 @@ class StoreRecovery:
             if self._index_recovery is not None:
                 index_from = self._index_recovery.load(mark, log_min, clean_exit=self._clean_exit)
             start = min(log_min if mark is None else mark.position, queues_from, index_from)
+            # Files below the old mark will change. If this start is killed, the next one must not trust that mark.
             known = self._checkpoint.mark
             if known is not None and start < known.position:
                 await self._checkpoint.forget()
@@ -114,16 +116,16 @@ class StoreRecovery:
         self._queues.deleted_topics.settle(self._files.min_offset, report.position)
         report.queues = sum(map(len, self._queues.topics().values()))
         report.seconds = time.perf_counter() - started
-        self._tell()
+        self._log_report()
         return report
 
     async def _start_empty(self) -> None:
-        """Without a log there are no messages: queues and index begin anew, as RocketMQ does it."""
+        """Start without a log: there are no messages, so queues and index start empty, as in RocketMQ."""
         if self._checkpoint.known_log:
-            await self._checkpoint.forget()  # accepted, for this start: the next one finds what this one leaves
+            await self._checkpoint.forget()  # accepted for this start only: the next one compares with its own mark
         left = [directory for _, _, directory in queue_directories(self._disk, self._queues.directory)]
         if any(file_lengths(self._disk, directory) for directory in left):
-            self._note("there is no commit log: queues and index begin anew")
+            self._note("there is no commit log: queues and index start empty")
         for directory in left:
             delete_queue_files(self._disk, directory)
         if self._index is not None:
@@ -131,20 +133,20 @@ class StoreRecovery:
         self._dispatcher.start_at(0, -1, 0)
         self.report.clean = True
 
-    # -- what can be trusted
+    # -- the mark
 
     def _trusted_mark(self) -> CheckpointMark | None:
-        """The mark, if the log is the one it was written for."""
+        """The mark, if it belongs to this log."""
         mark = self._checkpoint.mark
         if mark is None:
             self._note("no checkpoint of this broker")
             return None
         end = self._files.files[-1].end
         if not self._files.min_offset <= mark.position <= end:
-            self._note(f"the checkpoint is of a log that ended at {mark.position}, this one is another")
+            self._note(f"the checkpoint is of a log that ended at {mark.position}, this is another log")
             return None
         if mark.last_record >= self._files.min_offset and not self._is_last_record(mark):
-            self._note(f"the record at {mark.last_record} is not the one that the checkpoint knows")
+            self._note(f"the record at {mark.last_record} is not the one the checkpoint knows")
             return None
         return mark
 
@@ -158,15 +160,16 @@ class StoreRecovery:
             return False
         if not isinstance(found, LogRecord) or found.store_timestamp != mark.store_timestamp:
             return False
+        # The mark may be behind the BLANK that follows the record.
         return found.phy + found.size == mark.position or file.end == mark.position
 
     async def _load_queues(self, mark: CheckpointMark | None) -> int:
-        """Where in the log to go on for the queues."""
+        """Take or load the queues. Returns the log offset to continue at."""
         recovery = self._queue_recovery
         if mark is not None and recovery.take(mark, clean_exit=self._clean_exit):
             return mark.position
-        recovery.check_size()  # before anything is changed
-        if self._checkpoint.mark is not None:  # loading deletes files of queues that are not right
+        recovery.check_size()  # before any file is changed
+        if self._checkpoint.mark is not None:  # loading deletes files of wrong queues: the mark no longer holds
             await self._checkpoint.forget()
         return recovery.load()
 
@@ -176,7 +179,7 @@ class StoreRecovery:
     # -- the log
 
     async def _scan(self, start: int, mark: CheckpointMark | None, queues_from: int, index_from: int) -> None:
-        """Read the log to its end; bring queues and index up to it."""
+        """Read the log to its end and update queues and index."""
         report = self.report
         report.scanned_from = start
         report.bytes_total = self._files.files[-1].end - start
@@ -195,12 +198,12 @@ class StoreRecovery:
         await self._end(walk)
 
     async def _slice(self, walk: LogWalk, queues_from: int, index_from: int) -> bool:
-        """Work for about a millisecond; False at the end of the log."""
+        """Work for about a millisecond. False at the end of the log."""
         until = time.perf_counter() + _SLICE
         index = self._index_recovery
         delays = self._dispatcher.delay_ms
         while True:
-            for _ in range(_LOOK_AT_CLOCK):
+            for _ in range(_CLOCK_EVERY):
                 found = walk.step()
                 if isinstance(found, LogRecord):
                     self.report.records += 1
@@ -221,23 +224,24 @@ class StoreRecovery:
                 return True
 
     async def _write(self) -> None:
-        """Put what has been rebuilt so far into its files, so that memory stays bounded."""
+        """Write the rebuilt units and keys to their files, so that memory stays bounded."""
         await self._flush_queues.write()
         if self._index_recovery is not None:
             await self._index_recovery.flush()
 
     async def _end(self, walk: LogWalk) -> None:
-        """The log ends where the walk ended: nothing stays behind it that could be taken for a record."""
+        """End the log where the walk ended: no bytes that look like a record may stay behind it."""
         report = self.report
         position = walk.position
         files = self._files.files
-        # the newest first, each for good before the next: a crash in between leaves no gap between files
+        # Newest file first, each deletion durable before the next one: a crash in between leaves no gap in the log.
         for file in self._files.truncate_after(position):
             file.destroy()
             self._disk.sync_directory(self._files.directory)
         last = files[-1]
         if position < last.end:
             report.erased = erase_behind(self._disk, last, position - last.start)
+        # A killed process may have left bytes of any file in memory only: sync all files before anything is served.
         for file in files:
             await self._disk.run(file.sync)
         await self._disk.run(self._disk.sync_directory, self._files.directory)
@@ -255,10 +259,10 @@ class StoreRecovery:
         report.clean = not (report.records or report.damaged or report.erased or report.notes)
         self._dispatcher.start_at(position, self._last_record, walk.last_timestamp)
 
-    def _tell(self) -> None:
+    def _log_report(self) -> None:
         report = self.report
-        tell = _log.info if report.clean else _log.warning
-        tell(
+        log = _log.info if report.clean else _log.warning
+        log(
             "store_recovered",
             clean_exit=self._clean_exit,
             log_end=report.position,
