@@ -80,7 +80,7 @@ INERT: Final = _table(
         """,
     ),
     (
-        "flushCommitLogTimed alone decides whether a message wakes the flush or commit service",
+        "whether a message wakes the flush or commit service depends on flushCommitLogTimed only",
         """
         wakeCommitWhenPutMessage wakeFlushWhenPutMessage
         """,
@@ -99,7 +99,7 @@ INERT: Final = _table(
         """,
     ),
     (
-        "a registration is never split",
+        "a registration is never split into parts",
         """
         enableSplitRegistration splitRegistrationSize enableSingleTopicRegister enableSplitMetadata
         splitMetadataSize compatibleWithOldNameSrv

@@ -170,7 +170,7 @@ def test_durability_in_words() -> None:
     assert "survives a power cut" in durability(MessageStoreConfig(flush_disk_type=FlushDiskType.SYNC_FLUSH))
     assert "a power cut can lose" in durability(MessageStoreConfig())
     pool = durability(MessageStoreConfig(transient_store_pool_enable=True))
-    assert "a crash of it can take what came in the last 400 ms" in pool
+    assert "its crash can lose the messages of the last 400 ms" in pool
     sync = MessageStoreConfig(transient_store_pool_enable=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     assert "survives a power cut" in durability(sync)
 

@@ -168,7 +168,7 @@ class SendMessageProcessor:
             return self._refuse(command, error)
 
     def _checked(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
-        # The checks may create topics, and a new topic has a new data version: compare it behind them.
+        # The checks may create topics. Each creation replaces the data version, so identity shows it afterwards.
         before = self._topics.data_version
         self._checks.started()
         self._checks.permission(header)
@@ -235,7 +235,7 @@ class SendMessageProcessor:
         """Store one message.
 
         ``as_it_came`` is the text of ordinary ``properties``: it is stored as the client wrote it, as the fast path
-        does. The two differ only if a property occurs twice.
+        does. Encoding ``properties`` again would give another text only if a property occurs twice.
         """
         if not len(command.body):
             raise _no_body()

@@ -76,7 +76,7 @@ class NativeSends:
         )
 
     def failed(self, error: Exception) -> None:
-        """Handle an error of a call into the extension after which nothing is written.
+        """Handle ``error``, which a call of the extension has raised before anything was written.
 
         A fault of the extension switches it off for the process. Any other error is raised again.
         """
@@ -125,8 +125,8 @@ class GroupedSends:
             return None
         places = [(span.begin, span.end, span.most) for span in spans]
         hosts = [span.connection.data.get("host") or born_host(span.connection) for span in spans]
-        # Nothing is stored before ``put`` returns a result: until then the round can still be left to the other paths.
-        # Everything that the extension has to supply is requested before that, so that no fault can follow the append.
+        # Until ``put`` returns a result nothing is stored, and the round can be left to the other paths. The replies
+        # are requested from the extension before that: after a later fault the sends would be stored a second time.
         try:
             messages = reader.read(frames, self._code, places, hosts, most, native.store.limits)
             queues = self._queues(messages)
