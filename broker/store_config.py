@@ -117,7 +117,7 @@ class MessageStoreConfig:
         False, "Refuse messages while all buffers are in use; otherwise write the next file through the page cache."
     )
     commit_interval_commit_log: int = option(
-        200, "transientStorePoolEnable: time between two commits of that memory to the files.", unit="ms", minimum=1
+        200, "Transient store pool: time between two commits of its memory to the files.", unit="ms", minimum=1
     )
     commit_commit_log_least_pages: int = option(
         4, "Skip a commit while fewer than this many pages of 4 KiB need it.", minimum=0

@@ -248,7 +248,7 @@ class SendFastPath:
         """Reply to a send that has waited for the disk."""
         status = result.status
         if status:
-            # The request was not retained; its reply needs only the opaque, and both forms of a send have the same reply.
+            # The request was not retained. A reply needs only its opaque, and is the same for both forms of a send.
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
             connection.complete(self.answer(command, topic.config.topic_name, queue_id, unique.decode(), result))
             return
