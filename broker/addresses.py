@@ -1,4 +1,4 @@
-"""Which address clients are told to connect to."""
+"""The address that the broker advertises: where clients connect, and which host its records and message ids name."""
 
 import contextlib
 import ipaddress
@@ -18,7 +18,7 @@ WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 def advertised_address(broker_ip: str | None, bind_address: str) -> str:
-    """``brokerIP1``, else the address it listens on, else this machine's first one that is no loopback."""
+    """``brokerIP1``, else the address the broker listens on, else this machine's first address that is no loopback."""
     if broker_ip:
         return broker_ip
     if bind_address not in WILDCARDS:
@@ -27,7 +27,10 @@ def advertised_address(broker_ip: str | None, bind_address: str) -> str:
 
 
 def first_address() -> str:
-    """This machine's address on the way to elsewhere (nothing is sent), or of its name; 127.0.0.1 for none."""
+    """The source address of this machine's default route, else an address of its host name, else 127.0.0.1.
+
+    The route is found by connecting a UDP socket to an address reserved for documentation. No packet is sent.
+    """
     for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((elsewhere, 9))
@@ -50,7 +53,7 @@ def _reachable(address: str) -> bool:
 
 
 def pack(host: str, port: int) -> bytes | None:
-    """An address as it stands in records; a name is looked up. None where it has no address."""
+    """An address in the form that records hold; a host name is resolved. None if the name has no address."""
     with contextlib.suppress(ValueError):
         return pack_host(host, port)
     with contextlib.suppress(OSError, ValueError):
@@ -64,9 +67,10 @@ def join(host: str, port: int) -> str:
 
 
 async def warn_if_unreachable(address: str, endpoint: tuple[str, int]) -> None:
-    """Dial the address that clients are told, as they will; a warning where nobody answers.
+    """Connect to the advertised address as a client would, and log a warning if that fails.
 
-    Behind a firewall of its own a machine may not reach itself where others do: it is no more than a warning.
+    It is only a warning because a machine behind its own firewall or NAT may fail to reach itself by an address that
+    other machines can reach.
     """
     host, _, port = address.rpartition(":")
     if (host, int(port)) == endpoint:
@@ -82,5 +86,5 @@ async def warn_if_unreachable(address: str, endpoint: tuple[str, int]) -> None:
         "advertised_address_unreachable",
         address=address,
         reason=reason,
-        advice="clients are told to connect there: set brokerIP1 to an address that they can reach",
+        advice="clients connect to this address: set brokerIP1 to one that they can reach",
     )

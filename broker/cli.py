@@ -1,4 +1,4 @@
-"""The command ``mqbroker``: the flags of RocketMQ's, the effective configuration, the broker in the foreground."""
+"""The command ``mqbroker``: takes RocketMQ's flags, prints the configuration, runs the broker in the foreground."""
 
 import os
 import time
@@ -37,7 +37,7 @@ IMPORTANT: Final = (
     "metricsExporterType",
     "logFile",
 )
-"""What ``-m`` prints."""
+"""The keys that ``-m`` prints."""
 
 
 @click.group(name="mqbroker", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +51,7 @@ IMPORTANT: Final = (
     "--accept-missing-log",
     "accept_missing_log",
     is_flag=True,
-    help="Begin with an empty log, for this start, though the checkpoint knows one: its messages are given up.",
+    help="For this start only: accept an empty commit log although the checkpoint names one. Its messages are lost.",
 )
 @click.pass_context
 def main(
@@ -64,8 +64,8 @@ def main(
 ) -> None:
     """A message broker that Apache RocketMQ's clients can use.
 
-    Without a name server (-n, or namesrvAddr in the configuration) it runs one of its own on port 9876. Each key of the
-    configuration is an environment variable too: listenPort is TRIMQ_LISTEN_PORT.
+    Without a name server (-n, or namesrvAddr in the configuration) it runs its own on port 9876. Each configuration
+    key can also be set by an environment variable: listenPort is TRIMQ_LISTEN_PORT.
     """
     if context.invoked_subcommand is not None:
         context.obj = file
@@ -74,7 +74,7 @@ def main(
     flags = {} if namesrv is None else {"namesrvAddr": (namesrv, "-n")}
     configuration = loaded(_PROGRAM, lambda: load_broker(file, flags, os.environ))
     if show_all or show_some:
-        from trimq.remoting.config.command_line import print_configuration  # noqa: PLC0415 - a start does not need it
+        from trimq.remoting.config.command_line import print_configuration  # noqa: PLC0415 - not needed to start
 
         print_configuration(configuration.effective(), None if show_all else IMPORTANT)
         return
@@ -83,18 +83,18 @@ def main(
 
 @main.command()
 @click.option("-c", "--configFile", "file", metavar="FILE", help="The broker's configuration file.")
-@click.option("-t", "--timeout", type=float, default=3.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("-t", "--timeout", type=float, default=3.0, show_default=True, help="Seconds to wait for the reply.")
 @click.pass_context
 def health(context: click.Context, file: str | None, timeout: float) -> None:
-    """Ask the broker on this machine whether it is ready: exit code 0, or 1 and the reasons.
+    """Ask the broker on this machine whether it is ready. Exit code 0 if it is; otherwise 1, and the reasons.
 
-    It finds the broker by the same configuration (file and environment), which has to have a healthPort.
+    The broker is found by the same configuration (file and environment), which has to set healthPort.
     """
     tell_readiness(_PROGRAM, lambda: load_broker(file or context.obj, environment=os.environ), timeout)
 
 
 def run(configuration: Configuration, began: float, *, accept_missing_log: bool = False) -> None:
-    """The broker until SIGTERM or SIGINT; exit code 1 where it cannot start."""
+    """Run the broker until SIGTERM or SIGINT. Exits with code 1 if it cannot start."""
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
     from trimq.broker.controller import BrokerController, StartError  # noqa: PLC0415 - as above
@@ -120,7 +120,7 @@ def run(configuration: Configuration, began: float, *, accept_missing_log: bool 
 
 
 def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
-    """The texts of all errors in a group of groups."""
+    """The texts of all errors in a group, including those of nested groups."""
     texts: list[str] = []
     for error in group.exceptions:
         texts += start_errors(error) if isinstance(error, BaseExceptionGroup) else [str(error)]
@@ -128,15 +128,15 @@ def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
 
 
 def banner(controller: "BrokerController", seconds: float) -> list[str]:
-    """What somebody who has just started a broker wants to know."""
-    from trimq.broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the command health does without trio
-    from trimq.protocol.native import NATIVE  # noqa: PLC0415 - as above, and without the extension
+    """The lines printed after a start: addresses, store, durability, and commands for a first message."""
+    from trimq.broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the health command needs no trio
+    from trimq.protocol.native import NATIVE  # noqa: PLC0415 - as above, nor the native extension
 
     broker = controller.configuration.section(BrokerConfig)
     chosen = not broker.broker_ip1 and controller.configuration.section(NettyServerConfig).bind_address in WILDCARDS
     store = controller.configuration.section(MessageStoreConfig)
     listening = " and ".join(controller.listening)
-    why = "  (brokerIP1 is not set: the first address of this machine that is no loopback)" if chosen else ""
+    why = "  (brokerIP1 is not set: the first address of this machine that is not the loopback)" if chosen else ""
     servers = "; ".join(controller.name_servers)
     lines = [
         f"TriMQ broker {broker.broker_name} of {broker.broker_cluster_name} is up after {seconds:.2f} s",
@@ -148,7 +148,7 @@ def banner(controller: "BrokerController", seconds: float) -> list[str]:
         f"  runs           {NATIVE.status}",
     ]
     for host, port in controller.web_endpoints:
-        lines.append(f"  tells          http://{join(host, port)}/readyz")
+        lines.append(f"  health         http://{join(host, port)}/readyz")
     if servers:
         first = controller.name_servers[0].partition(" ")[0]
         lines.append(f"  first message  mqadmin sendMessage -n {first} -t Hello -p 'hello world'")
@@ -157,18 +157,18 @@ def banner(controller: "BrokerController", seconds: float) -> list[str]:
 
 
 def durability(store: MessageStoreConfig) -> str:
-    """How safe an acknowledged message is, in plain words."""
+    """Which failures an acknowledged message survives, as one sentence for the banner."""
     if store.flush_disk_type is FlushDiskType.SYNC_FLUSH:
-        return "means on the disk: the message survives a power cut (flushDiskType=SYNC_FLUSH)"
+        return "means on disk: the message survives a power cut (flushDiskType=SYNC_FLUSH)"
     seconds = store.flush_commit_log_thorough_interval / 1000
     if store.transient_store_pool_enable:
         return (
-            "means in the memory of this process: a crash of it can take what came in the last"
-            f" {store.commit_thorough_ms} ms, a power cut what came in the last {seconds:g} s"
+            "means in the memory of this process: its crash can lose the messages of the last"
+            f" {store.commit_thorough_ms} ms, a power cut those of the last {seconds:g} s"
             " (flushDiskType=ASYNC_FLUSH, transientStorePoolEnable=true)"
         )
     return (
-        "means in the memory of the operating system: the message survives a crash of this process; a power cut can"
-        f" take what came in the last {store.flush_interval_commit_log / 1000:g} to {seconds:g} s"
+        "means in the page cache: the message survives a crash of this process; a power cut can lose the"
+        f" messages of the last {store.flush_interval_commit_log / 1000:g} to {seconds:g} s"
         " (flushDiskType=ASYNC_FLUSH)"
     )

@@ -1,6 +1,7 @@
 """The broker's configuration.
 
-One frozen dataclass a section, RocketMQ's keys and defaults (BrokerConfig, MessageStoreConfig, NettyServerConfig).
+One frozen dataclass per section, with RocketMQ's keys and defaults (BrokerConfig, MessageStoreConfig,
+NettyServerConfig).
 
 `load_broker(file, flags)` gives a Configuration whose sections are BrokerConfig, MessageStoreConfig, NettyServerConfig
 and LogConfig. Sizes are plain numbers of bytes and times plain numbers of milliseconds, as RocketMQ writes them.
@@ -44,7 +45,7 @@ _PORT = 65535
 
 
 def _host_name() -> str:
-    """RocketMQ's default brokerName: the name of this machine, kept to what a topic name allows."""
+    """RocketMQ's default brokerName: the name of this machine, with "-" for characters that no topic name may have."""
     return re.sub(r"[^a-zA-Z0-9_-]", "-", socket.gethostname()) or "DEFAULT_BROKER"
 
 
@@ -52,7 +53,7 @@ def _name_problem(name: str) -> str:
     return (
         ""
         if topic_rules.topic_problem(name) is None
-        else "a name of letters, digits, % | _ and - (it becomes the name of a topic)"
+        else "a name of letters, digits, % | _ and - (a topic gets this name)"
     )
 
 
@@ -72,19 +73,19 @@ def _listeners_problem(text: str) -> str:
 
 
 def parse_listeners(text: str) -> dict[str, str]:
-    """`external=localhost:10911;vpn=10.8.0.1:10911` -> its addresses by name."""
+    """Parse `external=localhost:10911;vpn=10.8.0.1:10911` into addresses by name."""
     pairs = [part.partition("=") for part in text.split(";") if part.strip()]
     return {name.strip(): address.strip() for name, _, address in pairs}
 
 
 def split_addresses(text: str) -> list[str]:
-    """`a:1;b:2` -> its addresses."""
+    """Parse `a:1;b:2` into a list of addresses."""
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
 @dataclass(frozen=True)
 class BrokerConfig:
-    """Who the broker is and how it treats clients (RocketMQ's BrokerConfig)."""
+    """The broker's identity, and how it treats clients (RocketMQ's BrokerConfig)."""
 
     broker_cluster_name: str = option("DefaultCluster", "Cluster this broker belongs to.", check=_name_problem)
     broker_name: str = option(
@@ -96,24 +97,24 @@ class BrokerConfig:
     broker_id: int = option(0, "0 is the master; other numbers are slaves.", minimum=0, maximum=0)
     broker_ip1: str | None = option(
         None,
-        "Address that clients are told to connect to; it is part of message ids.",
+        "Address that the broker advertises to clients. Message ids contain it.",
         key="brokerIP1",
         unset="the first address of this machine that is not the loopback",
     )
     broker_ip2: str | None = option(
-        None, "Address that slaves are told to connect to.", key="brokerIP2", unset="brokerIP1"
+        None, "Address that the broker advertises to slaves.", key="brokerIP2", unset="brokerIP1"
     )
     advertised_listeners: str = option(
         "",
         "Other addresses by which clients reach this broker, as NAME=HOST:PORT separated by ;. A TriMQ name server "
-        "gives them to clients that come to its port of the same name (namedListenPorts).",
+        "returns them to clients that connect to its port of the same name (namedListenPorts).",
         check=_listeners_problem,
         ours=True,
     )
     listen_port: int = option(10911, "Port for clients.", minimum=0, maximum=_PORT)
     fast_listen_port: int | None = option(
         None,
-        "Port that serves everything but pulls (RocketMQ's VIP channel); 0 switches it off.",
+        "Port that serves all requests except pulls (RocketMQ's VIP channel); 0 switches it off.",
         minimum=0,
         maximum=_PORT,
         unset="listenPort - 2",
@@ -121,51 +122,53 @@ class BrokerConfig:
     namesrv_addr: str | None = option(
         None,
         "Name servers, HOST:PORT separated by ;.",
-        unset="no other than the embedded one",
+        unset="only the embedded one",
         check=_addresses_problem,
     )
     embedded_namesrv_enable: bool | None = option(
-        None, "Run a name server inside this process.", unset="yes, unless namesrvAddr is given", ours=True
+        None, "Run a name server inside this process.", unset="yes, unless namesrvAddr is set", ours=True
     )
     embedded_namesrv_port: int = option(9876, "Port of the embedded name server.", minimum=0, maximum=_PORT, ours=True)
     embedded_namesrv_named_listen_ports: str = option(
         "",
-        "More ports of the embedded name server, as NAME=PORT separated by ; (its namedListenPorts).",
+        "Additional ports of the embedded name server, as NAME=PORT separated by ; (its namedListenPorts).",
         ours=True,
     )
     auto_create_topic_enable: bool = option(
-        True, "A send to an unknown topic creates it, after the model of TBW102.", dynamic=True
+        True, "A send to an unknown topic creates it, with the template topic TBW102.", dynamic=True
     )
     default_topic_queue_nums: int = option(
-        8, "Queues of TBW102: the most that an auto-created topic gets.", minimum=1, maximum=1024
+        8, "Queues of TBW102, which is the most that an auto-created topic gets.", minimum=1, maximum=1024
     )
     auto_create_subscription_group: bool = option(
-        True, "A consumer group that nobody created exists from its first use.", dynamic=True
+        True, "The first use of an unknown consumer group creates it.", dynamic=True
     )
     max_offset_groups: int = option(
         100_000,
-        "Consumer groups at most: groups that are there, and groups that have offsets. Nobody's first use creates one "
-        "more, and no offset of one more is taken. Groups that are there when this is made smaller stay.",
+        "Most consumer groups that may exist, and most that may have offsets. Beyond it no group is created and no "
+        "offset of a further group is accepted. Existing groups stay when the limit is lowered.",
         minimum=1,
         dynamic=True,
         ours=True,
     )
     broker_permission: int = option(
         6,
-        "What clients may do here: 4 read, 2 write, 6 both. Routes show it; without 2 only sends to order topics and "
-        "messages sent back are refused, as in RocketMQ.",
+        "What clients may do here: 4 read, 2 write, 6 both. Routes carry it. Without 2 the broker itself refuses only "
+        "sends to order topics and messages sent back, as in RocketMQ.",
         minimum=0,
         maximum=7,
         dynamic=True,
     )
-    cluster_topic_enable: bool = option(True, "Have a topic with the cluster's name.")
-    broker_topic_enable: bool = option(True, "Have a topic with the broker's name.")
-    trace_topic_enable: bool = option(False, "Have the topic for message traces.")
-    msg_trace_topic_name: str = option(topic_rules.TRACE_TOPIC, "Name of that topic.", check=_name_problem)
+    cluster_topic_enable: bool = option(True, "Clients may use the topic with the cluster's name.")
+    broker_topic_enable: bool = option(True, "Clients may use the topic with the broker's name.")
+    trace_topic_enable: bool = option(False, "Create the topic for message traces.")
+    msg_trace_topic_name: str = option(
+        topic_rules.TRACE_TOPIC, "Name of the topic for message traces.", check=_name_problem
+    )
     validate_system_topic_when_update_topic: bool = option(
         True, "Refuse to change the broker's own topics.", dynamic=True
     )
-    enable_create_sys_group: bool = option(True, "Have the consumer groups that RocketMQ's own tools use.")
+    enable_create_sys_group: bool = option(True, "Create the consumer groups that RocketMQ's own tools use.")
     region_id: str = option("DefaultRegion", "Value of the property MSG_REGION that each message gets.", dynamic=True)
     trace_on: bool = option(True, "Value of the property TRACE_ON that each message gets.", dynamic=True)
     start_accept_send_request_time_stamp: int = option(
@@ -173,7 +176,7 @@ class BrokerConfig:
     )
     long_polling_enable: bool = option(
         True,
-        "Hold a pull that finds nothing for as long as the client asks; otherwise for shortPollingTimeMills.",
+        "Hold a pull that finds nothing for as long as the client requests; otherwise for shortPollingTimeMills.",
         dynamic=True,
     )
     short_polling_time_mills: int = option(
@@ -181,49 +184,54 @@ class BrokerConfig:
     )
     max_held_requests: int = option(
         200000,
-        "Pulls held at once; one more is answered at once that nothing is there.",
+        "Most pulls held at the same time. A further one is answered PULL_NOT_FOUND immediately.",
         minimum=1,
         dynamic=True,
         ours=True,
     )
     lite_pull_message_enable: bool = option(True, "Serve pulls of lite pull consumers.", dynamic=True)
     notify_consumer_ids_changed_enable: bool = option(
-        True, "Tell the members of a group when its membership changes.", dynamic=True
+        True, "Notify the members of a group when its membership changes.", dynamic=True
     )
     channel_expired_timeout: int = option(
-        120000, "A client that sends no heartbeat for this long is taken out of its groups.", unit="ms", minimum=1000
+        120000, "A client that sends no heartbeat for this long is removed from its groups.", unit="ms", minimum=1000
     )
-    enable_register_producer: bool = option(True, "Keep the table of producers from heartbeats.", dynamic=True)
+    enable_register_producer: bool = option(True, "Maintain the table of producers from heartbeats.", dynamic=True)
     use_server_side_reset_offset: bool = option(
         True,
-        "An offset reset is kept here and handed out at the next pull; otherwise it is sent to the consumers.",
+        "The broker stores an offset reset and returns it to the next pull; otherwise it sends it to the consumers.",
         dynamic=True,
     )
     flush_consumer_offset_interval: int = option(
         5000, "Time between two writes of consumerOffset.json.", unit="ms", minimum=100, dynamic=True
     )
     consumer_offset_update_version_step: int = option(
-        500, "Commits after which the version of the offsets goes up.", minimum=1, dynamic=True
+        500, "Commits after which the version of the offsets is raised.", minimum=1, dynamic=True
     )
     delay_offset_update_version_step: int = option(
-        200, "Deliveries after which the version of the delay offsets goes up.", minimum=1, dynamic=True
+        200, "Deliveries after which the version of the delay offsets is raised.", minimum=1, dynamic=True
     )
     register_name_server_period: int = option(
-        30000, "Time between two registrations.", unit="ms", minimum=10000, maximum=60000, dynamic=True
+        30000,
+        "Time between two registrations with the name servers.",
+        unit="ms",
+        minimum=10000,
+        maximum=60000,
+        dynamic=True,
     )
     register_broker_timeout_mills: int = option(
         24000, "How long a registration may take.", unit="ms", minimum=100, dynamic=True
     )
     force_register: bool = option(
-        True, "Register each time; otherwise ask first whether the name server misses something.", dynamic=True
+        True, "Register each time; otherwise only if the name server has another version of the topics.", dynamic=True
     )
     compressed_register: bool = option(False, "Compress registrations.", dynamic=True)
     config_black_list: str = option(
-        "configBlackList;brokerConfigPath", "Keys that nobody may change from outside, separated by ;."
+        "configBlackList;brokerConfigPath", "Keys that clients may not change, separated by ;."
     )
 
     def problem(self) -> tuple[str, str] | None:
-        """Which key does not fit the others, and what was expected of it."""
+        """A key whose value conflicts with other keys, and the expected value; None if there is no conflict."""
         if self.listen_port in (1, 2) and self.fast_listen_port is None:
             return "listenPort", "a port above 2, because fastListenPort is listenPort - 2"
         if self.fast_listen_port and self.fast_listen_port == self.listen_port:
@@ -232,14 +240,14 @@ class BrokerConfig:
 
     @property
     def fast_port(self) -> int:
-        """The VIP port; 0 is off (or, with listenPort 0, any free port is taken for clients and none for this)."""
+        """The VIP port; 0 is off. With listenPort 0 the main port is any free one, and the VIP port is off."""
         if self.fast_listen_port is not None:
             return self.fast_listen_port
         return max(0, self.listen_port - 2)
 
     @property
     def namesrv_addresses(self) -> list[str]:
-        """The name servers that were configured."""
+        """The configured name servers, without the embedded one."""
         return split_addresses(self.namesrv_addr or "")
 
     @property
@@ -249,7 +257,7 @@ class BrokerConfig:
 
 
 _UNSUPPORTED_VALUES = {
-    # keys whose RocketMQ default is what happens here anyway: no warning for a file that spells the default out
+    # The broker behaves as RocketMQ does with the default values of these keys: a file that sets one gets no warning.
     "storeType": "default",
     "enablePropertyFilter": "false",
     "duplicationEnable": "false",
@@ -276,7 +284,7 @@ SCHEMA = Schema(
 
 
 def saved_changes_path(root: Path) -> Path:
-    """Where changes at run time are kept when the broker was started without a configuration file."""
+    """The file for changes made at run time, if the broker was started without a configuration file."""
     return root / "config" / "broker.properties"
 
 
@@ -285,13 +293,14 @@ def load_broker(
     flags: Mapping[str, tuple[str, str]] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Configuration:
-    """The broker's configuration from a file, the environment, and flags (key -> (value, name of the flag)).
+    """Load the broker's configuration from a file, the environment, and flags (key -> (value, name of the flag)).
 
-    The later ones win. Without a file, changes that were made at run time are read from the store (see
-    `saved_changes_path`). Raises ConfigError for the first value that cannot be used.
+    Later sources override earlier ones. Without a file, changes made at run time are read from the store (see
+    `saved_changes_path`). Raises ConfigError for the first invalid value.
     """
     configuration = Configuration(SCHEMA)
     if file is None:
+        # The saved changes are in the store, whose directory the environment and the flags may set: look there first.
         default = (environment or {}).get(variable_of("storePathRootDir")) or MessageStoreConfig().store_path_root_dir
         root = (flags or {}).get("storePathRootDir", (default, ""))[0]
         saved = saved_changes_path(Path(root))

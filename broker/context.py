@@ -1,4 +1,7 @@
-"""What the controller has built, for those who own one. Whatever else the broker is made of names what it needs."""
+"""BrokerContext: all parts of a running broker, for the composition root and for the owner of a controller.
+
+Other modules do not take it. Their constructors name the parts they need.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class BrokerContext:
-    """One broker's parts. ``store_host`` is ``identity.address``, packed."""
+    """The parts of one broker. ``store_host`` is ``identity.address`` in the packed form that records hold."""
 
     identity: "BrokerIdentity"
     configuration: "Configuration"

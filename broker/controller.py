@@ -1,8 +1,8 @@
 """BrokerController: the composition root. Builds the broker, starts its services, serves, and stops in order.
 
-Start: the store is locked and recovered, the addresses are taken, the state files are read, the sockets listen, the
-services run, the reactor serves, the broker registers. Stop, within shutdownWaitTimeSeconds: unregister, answer the
-held pulls, finish what is in flight, write the state files, close the store.
+Start: lock and recover the store, bind the sockets, read the state files, listen, start the services, serve, register
+with the name servers. Stop, within shutdownWaitTimeSeconds: unregister, answer the held pulls, finish the requests in
+flight, write the state files, close the store.
 """
 
 import gc
@@ -64,22 +64,22 @@ _T = TypeVar("_T")
 _NOT_ON_FAST_PORT: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _HOUSEKEEPING_SECONDS: Final = 30.0
 _QUEUES_AT_ONCE: Final = 64
-"""A topic with more queues gets each one with its first message."""
+"""A topic with more queues than this does not get them when it is created, but each one with its first message."""
 _GC_THRESHOLDS: Final = (50_000, 25, 50)
-"""Nothing on the hot path is garbage with cycles: collections are for the rest, and each one stops the loop."""
+"""The hot path makes no reference cycles: collections are for the rest of the program, and each one stops the loop."""
 
 
 class StartError(Exception):
-    """The broker cannot start; the text says why, for the person at the terminal."""
+    """The broker cannot start. The text gives the reason and a remedy; the command prints it."""
 
 
 class BrokerController:
     """One broker (RocketMQ's BrokerController).
 
-    After the start ``address`` is what clients are told to connect to, ``endpoint`` where this machine can,
-    ``listening`` and ``name_servers`` say where it listens and registers, ``web_endpoints`` where ``health`` and
-    metrics are to be read, ``context`` has its services. What has to see requests is registered with ``gate``.
-    ``stopped`` is set at the end.
+    Valid after the start: ``address`` is the advertised address, ``endpoint`` one that this machine can connect to,
+    ``listening`` and ``name_servers`` describe where the broker listens and registers, ``web_endpoints`` serve
+    ``health`` and metrics, ``context`` has the services. Features that check requests are registered with ``gate``.
+    ``stopped`` is set when everything has ended.
     """
 
     def __init__(
@@ -109,10 +109,13 @@ class BrokerController:
         self.reactor: Reactor
         self._stop = trio.Event()
 
-    # what owners call
+    # for the owner
 
     async def serve(self, ready: Callable[[], None]) -> None:
-        """Run until SIGTERM, SIGINT or ``shutdown``; ``ready`` is called when it serves. StartError is in a group."""
+        """Run until SIGTERM, SIGINT or ``shutdown``. ``ready`` is called once the broker serves.
+
+        Raises StartError inside an exception group.
+        """
         async with trio.open_nursery() as nursery:
             await nursery.start(stop_on_signal, self.shutdown)
             await nursery.start(self.run)
@@ -121,12 +124,14 @@ class BrokerController:
             nursery.cancel_scope.cancel()
 
     def shutdown(self) -> None:
-        """Stop in order. ``stopped`` is set when that is done."""
+        """Request an orderly stop and return immediately. ``stopped`` is set when it has ended."""
         self._stop.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start, serve until ``shutdown``, stop. Runs once. Raises StartError."""
         try:
+            # The stack closes in reverse order, after the nursery: the store is closed once no task uses it, and
+            # health answers until the store is closed.
             async with AsyncExitStack() as stack:
                 web = await self._open_web(stack)
                 store = await self._open_store(stack)
@@ -139,11 +144,13 @@ class BrokerController:
                     if web is not None and self._section(WebConfig).serves_metrics:
                         await self._serve_metrics(web, context, nursery)
                     _settle_memory()
+                    # Ready only now: sockets, services and registration are running.
                     self.health.started()
                     task_status.started()
                     name = context.identity.broker_name
                     _log.info("broker_started", name=name, address=self.address, runs=NATIVE.status)
                     await self._stop.wait()
+                    # Not ready before the first step of the stop, so that a load balancer sees it in time.
                     self.health.stopping()
                     await self._shut_down(context)
                     nursery.cancel_scope.cancel()
@@ -153,13 +160,13 @@ class BrokerController:
     # start, in this order
 
     async def _open_web(self, stack: AsyncExitStack) -> "WebApp | None":
-        """Health over HTTP from the first moment, so that it can tell how far a recovery is."""
+        """Serve health over HTTP before the store is opened, so that it can report the progress of a recovery."""
         config = self._section(WebConfig)
         if not config.addresses:
             return None
         if missing := config.missing():
             raise StartError(missing)
-        from trimq.remoting.http import web  # noqa: PLC0415 - only where it is wanted
+        from trimq.remoting.http import web  # noqa: PLC0415 - only if it is configured
 
         try:
             sockets = web.bind(config)
@@ -171,12 +178,12 @@ class BrokerController:
         return app
 
     def _native_failed(self) -> None:
-        """Somebody has found a mistake in the native extension: Python serves from here on."""
+        """A call of the native extension has failed. It is off now: make all routes again, so that Python serves."""
         _log.error("native_extension_off", reason=NATIVE.reason)
         self.gate.reconfigure()
 
     async def _serve_metrics(self, app: "WebApp", context: BrokerContext, nursery: trio.Nursery) -> None:
-        from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only where they are on
+        from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only if metrics are on
         from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
@@ -218,11 +225,12 @@ class BrokerController:
         return store
 
     def _bind(self, stack: AsyncExitStack) -> list[socket.socket]:
-        """The sockets for clients: the main port, and the one that serves all but pulls. They do not listen yet."""
+        """Bind the sockets for clients: the main port, and the VIP port, which serves no pulls. Neither listens yet."""
         broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
         sockets: list[socket.socket] = []
         try:
             for port in (broker.listen_port, broker.fast_port):
+                # Port 0 means any free port for the main port, and off for the VIP port.
                 if port or not sockets:
                     sockets.append(stack.enter_context(bind(network.bind_address, port, network)))
         except OSError as error:
@@ -238,7 +246,7 @@ class BrokerController:
         return sockets
 
     def _open_ports(self, sockets: list[socket.socket]) -> None:
-        """Clients may connect from now on."""
+        """Listen: clients can connect from here on."""
         try:
             for sock in sockets:
                 open_port(sock, self._section(NettyServerConfig))
@@ -257,10 +265,12 @@ class BrokerController:
         offsets = ConsumerOffsetManager(configuration, disk, clock)
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
         await self._load(store, topics, groups, offsets, schedule)
-        self._open_ports(sockets)  # behind the state files: a broken one ends the start before anybody could connect
+        # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
+        self._open_ports(sockets)
         registration = await self._registration(topics, stack)
         limits = ReactorLimits.of(self._section(NettyServerConfig))
-        if store.syncs_each_put:  # one sync a round: large ones are better
+        if store.syncs_each_put:
+            # Each round costs one sync, so fewer and larger rounds are better: do not poll for the next requests.
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
@@ -288,7 +298,7 @@ class BrokerController:
         )
 
     async def _registration(self, topics: TopicConfigManager, stack: AsyncExitStack) -> BrokerOuterAPI:
-        """Name servers: those of the configuration, and one in this process where that is wanted."""
+        """The registration with the configured name servers, and with the embedded one if it is enabled."""
         broker = self._section(BrokerConfig)
         servers = list(broker.namesrv_addresses)
         self.name_servers = list(servers)
@@ -313,7 +323,7 @@ class BrokerController:
         return registration
 
     def _embedded_namesrv(self) -> "tuple[NamesrvController, str]":
-        from trimq.namesrv import controller as namesrv  # noqa: PLC0415 - only where it is wanted
+        from trimq.namesrv import controller as namesrv  # noqa: PLC0415 - only if it is enabled
         from trimq.namesrv.config import load_namesrv  # noqa: PLC0415 - as above
 
         broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
@@ -332,7 +342,7 @@ class BrokerController:
             port = found.bind().getsockname()[1]
         except (namesrv.StartError, ConfigError) as error:
             raise StartError(
-                f"the name server in this process: {error}. If one runs there already, give its address with -n"
+                f"the name server in this process: {error}. If one runs at that address already, pass it with -n"
             ) from error
         return found, addresses.join(self.endpoint[0], port)
 
@@ -344,7 +354,7 @@ class BrokerController:
         offsets: ConsumerOffsetManager,
         schedule: ScheduleMessageService,
     ) -> None:
-        """Read the state files, and give queues without a topic theirs back."""
+        """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
             for service in (topics, groups, offsets, schedule):
                 await service.load()
@@ -353,14 +363,17 @@ class BrokerController:
         topics.adopt({name: max(ids) + 1 for name, ids in store.topics().items() if ids})
 
     def _serve_with(self, context: BrokerContext, sockets: list[socket.socket]) -> None:
-        """Tie store, services, processors and reactor together."""
+        """Connect store, services, processors and reactor. Nothing is served before the reactor runs."""
         table = HandlerTable(self.gate)
         pulls = register_processors(table, context, self.reactor.stats)
         holds = context.long_polling
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
+        # The order at a round's end matters: under SYNC_FLUSH the store's sync makes messages readable and wakes the
+        # pulls that wait for them, then the woken pulls are served in the same round.
         context.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
         self.reactor.at_round_end.append(holds.serve_woken)
+        # A new feature has to see held pulls too: a change wakes them, and each is compared with the gate's terms.
         self.gate.listeners.append(holds.wake_all)
         self.reactor.at_leisure.append(pulls.prepare)
         context.store.on_overdue.append(self._close_readers)
@@ -368,9 +381,8 @@ class BrokerController:
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.hear_topic(SCHEDULE_TOPIC, context.schedule.message_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
-        context.topics.listeners.append(
-            lambda configs: _create_queues(context.store, configs)
-        )  # of topics made from now on
+        # Only for topics that are created from here on: those of the state files were loaded before.
+        context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))
         self.reactor.add_listener(sockets[0], table)
         for sock in sockets[1:]:
             self.reactor.add_listener(sock, table.without(*_NOT_ON_FAST_PORT))
@@ -391,7 +403,9 @@ class BrokerController:
         ):
             await nursery.start(service.run)
         nursery.start_soon(self._housekeep, context)
+        # System and adopted topics are on disk before a client can use them.
         await context.topics.persisted()
+        # The broker registers last: a client that finds it in a route is served.
         await nursery.start(self.reactor.run)
         await nursery.start(context.registration.run)
         nursery.start_soon(addresses.warn_if_unreachable, self.address, self.endpoint)
@@ -402,22 +416,25 @@ class BrokerController:
             context.locks.remove_expired()
 
     def _close_readers(self, file: MappedFile) -> None:
-        """A file that is gone is kept in memory by clients that do not take what was sent: they have had their time."""
+        """Close connections whose unsent replies still hold a deleted file, after destroyMapedFileIntervalForcibly."""
         for connection in list(self.reactor.connections.values()):
             if any(file.is_released_by(release) for release in connection.out.releases()):
                 seconds = self._section(MessageStoreConfig).destroy_maped_file_interval_forcibly / 1000
-                connection.close(f"it has been reading a file that was deleted more than {seconds:g} s ago")
+                connection.close(f"it still reads a commit log file that was deleted more than {seconds:g} s ago")
 
     # stop, in this order
 
     async def _shut_down(self, context: BrokerContext) -> None:
-        """Within shutdownWaitTimeSeconds: out of the routes, no new requests, nothing in flight, state on disk."""
+        """Within shutdownWaitTimeSeconds: unregister, end all requests, write the state files."""
         seconds = self._section(NettyServerConfig).shutdown_wait_time_seconds
         with trio.move_on_after(seconds, shield=True) as deadline:
+            # First out of the routes, so that no further client connects while the reactor drains.
             await context.registration.unregister_all()
+            # Held pulls do not count as in flight, so the reactor would not wait for them: answer them first.
             context.long_polling.wake_all()
             context.long_polling.serve_woken()
-            await self.reactor.shutdown(max(1.0, seconds - 5))
+            await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
+            # After the last request, so that the files hold every offset and topic that was acknowledged.
             for service in (context.topics, context.groups, context.offsets, context.schedule):
                 await service.persist()
             if self.namesrv is not None:
@@ -431,7 +448,7 @@ class BrokerController:
 
 
 def _port_taken(error: OSError) -> StartError:
-    return StartError(f"{error.strerror or error}: stop what listens there, or set listenPort")
+    return StartError(f"{error.strerror or error}: stop the process that listens there, or set listenPort")
 
 
 def _create_queues(store: MessageStore, configs: Iterable[TopicConfig]) -> None:
@@ -441,7 +458,7 @@ def _create_queues(store: MessageStore, configs: Iterable[TopicConfig]) -> None:
 
 
 def _settle_memory() -> None:
-    """What the start has made stays for good: the collector need not look at it again."""
+    """Freeze the objects of the start: they live as long as the process, so the collector need not visit them again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

@@ -1,4 +1,4 @@
-"""Why a broker is not ready, and what else is worth knowing: what /readyz and ``mqbroker health`` say."""
+"""Reasons why a broker is not ready, and notes that do not affect readiness, for /readyz and ``mqbroker health``."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -21,7 +21,7 @@ _DISK: Final = Flag.DISK_FULL | Flag.LOGIC_DISK_FULL | Flag.NO_SPACE
 
 
 def store_reasons(store: MessageStore) -> Iterator[Reason]:
-    """The store recovers, or refuses to be written or read."""
+    """One reason while the store recovers, and one for each refusal of reads or writes."""
     report = store.recovering
     if report is not None:
         share = f" ({100 * report.bytes_done // report.bytes_total} %)" if report.bytes_total else ""
@@ -33,18 +33,21 @@ def store_reasons(store: MessageStore) -> Iterator[Reason]:
 
 
 def name_server_reasons(registration: BrokerOuterAPI) -> Iterator[Reason]:
-    """No name server knows this broker, so no client finds it. One is enough; where none is wanted, none is missed."""
+    """Reasons why clients cannot find this broker: no name server was reached, or another broker took its name and id.
+
+    One reached name server is enough. A broker that is configured without name servers is ready.
+    """
     reached, conflicts = registration.reached(), registration.conflicts()
     for namesrv, other in conflicts.items():
-        text = f"the name server {namesrv} lists the broker at {other} under our brokerName and brokerId: change one"
+        text = f"the name server {namesrv} lists the broker at {other} under this brokerName and brokerId: change one"
         yield Reason(BROKER_ID_CONFLICT, text)
     if reached and not any(reached.values()) and not conflicts:
         yield Reason(NO_NAME_SERVER, f"no name server could be reached: {', '.join(reached)}")
 
 
 def native_notes(native: NativeExtension) -> Iterator[Reason]:
-    """Whether the native extension serves, or Python and why. A failed extension does not make a broker unready."""
+    """Whether the native extension serves, or Python and why. A failed extension leaves the broker ready."""
     yield Reason(RUNS, native.status if native.is_on else f"python ({native.reason})")
     if native.has_failed:
-        text = "the native extension has failed, and Python serves until the restart: the broker is only slower"
+        text = "the native extension has failed: Python serves until the next restart, correctly but slower"
         yield Reason(NATIVE_FAILED, text)

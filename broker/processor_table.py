@@ -1,4 +1,4 @@
-"""Which processors a broker has, and what each of them needs: a part of the composition root."""
+"""Builds the broker's processors and gives each the parts it needs. Part of the composition root."""
 
 from trimq.broker.context import BrokerContext
 from trimq.broker.processors.admin.broker_admin import BrokerAdminProcessor
@@ -22,7 +22,7 @@ from trimq.remoting.server.limits import ReactorStats
 
 
 def register_processors(table: HandlerTable, context: BrokerContext, reactor: ReactorStats) -> PullMessageProcessor:
-    """Have all of them take their codes. What is returned serves held pulls again, and prepares pulls."""
+    """Register the handlers of all processors. Returns the pull processor, which also serves held pulls."""
     pulls = PullMessageProcessor(
         configuration=context.configuration,
         topics=context.topics,
@@ -60,7 +60,7 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
 
 
 def send_processor(context: BrokerContext) -> SendMessageProcessor:
-    """Sends and batches."""
+    """The processor of sends and batches."""
     return SendMessageProcessor(
         configuration=context.configuration,
         topics=context.topics,
@@ -73,7 +73,7 @@ def send_processor(context: BrokerContext) -> SendMessageProcessor:
 
 
 def send_back_processor(context: BrokerContext) -> SendBackProcessor:
-    """Messages that consumers send back."""
+    """The processor of messages that consumers send back."""
     return SendBackProcessor(
         configuration=context.configuration,
         topics=context.topics,
@@ -96,7 +96,7 @@ def _send_checks(context: BrokerContext) -> SendChecks:
 
 
 def _register_administration(table: HandlerTable, context: BrokerContext, reactor: ReactorStats) -> None:
-    """What mqadmin and consoles talk to."""
+    """Register the processors that serve mqadmin and consoles."""
     for processor in (
         TopicAdminProcessor(
             configuration=context.configuration,

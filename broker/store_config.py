@@ -12,14 +12,14 @@ MIB = 1024 * KIB
 
 
 class FlushDiskType(enum.StrEnum):
-    """When an acknowledged message is on the disk."""
+    """When a send is acknowledged: before (ASYNC_FLUSH) or after (SYNC_FLUSH) the message is on disk."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"
 
 
 class BrokerRole(enum.StrEnum):
-    """What the broker is to its slaves."""
+    """Whether a send waits for slaves."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -30,14 +30,14 @@ _DELAY_UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """`1s 5s` -> (0, 1000, 5000): milliseconds by level, level 0 being no delay. Raises ValueError."""
+    """Parse `1s 5s` into (0, 1000, 5000): milliseconds by level. Level 0 is no delay. Raises ValueError."""
     levels = [0]
     for word in text.split():
         if not re.fullmatch(r"\d+[smhd]", word):
             raise ValueError(f"{word!r} is not a number followed by s, m, h or d")
         levels.append(int(word[:-1]) * _DELAY_UNITS[word[-1]])
     if len(levels) == 1:
-        raise ValueError("there has to be at least one level")
+        raise ValueError("at least one level is required")
     return tuple(levels)
 
 
@@ -57,11 +57,11 @@ def _hours_problem(text: str) -> str:
 
 @dataclass(frozen=True)
 class MessageStoreConfig:
-    """Where and how messages are kept (RocketMQ's MessageStoreConfig)."""
+    """Where and how messages are stored (RocketMQ's MessageStoreConfig)."""
 
     store_path_root_dir: str = option(
         lambda: str(Path("~/store").expanduser()),
-        "Directory of everything that is kept.",
+        "Directory of all files that the broker stores.",
         shown="store in the home directory",
     )
     store_path_commit_log: str | None = option(
@@ -69,77 +69,83 @@ class MessageStoreConfig:
     )
     mapped_file_size_commit_log: int = option(
         1024 * MIB,
-        "Size of a commit log file. An existing store has to be opened with the size it was made with.",
+        "Size of a commit log file. An existing store has to be opened with the size it was created with.",
         unit="bytes",
         minimum=4 * KIB,
         maximum=2**31 - 1,
     )
     mapped_file_size_consume_queue: int = option(
         300000 * 20,
-        "Size of a consume queue file, 20 bytes a message; rounded up to a multiple of 20.",
+        "Size of a consume queue file, 20 bytes per message; rounded up to a multiple of 20.",
         unit="bytes",
         minimum=20,
         maximum=2**31 - 20,
     )
     flush_disk_type: FlushDiskType = option(
         FlushDiskType.ASYNC_FLUSH,
-        "When a send is answered: once the message is in memory (ASYNC_FLUSH) or on the disk (SYNC_FLUSH).",
+        "When a send is acknowledged: once the message is in memory (ASYNC_FLUSH) or on disk (SYNC_FLUSH).",
     )
     sync_flush_timeout: int = option(
         5000, "SYNC_FLUSH: a send that waits longer is answered FLUSH_DISK_TIMEOUT.", unit="ms", minimum=1
     )
     flush_interval_commit_log: int = option(
-        500, "ASYNC_FLUSH: time between two looks at what is not yet on the disk.", unit="ms", minimum=1
+        500, "ASYNC_FLUSH: time between two flushes of the commit log.", unit="ms", minimum=1
     )
-    flush_commit_log_timed: bool = option(True, "Look only at that interval; otherwise also when a message comes in.")
-    flush_commit_log_least_pages: int = option(4, "Flush only when at least so many pages of 4 KiB wait.", minimum=0)
+    flush_commit_log_timed: bool = option(
+        True, "Flush only at that interval; otherwise a message that arrives starts a flush too."
+    )
+    flush_commit_log_least_pages: int = option(
+        4, "Skip a flush while fewer than this many pages of 4 KiB need it.", minimum=0
+    )
     flush_commit_log_thorough_interval: int = option(
-        10000, "After this time flush whatever waits.", unit="ms", minimum=1
+        10000, "After this time flush regardless of the number of pages.", unit="ms", minimum=1
     )
     transient_store_pool_enable: bool = option(
         False,
-        "ASYNC_FLUSH: write messages to memory of the broker's own first. A send never waits for the page cache then, "
-        "but a crash of the broker loses what was acknowledged and not yet committed to the file. Of no effect with "
-        "SYNC_FLUSH.",
+        "ASYNC_FLUSH: write messages to private memory of the broker first. A send then never waits for the page "
+        "cache, but a crash of the broker loses acknowledged messages that are not yet committed to the file. No "
+        "effect with SYNC_FLUSH.",
     )
     transient_store_pool_size: int = option(
         5,
-        "Most commit log files that have such memory at once. It is taken as it is used, and locked as far as the "
-        "limit of locked memory (ulimit -l) allows.",
+        "Most commit log files that have such memory at the same time. It is allocated as it is used, and locked as "
+        "far as the limit of locked memory (ulimit -l) allows.",
         minimum=1,
         maximum=1000,
     )
     fast_fail_if_no_buffer_in_store_pool: bool = option(
-        False, "Refuse messages when all of it is in use; otherwise the next file is written through the page cache."
+        False, "Refuse messages while all buffers are in use; otherwise write the next file through the page cache."
     )
     commit_interval_commit_log: int = option(
-        200, "Time between two looks at what has not been committed.", unit="ms", minimum=1
+        200, "Transient store pool: time between two commits of its memory to the files.", unit="ms", minimum=1
     )
-    commit_commit_log_least_pages: int = option(4, "Commit only when at least so many pages of 4 KiB wait.", minimum=0)
+    commit_commit_log_least_pages: int = option(
+        4, "Skip a commit while fewer than this many pages of 4 KiB need it.", minimum=0
+    )
     commit_commit_log_thorough_interval: int = option(
-        200, "After this time commit whatever waits.", unit="ms", minimum=1
+        200, "After this time commit regardless of the number of pages.", unit="ms", minimum=1
     )
     warm_maped_file_enable: bool = option(
         False,
-        "Make the whole of a commit log file ready for writing when it is made, not only what will be needed next.",
+        "Prepare a whole commit log file for writing when it is created, not only the part that is needed next.",
     )
     flush_interval_consume_queue: int = option(
         1000, "Time between two flushes of the consume queues.", unit="ms", minimum=1
     )
     flush_consume_queue_least_pages: int = option(
-        2, "Flush a consume queue only when at least so many pages wait.", minimum=0
+        2, "Skip a consume queue while fewer than this many of its pages of 4 KiB need a flush.", minimum=0
     )
     flush_consume_queue_thorough_interval: int = option(
-        60000, "After this time flush whatever waits.", unit="ms", minimum=1
+        60000, "After this time flush all consume queues.", unit="ms", minimum=1
     )
     max_message_size: int = option(
-        4 * MIB, "Largest body of a message.", unit="bytes", minimum=1, maximum=2**31 - 1, dynamic=True
+        4 * MIB, "Largest message body.", unit="bytes", minimum=1, maximum=2**31 - 1, dynamic=True
     )
     os_page_cache_busy_time_out_mills: int = option(
         1000, "A send that waits longer than this for its turn is answered SYSTEM_BUSY.", unit="ms", minimum=1
     )
     check_crc_on_recover: bool = option(
-        True, "Check the checksum of each record that is read at start.", key="checkCRCOnRecover"
+        True, "Verify the checksum of each record that a recovery reads.", key="checkCRCOnRecover"
     )
     delete_when: str = option(
         "04",
@@ -148,7 +154,7 @@ class MessageStoreConfig:
         dynamic=True,
     )
     file_reserved_time: int = option(
-        72, "How long messages are kept.", unit="hours", minimum=1, maximum=1_000_000, dynamic=True
+        72, "How long messages are retained.", unit="hours", minimum=1, maximum=1_000_000, dynamic=True
     )
     disk_max_used_space_ratio: int = option(
         75,
@@ -172,58 +178,58 @@ class MessageStoreConfig:
     clean_file_forcibly_enable: bool = option(
         True, "Allow the deletion of files that are not expired when the disk gets full.", dynamic=True
     )
-    clean_resource_interval: int = option(10000, "Time between two looks for files to delete.", unit="ms", minimum=100)
+    clean_resource_interval: int = option(10000, "Time between two searches for expired files.", unit="ms", minimum=100)
     delete_commit_log_files_interval: int = option(
         100, "Pause between two deletions of commit log files.", unit="ms", minimum=0
     )
     delete_consume_queue_files_interval: int = option(
         100, "Pause between two deletions of consume queue files.", unit="ms", minimum=0
     )
-    delete_file_batch_max: int = option(10, "Most files deleted in one go.", minimum=1, dynamic=True)
+    delete_file_batch_max: int = option(10, "Most files deleted in one pass.", minimum=1, dynamic=True)
     destroy_maped_file_interval_forcibly: int = option(
         120000,
-        "A deleted file that is still being sent is taken away from its readers after this time.",
+        "Connections that still read a deleted file are closed after this time.",
         unit="ms",
         minimum=0,
     )
     max_transfer_bytes_on_message_in_memory: int = option(
-        256 * KIB, "Most bytes a pull gets of messages in memory.", unit="bytes", minimum=1, dynamic=True
+        256 * KIB, "Most bytes that a pull returns of messages in memory.", unit="bytes", minimum=1, dynamic=True
     )
     max_transfer_count_on_message_in_memory: int = option(
-        32, "Most messages a pull gets of those in memory.", minimum=1, dynamic=True
+        32, "Most messages that a pull returns of those in memory.", minimum=1, dynamic=True
     )
     max_transfer_bytes_on_message_in_disk: int = option(
         64 * KIB,
-        "Most bytes a pull gets of messages that have to be read from the disk for it.",
+        "Most bytes that a pull returns of messages that have to be read from disk.",
         unit="bytes",
         minimum=1,
         dynamic=True,
     )
     max_transfer_count_on_message_in_disk: int = option(
-        8, "Most messages a pull gets of those that have to be read from the disk for it.", minimum=1, dynamic=True
+        8, "Most messages that a pull returns of those that have to be read from disk.", minimum=1, dynamic=True
     )
     access_message_in_memory_max_ratio: int = option(
         40,
-        "Share of the memory that recent messages are assumed to be in; of older ones it is looked up.",
+        "Share of the memory that recent messages are assumed to occupy. For older ones the kernel is asked.",
         unit="percent",
         minimum=0,
         maximum=100,
         dynamic=True,
     )
     max_filter_message_size: int = option(
-        16000, "Most bytes of a consume queue that one pull looks through.", unit="bytes", minimum=20, dynamic=True
+        16000, "Most bytes of a consume queue that one pull searches.", unit="bytes", minimum=20, dynamic=True
     )
-    message_index_enable: bool = option(True, "Keep the index by key.")
+    message_index_enable: bool = option(True, "Maintain the index of messages by key.")
     index_tag_enable: bool = option(
-        True, "Keep each message's tag in the index too, as RocketMQ 5.5 does: queries of the index type T ask for it."
+        True, "Index each message's tag too, as RocketMQ 5.5 does. Queries with the index type T need it."
     )
     max_hash_slot_num: int = option(5_000_000, "Hash slots of an index file.", minimum=1, maximum=2**28)
     max_index_num: int = option(
-        20_000_000, "Entries of an index file, of which the first is not used.", minimum=2, maximum=2**26
+        20_000_000, "Entries of an index file; the first is not used.", minimum=2, maximum=2**26
     )
-    max_msgs_num_batch: int = option(64, "Most messages that a query gives.", minimum=1, dynamic=True)
+    max_msgs_num_batch: int = option(64, "Most messages that a query returns.", minimum=1, dynamic=True)
     default_query_max_num: int = option(
-        32, "Messages that a query by unique key gives at most.", minimum=1, dynamic=True
+        32, "Most messages that a query by unique key returns.", minimum=1, dynamic=True
     )
     message_delay_level: str = option(
         DEFAULT_DELAY_LEVELS, "Delays of the levels 1, 2, 3 and so on; units s, m, h, d.", check=_delay_levels_problem
@@ -232,11 +238,11 @@ class MessageStoreConfig:
         10000, "Time between two writes of delayOffset.json.", unit="ms", minimum=100
     )
     broker_role: BrokerRole = option(
-        BrokerRole.ASYNC_MASTER, "Whether sends wait for slaves. There are no slaves yet, so both mean the same."
+        BrokerRole.ASYNC_MASTER, "Whether sends wait for slaves. Slaves are not supported yet, so both mean the same."
     )
     ha_listen_port: int | None = option(
         None,
-        "Port that slaves are told to connect to; nothing listens there yet.",
+        "Port that the broker advertises to slaves; nothing listens there yet.",
         minimum=0,
         maximum=65535,
         unset="listenPort + 1",
@@ -248,10 +254,12 @@ class MessageStoreConfig:
         minimum=4 * KIB,
         ours=True,
     )
-    consume_queue_max_open_files: int = option(256, "Consume queue files that are open at once.", minimum=4, ours=True)
+    consume_queue_max_open_files: int = option(
+        256, "Most consume queue files that are open at the same time.", minimum=4, ours=True
+    )
 
     def problem(self) -> tuple[str, str] | None:
-        """Which key does not fit the others, and what was expected of it."""
+        """A key whose value conflicts with other keys, and the expected value; None if there is no conflict."""
         if self.disk_space_clean_forcibly_ratio > self.disk_space_warning_level_ratio:
             return (
                 "diskSpaceCleanForciblyRatio",
@@ -260,18 +268,18 @@ class MessageStoreConfig:
         if self.fast_fail_if_no_buffer_in_store_pool and self.transient_store_pool_size < 2:
             return (
                 "transientStorePoolSize",
-                "at least 2 with fastFailIfNoBufferInStorePool: two files are open at once",
+                "at least 2 with fastFailIfNoBufferInStorePool: two files are open at the same time",
             )
         return None
 
     @property
     def commit_thorough_ms(self) -> int:
-        """How old what has not been committed gets: the transient store pool."""
+        """Transient store pool: the longest time in ms until a message is committed to its file."""
         return self.commit_interval_commit_log + self.commit_commit_log_thorough_interval
 
     @property
     def root(self) -> Path:
-        """The store's directory, absolute."""
+        """The store's directory as an absolute path."""
         return Path(self.store_path_root_dir).expanduser().absolute()
 
     @property
@@ -293,5 +301,5 @@ class MessageStoreConfig:
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """Delay of each level in ms; [0] is no delay."""
+        """The delay of each level in ms; [0] is no delay."""
         return parse_delay_levels(self.message_delay_level)

@@ -32,14 +32,14 @@ SMALL: Final = {
     "maxIndexNum": "4000",
     "shutdownWaitTimeSeconds": "5",
 }
-"""What makes a broker quick to start and small on disk; any of it can be changed."""
+"""Settings that make a broker quick to start and small on disk. ``changes`` override them."""
 
 _REGISTRATION_SECONDS: Final = 10.0
 
 
 def configuration(directory: Path, changes: Mapping[str, object] | None = None) -> Configuration:
-    """A configuration for a broker in ``directory``: SMALL, then ``changes`` by RocketMQ's keys."""
-    from trimq.broker.config import SCHEMA  # noqa: PLC0415 - kept beside its only use
+    """A configuration for a broker in ``directory``: SMALL, overridden by ``changes``, which have RocketMQ's keys."""
+    from trimq.broker.config import SCHEMA  # noqa: PLC0415 - imported next to its only use
 
     found = Configuration(SCHEMA)
     values = {**SMALL, "storePathRootDir": str(directory), **(changes or {})}
@@ -58,9 +58,9 @@ async def running_broker(
     disk: Disk | None = None,
     **changes: object,
 ) -> AsyncIterator[BrokerController]:
-    """A broker that serves within the block and is stopped in order behind it.
+    """Run a broker while the block runs, and stop it in order afterwards.
 
-    Its name servers know it and its topics when the block begins, but for those that cannot be reached.
+    When the block starts, the broker and its topics are registered with every name server that can be reached.
     ``changes`` are configuration keys as RocketMQ spells them. Without ``directory`` a temporary one is used.
     """
     with tempfile.TemporaryDirectory(prefix="trimq-") as temporary:

@@ -1,4 +1,4 @@
-"""The real broker for tests that are not trio's: in a thread with a loop of its own, ended by its ``with`` block."""
+"""The real broker for tests that do not run in trio: in a thread with its own loop, stopped when the block ends."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ from trimq.remoting.runtime.clock import ManualClock
 
 
 class BrokerUnderTest(NamedTuple):
-    """A broker that runs: ``namesrv`` is what clients take, ``address`` the broker's own."""
+    """A running broker. Clients connect to ``namesrv``; ``address`` is the broker's own address."""
 
     namesrv: str
     address: str
@@ -23,7 +23,7 @@ class BrokerUnderTest(NamedTuple):
     clock: ManualClock | None = None
 
     def advance(self, seconds: float) -> None:
-        """Moves the broker's time on: what is due by then happens. For a broker with a ManualClock only.
+        """Advance the broker's clock, so that everything due by then happens. Needs a broker with a ManualClock.
 
         >>> clock = ManualClock()
         >>> with broker_in_thread(clock=clock) as broker:
@@ -33,12 +33,12 @@ class BrokerUnderTest(NamedTuple):
         3600000
         """
         if self.clock is None:
-            raise RuntimeError("this broker has the machine's time: start it with clock=ManualClock()")
+            raise RuntimeError("this broker runs on the machine's clock: start it with clock=ManualClock()")
         self.portal.call(self.clock.advance, seconds)
 
 
 class ClusterUnderTest(NamedTuple):
-    """Brokers that run at one name server."""
+    """Running brokers that share a name server."""
 
     namesrv: str
     brokers: tuple[BrokerUnderTest, ...]
@@ -48,9 +48,9 @@ class ClusterUnderTest(NamedTuple):
 def broker_in_thread(
     directory: Path | None = None, *, clock: ManualClock | None = None, **changes: object
 ) -> Iterator[BrokerUnderTest]:
-    """A broker and its name server on free ports; ``changes`` are configuration keys as RocketMQ spells them.
+    """Run a broker and its name server on free ports. ``changes`` are configuration keys as RocketMQ spells them.
 
-    With a ``clock`` its time stands still until ``advance`` moves it.
+    With a ``clock`` the broker's time changes only by ``advance``.
 
     >>> with broker_in_thread(brokerName="broker-x") as broker:
     ...     broker.namesrv.startswith("127.0.0.1:")
@@ -67,7 +67,7 @@ def broker_in_thread(
 
 @contextmanager
 def cluster_in_thread(brokers: int = 2, **changes: object) -> Iterator[ClusterUnderTest]:
-    """Brokers (broker-a, broker-b, ...) that share a name server.
+    """Run brokers (broker-a, broker-b, ...) that share a name server.
 
     >>> with cluster_in_thread(2) as cluster:
     ...     len({broker.address for broker in cluster.brokers})
@@ -91,7 +91,7 @@ def cluster_in_thread(brokers: int = 2, **changes: object) -> Iterator[ClusterUn
 
 
 def _check_no_trio() -> None:
-    """Trio refuses to be asked from within another of its loops, and anyio would wait for that for ever."""
+    """Raise RuntimeError inside a trio program: trio starts no second loop, and anyio would wait for it forever."""
     if trio.lowlevel.in_trio_run():
         raise RuntimeError("inside a trio program use trimq.broker.testing.running_broker(), or enter this in a thread")
 

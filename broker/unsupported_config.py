@@ -1,7 +1,7 @@
-"""Keys that RocketMQ's broker knows and this one does not honour: a file from there gets a clear word about each.
+"""Keys that RocketMQ's broker has and this one ignores. Each one in a configuration file is reported with the reason.
 
 INERT keys have no effect because there is nothing to tune here (one event loop instead of thread pools, other locks):
-a note. UNSUPPORTED keys belong to features that are not there (yet): a warning.
+they get a note. UNSUPPORTED keys belong to features that do not exist here (yet): they get a warning.
 """
 
 from typing import Final
@@ -12,8 +12,8 @@ def _table(*groups: tuple[str, str]) -> dict[str, str]:
 
 
 INERT: Final = _table(
-    ("records of topics over 127 bytes always have the record version for them", "autoMessageVersionOnTopicLen"),
-    ("a deleted file loses its name at once", "redeleteHangedFileInterval"),
+    ("topics longer than 127 bytes are always stored with the record version for them", "autoMessageVersionOnTopicLen"),
+    ("a deleted file is unlinked immediately", "redeleteHangedFileInterval"),
     ("the index is always completed after an abnormal exit", "messageIndexSafe"),
     (
         "there are no thread pools; requests run in one event loop",
@@ -35,7 +35,7 @@ INERT: Final = _table(
         """,
     ),
     (
-        "no queue stands in front of the handlers; maxRequestsInFlight is the limit",
+        "there is no queue in front of the handlers; maxRequestsInFlight is the limit",
         """
         brokerFastFailureEnable waitTimeMillsInSendQueue waitTimeMillsInPullQueue
         waitTimeMillsInLitePullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue
@@ -43,27 +43,27 @@ INERT: Final = _table(
         """,
     ),
     (
-        "appends take their turn without locks of this kind",
+        "appends need no lock of this kind",
         """
         useReentrantLockWhenPutMessage useABSLock spinLockCollisionRetreatOptimalDegree topicQueueLockNum
         debugLockEnable
         """,
     ),
     (
-        "pulls are always sent from the mapped files without a copy",
+        "a reply to a pull is a copy while it is small, and views of the mapped files beyond that",
         """
         transferMsgByHeap enableNetWorkFlowControl
         """,
     ),
     (
-        "messages are dispatched in the same turn they are stored in",
+        "messages are dispatched in the same turn of the event loop that stores them",
         """
         enableAsyncReput dispatchFromSenderThread dispatchCqThreads dispatchCqCacheNum
         enableBuildConsumeQueueConcurrently recheckReputOffsetFromCq putMsgIndexHightWater
         """,
     ),
     (
-        "files are made ready ahead of the writer in another way",
+        "files are prepared ahead of the writer by other means",
         """
         flushLeastPagesWhenWarmMapedFile writeWithoutMmap mappedFileSwapEnable
         commitLogForceSwapMapInterval commitLogSwapMapInterval commitLogSwapMapReserveFileNum
@@ -80,26 +80,26 @@ INERT: Final = _table(
         """,
     ),
     (
-        "a slow flush wakes nobody by polling here",
+        "whether a message wakes the flush or commit service depends on flushCommitLogTimed only",
         """
         wakeCommitWhenPutMessage wakeFlushWhenPutMessage
         """,
     ),
     (
-        "statistics are always kept and cost plain counters",
+        "statistics are always on; each one costs a plain counter",
         """
         accountStatsEnable accountStatsPrintZeroValues maxStatsIdleTimeInMinutes enableDetailStat
         autoDeleteUnusedStats enableScheduleMessageStats enableLmqStats
         """,
     ),
     (
-        "where this program is installed does not matter",
+        "the broker does not depend on its installation directory",
         """
         rocketmqHome isolateLogEnable
         """,
     ),
     (
-        "registration is always complete, so nothing needs splitting or saving",
+        "a registration is never split into parts",
         """
         enableSplitRegistration splitRegistrationSize enableSingleTopicRegister enableSplitMetadata
         splitMetadataSize compatibleWithOldNameSrv
@@ -107,16 +107,16 @@ INERT: Final = _table(
     ),
 )
 
-_REPLICATION = "replication is not there yet; this broker is a master without slaves"
-_POP = "consuming by POP is not there yet"
-_FILTER = "SQL92 filters are not there yet; consumers filter by tag"
-_TRANSACTIONS = "transactional messages are not there yet and are refused"
-_TIMER = "messages with a precise delivery time are not there yet and are refused; delay levels work"
-_ROCKSDB = "there is no RocksDB here; queues are files"
-_ACL = "access control is not there yet"
+_REPLICATION = "replication is not implemented yet; this broker is a master without slaves"
+_POP = "POP consumption is not implemented yet"
+_FILTER = "SQL92 filters are not implemented yet; consumers filter by tag"
+_TRANSACTIONS = "transactional messages are not implemented yet and are refused"
+_TIMER = "messages with a precise delivery time are not implemented yet and are refused; delay levels work"
+_ROCKSDB = "RocksDB is not supported; queues are files"
+_ACL = "access control is not implemented yet"
 _METRICS = "metrics are exported for Prometheus, all or none: metricsExporterType=PROM"
-_CONTROLLER = "there is no controller mode"
-_SCHEDULE = "delay levels are always delivered one after the other"
+_CONTROLLER = "controller mode is not supported"
+_SCHEDULE = "the messages of a delay level are always delivered one after the other"
 
 UNSUPPORTED: Final = _table(
     (
@@ -218,7 +218,7 @@ UNSUPPORTED: Final = _table(
         """,
     ),
     (
-        "the commit log is in one directory",
+        "the commit log is always in one directory",
         """
         readOnlyCommitLogStorePaths replicasPerDiskPartition logicalDiskSpaceCleanForciblyThreshold
         """,
@@ -230,39 +230,39 @@ UNSUPPORTED: Final = _table(
         """,
     ),
     (
-        "inner batches, light queues and multi-dispatch are not there yet",
+        "inner batches, light queues and multi-dispatch are not implemented yet",
         """
         mapperFileSizeBatchConsumeQueue enableLmq enableMultiDispatch maxLmqConsumeQueueNum
         """,
     ),
     (
-        "compacted topics are not there yet",
+        "compacted topics are not implemented yet",
         """
         enableCompaction compactionMappedFileSize compactionCqMappedFileSize compactionScheduleInternal
         maxOffsetMapSize compactionThreadNum
         """,
     ),
     (
-        "replies to requests between clients are not there yet",
+        "replies to requests between clients are not implemented yet",
         """
         storeReplyMessageEnable
         """,
     ),
     (
-        "the tiered store is not there yet",
+        "the tiered store is not implemented yet",
         """
         messageStorePlugIn
         """,
     ),
     (
-        "flow control by cold reads is not there",
+        "flow control of cold reads is not supported",
         """
         coldCtrStrategyEnable usePIDColdCtrStrategy cgColdReadThreshold globalColdReadThreshold
         coldDataFlowControlEnable coldDataScanEnable accessMessageInMemoryHotRatio
         """,
     ),
     (
-        "give name servers by namesrvAddr",
+        "name servers are set by namesrvAddr only",
         """
         fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval
         updateNameServerAddrPeriod
@@ -282,13 +282,13 @@ UNSUPPORTED: Final = _table(
         """,
     ),
     (
-        "offsets of broadcast groups are kept by the clients",
+        "offsets of broadcast groups are stored by the clients",
         """
         enableBroadcastOffsetStore broadcastOffsetExpireSecond broadcastOffsetExpireMaxSecond
         """,
     ),
     (
-        "not there (yet)",
+        "not implemented (yet)",
         """
         rejectPullConsumerEnable flushConsumerOffsetHistoryInterval enableMixedMessageType printChannelGroups
         printChannelGroupsMinNum useStaticSubscription subscriptionExpiredTimeout

@@ -1,4 +1,4 @@
-"""Writes conf/broker.conf and conf/namesrv.conf from the options' descriptions; --check tells if they are current."""  # noqa: INP001 - a script in a folder that is no package
+"""Generates conf/broker.conf and conf/namesrv.conf from the options' help texts; --check reports if they are stale."""  # noqa: INP001 - a script in a folder that is no package
 
 import sys
 from pathlib import Path
@@ -9,15 +9,15 @@ from trimq.remoting.config.documentation import render_conf
 
 HERE = Path(__file__).resolve().parent
 _USE = (
-    "The file has RocketMQ's format and key names. Each option stands here with its default, commented out: "
-    "take away the # of those you want to change. Each key is an environment variable too, which wins over the file: "
-    "listenPort is TRIMQ_LISTEN_PORT, brokerIP1 is TRIMQ_BROKER_IP1. mqbroker -p and mqnamesrv -p show what is in "
-    "effect and why."
+    "The file has RocketMQ's format and key names. It lists each option with its default, commented out: remove the # "
+    "of the ones you want to change. Each key can also be set by an environment variable, which overrides the file: "
+    "listenPort is TRIMQ_LISTEN_PORT, brokerIP1 is TRIMQ_BROKER_IP1. mqbroker -p and mqnamesrv -p print the effective "
+    "values and where each one was set."
 )
 
 
 def wanted() -> dict[Path, str]:
-    """The files as they should be."""
+    """The expected text of each file."""
     return {
         HERE / "broker.conf": render_conf(
             broker_config.SCHEMA, f"Options of the broker. Use: mqbroker -c broker.conf. {_USE}"
@@ -29,7 +29,7 @@ def wanted() -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or check them; gives back the exit code."""
+    """Write the files, or compare them with ``--check``. Returns the exit code: 1 if a file is stale."""
     files = wanted()
     if "--check" not in arguments:
         for path, text in files.items():

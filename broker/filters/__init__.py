@@ -1,1 +1,1 @@
-"""Message filters: what a consumer's subscription lets through."""
+"""Message filters: which messages a consumer's subscription accepts."""

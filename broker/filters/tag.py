@@ -1,6 +1,7 @@
-"""Subscriptions by tag: ``a || b`` as a set of tag hashes, and the filter that the store asks for each queue unit.
+"""Subscriptions by tag: parses ``a || b`` into a set of tag hashes, and filters queue units by them.
 
-Source: RocketMQ's FilterAPI and ExpressionMessageFilter. The broker compares hashes only; consumers compare the text.
+Source: RocketMQ's FilterAPI and ExpressionMessageFilter. The broker compares hashes only; consumers compare the text,
+so a hash collision costs a transfer and delivers nothing wrong.
 """
 
 from typing import Final
@@ -11,15 +12,15 @@ from trimq.protocol.hashing import string_hash
 TAG: Final = "TAG"
 ALL: Final = "*"
 MAX_TEXT: Final = 32_768
-"""Characters of a subscription: held pulls keep theirs."""
+"""Most characters of a subscription. It is limited because each held pull keeps its own in memory."""
 
 
 class SubscriptionError(ValueError):
-    """A subscription text that cannot be understood."""
+    """A subscription text that cannot be parsed."""
 
 
 class TagFilter:
-    """Lets through units whose tag hash is one of ``codes`` (store's MessageFilter)."""
+    """Accepts units whose tag hash is one of ``codes`` (the store's MessageFilter)."""
 
     __slots__ = ("codes",)
 
@@ -29,24 +30,24 @@ class TagFilter:
         self.codes = codes
 
     def match_tags(self, tags_code: int) -> bool:
-        """True where the lower 32 bits of a unit's tag code, as a signed number, are one of the hashes."""
+        """True if the lower 32 bits of a unit's tags code, read as a signed number, are one of the hashes."""
         if tags_code in self.codes:
             return True
         low = tags_code & 0xFFFFFFFF
         return (low - 0x100000000 if low & 0x80000000 else low) in self.codes
 
     def match_record(self, properties: dict[str, str]) -> bool:  # noqa: ARG002 - the protocol's signature
-        """Tags need no look at the record."""
+        """Always True: the unit alone decides."""
         return True
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """True for TAG and for none given: what is not is SQL92 or unknown."""
+    """True for TAG and if no type is given. Any other type is SQL92 or unknown."""
     return not expression_type or expression_type == TAG
 
 
 def parse_tags(topic: str, text: str | None, version: int = 0) -> SubscriptionData:
-    """The subscription that ``text`` means. Blank and ``*`` mean everything.
+    """Parse a subscription. A blank text and ``*`` accept everything.
 
     Raises SubscriptionError for a text of separators only, such as ``||``, and for one that is too long.
     """
@@ -67,7 +68,7 @@ def parse_tags(topic: str, text: str | None, version: int = 0) -> SubscriptionDa
 
 
 def filter_for(subscription: SubscriptionData) -> TagFilter | None:
-    """The store's filter for a subscription; None where everything is let through."""
+    """The store's filter for a subscription; None if it accepts everything."""
     if subscription.sub_string == ALL or not subscription.code_set:
         return None
     return TagFilter(frozenset(subscription.code_set))

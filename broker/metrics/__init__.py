@@ -1,1 +1,1 @@
-"""What a broker tells Prometheus. Imported only where metrics are on."""
+"""The broker's metrics for Prometheus. Imported only if metrics are enabled."""

@@ -1,4 +1,4 @@
-"""Who is connected: members of groups, by what they are."""
+"""Metrics of connected clients: members of producer and consumer groups by language and version."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ CONSUMERS: Final = "rocketmq_consumer_connections"
 
 
 class ClientMetrics:
-    """Counts connections of producers and consumers when it is asked."""
+    """Counts the connections of producers and consumers at each scrape."""
 
     def __init__(self, *, producers: ProducerManager, consumers: ConsumerManager) -> None:
         self._producers = producers
         self._consumers = consumers
 
     def lines(self, labels: str, limit: SeriesLimit) -> Iterator[str]:
-        """The lines of both metrics. Empty pieces: a good moment for others to run."""
+        """The lines of both metrics. An empty piece lets other tasks run: the page is made in slices between pieces."""
         yield from self._producer_lines(labels, limit)
         yield from self._consumer_lines(labels, limit)
 
     def _producer_lines(self, labels: str, limit: SeriesLimit) -> Iterator[str]:
-        """By language and version."""
+        """Connections by language and version."""
         kinds: Counter[str] = Counter()
         for group in list(self._producers.table):
             kinds.update(_kind(channel) for channel in self._producers.channels(group))
@@ -37,12 +37,12 @@ class ClientMetrics:
             yield f"{PRODUCERS}{{{labels},{kind}}} {kinds[kind]}\n"
 
     def _consumer_lines(self, labels: str, limit: SeriesLimit) -> Iterator[str]:
-        """By group, mode, language and version."""
+        """Connections by group, mode, language and version."""
         yield head(CONSUMERS, "gauge", "Connections of consumers.")
         rows: dict[str, int] = {}
         for group in list(self._consumers.table):
             info = self._consumers.table.get(group)
-            if info is None:
+            if info is None:  # the group's last member left while other tasks ran
                 continue
             mode = "pull" if info.consume_type == CONSUME_ACTIVELY else "push"
             where = f'consumer_group="{label(group)}",consume_mode="{mode}"'

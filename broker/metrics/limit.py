@@ -1,17 +1,17 @@
-"""How many series a metric may have on a page."""
+"""The limit of series per metric on a page."""
 
 from collections.abc import Collection
 from itertools import islice
 
 
 class SeriesLimit:
-    """The limit of one page: each metric shows its oldest series, ``left_out`` has how many are missing, by metric."""
+    """The limit for one page. Each metric shows its oldest series; ``left_out`` counts the missing ones by metric."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.left_out: dict[str, int] = {}
 
     def shown(self, name: str, keys: Collection[str]) -> list[str]:
-        """As many of the keys as the limit allows, the oldest ones."""
+        """The oldest of ``keys``, as many as the limit allows."""
         self.left_out[name] = max(0, len(keys) - self._most)
         return list(islice(keys, self._most))

@@ -1,7 +1,7 @@
-"""The page for Prometheus: RocketMQ 5's metric names where it has one, ``trimq_`` for the rest.
+"""The page for Prometheus: RocketMQ 5's name for each metric that it has too, ``trimq_`` names for all others.
 
-Metrics of topics and groups can be many, so they are written line by line as the page is sent. Each of them has at most
-metricsOtelCardinalityLimit series; the page as a whole at most ``LARGE`` times that, and some 200 more.
+Topics and groups can make many series, so their metrics are written line by line while the page is sent. Each metric
+has at most metricsOtelCardinalityLimit series, and the whole page at most ``LARGE`` times that and about 200 more.
 """
 
 from collections.abc import Iterator
@@ -35,11 +35,11 @@ from trimq.remoting.runtime.loop_probe import LoopProbe
 from trimq.remoting.server.limits import ReactorStats
 
 LARGE: Final = 9
-"""Metrics whose number of series depends on the number of topics, groups and clients."""
+"""Number of metrics whose series grow with topics, groups and clients."""
 
 
 class BrokerMetrics:
-    """Reads what is counted anyway; costs nothing between two scrapes but the probe's 20 looks a second."""
+    """Reads counters that exist anyway. Between two scrapes only the loop probe runs, 20 times a second."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class BrokerMetrics:
         self._text = ",".join([f'{name}="{label(value)}"' for name, value in self._labels.items()])
 
     async def page(self) -> Iterator[str]:
-        """Look at what has to be waited for; the pieces that it gives back are made while they are sent."""
+        """Measure the disk, which has to wait, and return the pieces of the page. They are made while they are sent."""
         space = await self._disk.run(self._disk.space, self._store.root)
         return self._pieces(space)
 
@@ -87,12 +87,12 @@ class BrokerMetrics:
         )
 
     def _families(self, space: DiskSpace) -> Iterator[Metric]:
-        """What is there once."""
+        """The metrics with a fixed number of series."""
         yield build_info("mqbroker")
-        yield gauge("trimq_ready", "1 where /readyz has no reason against it.", int(self._health.readiness().ready))
+        yield gauge("trimq_ready", "1 while /readyz reports no reason.", int(self._health.readiness().ready))
         yield gauges(
             "trimq_native_on",
-            "1 where the native extension serves, 0 where Python does; runs has which, and why.",
+            "1 while the native extension serves, 0 while Python does; the label runs has which, and why.",
             ("runs",),
             {(NATIVE.status,): int(NATIVE.is_on)},
         )

@@ -1,4 +1,4 @@
-"""What is there for each topic or group: messages and bytes in and out, and how far groups are behind."""
+"""Metrics per topic and per group: messages and bytes in and out, and the lag of groups."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -27,10 +27,10 @@ _OF_TOPICS: Final = (
     ("rocketmq_throughput_in_total", TOPIC_PUT_SIZE, "Bytes stored."),
 )
 _OF_GROUPS: Final = (
-    ("rocketmq_messages_out_total", GROUP_GET_NUMS, "Messages handed to consumers."),
-    ("rocketmq_throughput_out_total", GROUP_GET_SIZE, "Bytes handed to consumers."),
+    ("rocketmq_messages_out_total", GROUP_GET_NUMS, "Messages sent to consumers."),
+    ("rocketmq_throughput_out_total", GROUP_GET_SIZE, "Bytes sent to consumers."),
     ("rocketmq_send_to_dlq_messages_total", DLQ_PUT_NUMS, "Messages that became dead letters."),
-    ("trimq_messages_sent_back_total", SNDBCK_PUT_NUMS, "Messages that consumers gave back for a retry."),
+    ("trimq_messages_sent_back_total", SNDBCK_PUT_NUMS, "Messages that consumers sent back for a retry."),
 )
 
 
@@ -43,7 +43,7 @@ class SeriesMetrics:
         self._store = store
 
     def lines(self, labels: str, limit: SeriesLimit) -> Iterator[str]:
-        """``labels`` are on each line."""
+        """The lines of all metrics. ``labels`` are on each line."""
         yield from self._topic_lines(labels, limit)
         texts = _Texts()
         yield from self._group_lines(labels, limit, texts)
@@ -69,10 +69,10 @@ class SeriesMetrics:
                     yield f"{name}{{{labels},{texts[key]}}} {item.value}\n"
 
     def _lag_lines(self, labels: str, limit: SeriesLimit, texts: "_Texts") -> Iterator[str]:
-        """Committed offsets against the ends of their queues: constant time for each queue."""
+        """The distance from committed offsets to the ends of their queues, in constant time per queue."""
         name = "rocketmq_consumer_lag_messages"
         table = self._offsets.offset_table
-        yield head(name, "gauge", "Messages behind the group's committed offset, whatever its filter.")
+        yield head(name, "gauge", "Messages after the group's committed offset, those its filter rejects included.")
         for key in limit.shown(name, table):
             offsets = table.get(key)
             if offsets is not None:
@@ -80,7 +80,7 @@ class SeriesMetrics:
                 yield f"{name}{{{labels},{texts[key]}}} {lag}\n"
 
     def _lag_of(self, topic: str, offsets: Mapping[int, int]) -> int:
-        end = self._store.peek_max_offset
+        end = self._store.peek_max_offset  # a scrape must not open queues that no client uses
         return sum([max(0, end(topic, queue_id) - offset) for queue_id, offset in offsets.items()])
 
 
@@ -89,7 +89,7 @@ def _is(flag: bool) -> str:
 
 
 class _Texts(dict[str, str]):
-    """The labels of ``topic@group``, as RocketMQ has them; made once a page."""
+    """The labels of ``topic@group``, as RocketMQ has them; made once per page."""
 
     def __missing__(self, key: str) -> str:
         topic, _, group = key.partition("@")

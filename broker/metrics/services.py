@@ -1,4 +1,4 @@
-"""What the services count: topics and groups, held pulls, refusals, name servers."""
+"""Metrics of the services: topics and groups, held pulls, refusals, name servers."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from trimq.remoting.http.metrics import counter, gauge, gauges
 
 
 class ServiceMetrics:
-    """Reads what each service has counted in all."""
+    """Reads the totals of each service."""
 
     def __init__(
         self,
@@ -34,28 +34,30 @@ class ServiceMetrics:
         self._stats = stats
 
     def sizes(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """How many topics and groups there are. ``labels``: what RocketMQ puts on each of its metrics."""
+        """The numbers of topics and groups. ``labels`` are those that RocketMQ puts on each of its metrics."""
         names, values = tuple(labels), tuple(labels.values())
         yield gauges("rocketmq_topic_number", "Topics.", names, {values: len(self._topics.table)})
         yield gauges("rocketmq_consumer_group_number", "Consumer groups.", names, {values: len(self._groups.table)})
 
     def families(self) -> Iterator[Metric]:
-        """What RocketMQ has no names for."""
+        """The metrics that RocketMQ does not have."""
         yield gauge("trimq_long_polls_held", "Pulls that wait for a message.", self._long_polling.held)
         yield counter(
-            "trimq_long_polls_refused_total", "Pulls that were not held: too many.", self._long_polling.refused
+            "trimq_long_polls_refused_total",
+            "Pulls that were not held because maxHeldRequests were held.",
+            self._long_polling.refused,
         )
         yield counter(
             "trimq_consumer_groups_refused_total",
-            "Requests that would have made a consumer group more than maxOffsetGroups.",
+            "Requests that were refused because they would have created more consumer groups than maxOffsetGroups.",
             self._groups.refused,
         )
         yield counter(
             "trimq_offset_commits_refused_total",
-            "Offsets that were not taken: of no group, topic or queue, no number of a message, or maxOffsetGroups.",
+            "Offset commits that were refused: unknown group, topic or queue, impossible offset, or maxOffsetGroups.",
             self._offsets.refused,
         )
-        yield counter("trimq_messages_out_total", "Messages handed to consumers in all.", self._stats.get_total)
+        yield counter("trimq_messages_out_total", "Messages sent to all consumers.", self._stats.get_total)
         yield gauges(
             "trimq_name_server_registered",
             "1 for each name server that knows this broker.",

@@ -1,1 +1,1 @@
-"""Request processors, a module a family: typed header in, a call of a service or of the store, typed reply out."""
+"""Request processors, one module per family: typed header in, a call of a service or the store, typed reply out."""

@@ -1,4 +1,4 @@
-"""Clients: HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38), CHECK_CLIENT_CONFIG (46).
+"""Group membership: HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38), CHECK_CLIENT_CONFIG (46).
 
 Source: RocketMQ's ClientManageProcessor and ConsumerManageProcessor.
 """
@@ -50,7 +50,7 @@ class CheckClientRequestBody(Body):
 
 
 class ClientProcessor:
-    """Keeps the tables of producers and consumers as the clients tell it."""
+    """Updates the tables of producers and consumers from the heartbeats of clients."""
 
     def __init__(
         self,
@@ -69,16 +69,17 @@ class ClientProcessor:
         self._fingerprints: dict[str, int] = {}
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.HEART_BEAT, self.heartbeat)
         table.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
         table.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.members)
         table.register(RequestCode.CHECK_CLIENT_CONFIG, self.check_config)
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """HEART_BEAT (34): the client's groups and what they want.
+        """HEART_BEAT (34): the client's groups and their subscriptions.
 
-        A group's retry topic exists and is routed when the reply goes out: consumers look for its route right away.
+        The reply is sent after a group's new retry topic is on disk and registered: consumers request its route as
+        soon as they have the reply.
         """
         data = decode_json(command.body, HeartbeatData)
         before = self._topics.data_version
@@ -101,10 +102,10 @@ class ClientProcessor:
     def _consumer(
         self, connection: Connection, command: RemotingCommand, data: HeartbeatData, consumer: ConsumerData
     ) -> bool:
-        """Take one consumer group, if it can be; True where its fingerprint is another one than last time."""
+        """Register one consumer group; True if its fingerprint differs from that of the last heartbeat."""
         group = self._groups.find(consumer.group_name)
         if group is None:
-            return False
+            return False  # as in RocketMQ the heartbeat succeeds; the group's pulls are refused with the reason
         self._topics.create_on_send_back(
             retry_topic(consumer.group_name),
             group.retry_queue_nums,
@@ -128,7 +129,7 @@ class ClientProcessor:
         return known is not None and known != data.heartbeat_fingerprint
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UNREGISTER_CLIENT (35): the client leaves the groups named."""
+        """UNREGISTER_CLIENT (35): the client leaves the named groups."""
         header = command.header(UnregisterClientRequestHeader)
         if header.producer_group:
             self._producers.unregister(header.producer_group, connection)
@@ -139,18 +140,18 @@ class ClientProcessor:
         return command.reply()
 
     def members(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_CONSUMER_LIST_BY_GROUP (38): ids of the members; SYSTEM_ERROR for none, which clients rely on."""
+        """GET_CONSUMER_LIST_BY_GROUP (38): ids of the members; SYSTEM_ERROR if there are none, as clients expect."""
         group = command.header(GetConsumerListByGroupRequestHeader).consumer_group
         info = self._consumers.group(group)
         ids = info.client_ids() if info is not None else []
         if not ids:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
-        if len(ids) <= BATCH:  # what consumers ask at every rebalance: no task for it
+        if len(ids) <= BATCH:  # consumers send this at every rebalance: reply without starting a task
             return command.reply(body=encode_json({"consumerIdList": ids}))
         return in_slices(connection, command, object_pieces(("consumerIdList", list_pieces(ids))))
 
     def check_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """CHECK_CLIENT_CONFIG (46): whether a subscription can be served; SYSTEM_ERROR for one that is not by tag."""
+        """CHECK_CLIENT_CONFIG (46): whether the broker can serve a subscription; SYSTEM_ERROR if it is not by tag."""
         subscription = decode_json(command.body, CheckClientRequestBody).subscription_data
         if subscription is not None and not is_tag_type(subscription.expression_type):
             raise RemotingError(

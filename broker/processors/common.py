@@ -1,4 +1,4 @@
-"""Small things that several processors need."""
+"""Checks and errors that several processors share."""
 
 from collections.abc import Callable
 from typing import Final
@@ -14,7 +14,7 @@ UNKNOWN_HOST: Final = bytes(8)
 
 
 def born_host(connection: Connection) -> bytes:
-    """The packed address of a client, kept with its connection."""
+    """The packed address of a client. It is packed once per connection."""
     host: bytes = connection.data.get("host", b"")
     if not host:
         try:
@@ -28,35 +28,35 @@ def born_host(connection: Connection) -> bytes:
 def check_commit_offset(offset: int) -> None:
     """Raises INVALID_PARAMETER for an offset that no group can have.
 
-    RocketMQ takes any number. Here -1 is one of them, which Go's client commits for "none" and which is later read as
-    not found, and so is anything behind a queue's end, as a queue may be ahead elsewhere.
+    RocketMQ accepts any number. Allowed here are -1, which the Go client commits for "none" and which a query reports
+    as not found, and offsets beyond the queue's end, because the group may have read further on another broker.
     """
     if not -1 <= offset <= MAX_OFFSET:
-        raise invalid(f"commitOffset is {offset}, and an offset is a number from -1 to {MAX_OFFSET}")
+        raise invalid(f"commitOffset is {offset}; it must be from -1 to {MAX_OFFSET}")
 
 
 def check_queue(config: TopicConfig, queue_id: int, exists: Callable[[str, int], bool]) -> None:
-    """Raises INVALID_PARAMETER for a queue that a topic does not have: neither one of its numbers, nor one on disk.
+    """Raises INVALID_PARAMETER for a queue that is neither configured nor on disk.
 
-    The latter are those of a topic that had more queues before; groups may still be at work on them.
+    A topic that had more queues before still has them on disk, and groups may still consume them.
     """
     count = max(config.read_queue_nums, config.write_queue_nums)
     if not 0 <= queue_id < count and not exists(config.topic_name, queue_id):
-        raise invalid(f"queueId is {queue_id}, and the topic {config.topic_name} has the queues 0 to {count - 1}")
+        raise invalid(f"queueId is {queue_id}; the topic {config.topic_name} has the queues 0 to {count - 1}")
 
 
 def no_such_topic(topic: str) -> RemotingError:
-    """TOPIC_NOT_EXIST."""
+    """The error TOPIC_NOT_EXIST."""
     return RemotingError(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist on this broker")
 
 
 def no_such_group(group: str) -> RemotingError:
-    """SUBSCRIPTION_GROUP_NOT_EXIST."""
+    """The error SUBSCRIPTION_GROUP_NOT_EXIST."""
     return RemotingError(
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the consumer group {group} does not exist on this broker"
     )
 
 
 def invalid(problem: str) -> RemotingError:
-    """INVALID_PARAMETER."""
+    """The error INVALID_PARAMETER."""
     return RemotingError(ResponseCode.INVALID_PARAMETER, problem)

@@ -1,4 +1,4 @@
-"""Consumer offsets and the limits of queues: 14, 15, 29, 30, 31, 32, 43, 45.
+"""Consumer offsets, and the smallest and end offsets of queues: 14, 15, 29, 30, 31, 32, 43, 45.
 
 Source: RocketMQ's ConsumerManageProcessor and AdminBrokerProcessor.
 """
@@ -30,7 +30,7 @@ _ONE_MESSAGE_BYTES = 4096
 
 
 class OffsetProcessor:
-    """Answers how far groups are, and from where to where queues reach."""
+    """Commits and returns the offsets of groups, and returns those of queues."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class OffsetProcessor:
         self._store = store
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.QUERY_CONSUMER_OFFSET, self.query)
         table.register(RequestCode.UPDATE_CONSUMER_OFFSET, self.update)
         table.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search_by_time)
@@ -61,7 +61,7 @@ class OffsetProcessor:
     def query(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """QUERY_CONSUMER_OFFSET (14): the group's offset; 0 for a young queue it never read; else QUERY_NOT_FOUND.
 
-        A young queue is one whose first message is still there and in memory: new groups begin there at its start.
+        A young queue is one whose first message still exists and is in memory. A new group reads it from its start.
         """
         header = command.header(QueryConsumerOffsetRequestHeader)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
@@ -84,10 +84,10 @@ class OffsetProcessor:
         return first.status is GetMessageStatus.FOUND
 
     def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_CONSUMER_OFFSET (15): commits, backwards too. Ignored while a reset waits to be fetched.
+        """UPDATE_CONSUMER_OFFSET (15): commits an offset, also a smaller one. Ignored while a reset is pending.
 
-        SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, INVALID_PARAMETER for a queue or an offset that cannot be,
-        SYSTEM_BUSY for one group more than maxOffsetGroups. Most commits are one-way: what is refused is counted.
+        SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, INVALID_PARAMETER for an impossible queue or offset, SYSTEM_BUSY
+        beyond maxOffsetGroups. Refused commits are counted, because most commits are one-way and get no reply.
         """
         header = command.header(UpdateConsumerOffsetRequestHeader)
         try:
@@ -98,7 +98,7 @@ class OffsetProcessor:
         except RemotingError:
             self._offsets.refused += 1
             raise
-        return command.reply(remark=None if taken else "ignored: a reset of this offset waits to be fetched")
+        return command.reply(remark=None if taken else "ignored: a reset of this offset is pending")
 
     def _check_commit(self, header: UpdateConsumerOffsetRequestHeader) -> None:
         if header.consumer_group not in self._groups.table:
@@ -110,17 +110,20 @@ class OffsetProcessor:
             raise RemotingError(ResponseCode.TOPIC_NOT_EXIST, f"the topic {header.topic} does not exist")
         check_queue(topic, header.queue_id, self._store.queue_exists)
         check_commit_offset(header.commit_offset)
-        self._offsets.check_room(header.consumer_group)
+        self._offsets.check_limit(header.consumer_group)
 
     async def search_by_time(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+        """SEARCH_OFFSET_BY_TIMESTAMP (29): the first message stored at a time or later.
+
+        With boundaryType UPPER it is the last one stored at that time or earlier.
+        """
         header = command.header(SearchOffsetRequestHeader)
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = await self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
         return _offset_reply(command, offset)
 
     def max_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_MAX_OFFSET (30): the offset that the next message will get; 0 for a queue that is not there."""
+        """GET_MAX_OFFSET (30): the offset that the next message will get; 0 for a queue that does not exist."""
         header = command.header(GetMaxOffsetRequestHeader)
         return _offset_reply(command, self._store.max_offset(header.topic, header.queue_id))
 
@@ -130,17 +133,17 @@ class OffsetProcessor:
         return _offset_reply(command, self._store.min_offset(header.topic, header.queue_id))
 
     async def earliest_store_time(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_EARLIEST_MSG_STORETIME (32): ms, -1 for a queue without messages."""
+        """GET_EARLIEST_MSG_STORETIME (32): the oldest message's store time in ms; -1 for a queue without messages."""
         header = command.header(GetEarliestMsgStoretimeRequestHeader)
         timestamp = await self._store.earliest_store_time(header.topic, header.queue_id)
         return command.reply(header={"timestamp": str(timestamp)})
 
     async def all_offsets(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_ALL_CONSUMER_OFFSET (43): what consumerOffset.json would hold if it were written now."""
+        """GET_ALL_CONSUMER_OFFSET (43): the content that consumerOffset.json would have if it were written now."""
         return await in_slices(connection, command, self._offsets.pieces())
 
     def all_delay_offsets(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_ALL_DELAY_OFFSET (45): what delayOffset.json would hold."""
+        """GET_ALL_DELAY_OFFSET (45): the content that delayOffset.json would have if it were written now."""
         return command.reply(body=self._schedule.encode())
 
 

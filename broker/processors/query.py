@@ -1,4 +1,4 @@
-"""Looking up messages: QUERY_MESSAGE (12) by key, VIEW_MESSAGE_BY_ID (33) by place (QueryMessageProcessor)."""
+"""Queries: QUERY_MESSAGE (12) by key, VIEW_MESSAGE_BY_ID (33) by log offset (RocketMQ's QueryMessageProcessor)."""
 
 import struct
 from typing import Any, Final
@@ -27,25 +27,25 @@ _TEMPLATE: Final = (
 
 _LARGEST: Final = MAX_FRAME - 4096
 _TAG: Final = "T"
-"""Index type of a query by tag."""
+"""The index type of a query by tag."""
 _COPIED: Final = 32 * 1024
-"""Up to this much goes out as one buffer with its head."""
+"""Up to this size the records are copied into one buffer with the reply's header."""
 
 
 class QueryMessageProcessor:
-    """Answers with records as they lie in the commit log."""
+    """Replies with records as the commit log holds them."""
 
     def __init__(self, *, configuration: Configuration, store: MessageStore) -> None:
         self._configuration = configuration
         self._store = store
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.QUERY_MESSAGE, self.query, header=QueryMessageRequestHeader, fast=self._fast_path())
         table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
     def _fast_path(self) -> FastHandler:
-        """The fast path: from the header to the reply's bytes, where few records are found in memory."""
+        """The fast path: from the header to the bytes of the reply, if the records are few and all in memory."""
         query = self._store.query_in_memory
 
         def serve(_connection: Connection, request: TypedRequest[Any]) -> bytes | None:
@@ -64,9 +64,9 @@ class QueryMessageProcessor:
         return serve
 
     def query(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """QUERY_MESSAGE (12): messages of a topic with a key in a time range; QUERY_NOT_FOUND for none.
+        """QUERY_MESSAGE (12): messages of a topic with a key in a time range; QUERY_NOT_FOUND if there are none.
 
-        With the index type T the key is a tag; other types mean nothing, as in RocketMQ with index files.
+        With the index type T the key is a tag. Other types are ignored, as RocketMQ does with index files.
         """
         header = command.header(QueryMessageRequestHeader)
         key, limit = header.key, header.max_num
@@ -91,7 +91,7 @@ class QueryMessageProcessor:
             result.release()
             raise RemotingError(
                 ResponseCode.SYSTEM_ERROR,
-                f"the {count} messages found do not fit into a frame ({MAX_FRAME} bytes): ask for fewer (maxNum)",
+                f"the {count} messages found do not fit into a frame ({MAX_FRAME} bytes): request fewer (maxNum)",
             )
         if result.size and not command.encoding and not command.flag & 2:
             return self._found_json(connection, command, result)
@@ -102,7 +102,7 @@ class QueryMessageProcessor:
         if not result.size:
             result.release()
             return command.reply(
-                ResponseCode.QUERY_NOT_FOUND, "no message of the topic has this key in the time asked for", ext
+                ResponseCode.QUERY_NOT_FOUND, "no message of the topic has this key in the requested time range", ext
             )
         if command.is_oneway:
             result.release()
@@ -112,14 +112,14 @@ class QueryMessageProcessor:
         return None
 
     def _found_json(self, connection: Connection, command: RemotingCommand, result: QueryMessageResult) -> Outcome:
-        """What most clients get: a head out of the template, and few records, which go out as one buffer with it."""
+        """The reply that most clients get: a header from the template. Few records go out in one buffer with it."""
         if result.size <= _COPIED:
             return _joined(result, command.opaque)
         connection.reply_with([*_head(result, command.opaque), *result.buffers], result.release)
         return None
 
     def view(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """VIEW_MESSAGE_BY_ID (33): the record at an offset of the commit log; SYSTEM_ERROR where none begins."""
+        """VIEW_MESSAGE_BY_ID (33): the record at an offset of the commit log; SYSTEM_ERROR if none starts there."""
         header = command.header(ViewMessageRequestHeader)
         record = self._store.look_message(header.offset)
         if record is None:
@@ -137,7 +137,7 @@ def _head(result: QueryMessageResult, opaque: int) -> tuple[bytes, bytes]:
 
 
 def _joined(result: QueryMessageResult, opaque: int) -> bytes:
-    """The whole reply as one buffer; the result is given back."""
+    """The whole reply as one buffer. Releases the result: its views are not needed after the copy."""
     reply = b"".join([*_head(result, opaque), *result.buffers])
     result.buffers.clear()
     result.release()
@@ -146,5 +146,5 @@ def _joined(result: QueryMessageResult, opaque: int) -> bytes:
 
 def _record_reply(command: RemotingCommand, record: Any, offset: int) -> RemotingCommand:
     if record is None or not len(record):
-        raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message begins at the commit log offset {offset}")
+        raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message starts at the commit log offset {offset}")
     return command.reply(body=bytes(record))

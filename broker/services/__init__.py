@@ -1,1 +1,1 @@
-"""The broker's services: what it knows of topics, groups, clients and offsets, and the tasks that keep that current."""
+"""The broker's services: the tables of topics, groups, clients and offsets, and the tasks that keep them current."""

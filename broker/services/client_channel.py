@@ -1,4 +1,4 @@
-"""A client as the membership tables know it (RocketMQ's ClientChannelInfo)."""
+"""A client's entry in the membership tables (RocketMQ's ClientChannelInfo)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +23,6 @@ class ClientChannel(Struct):
 
 
 def watch(connection: Connection, closed: Callable[[Connection], None]) -> None:
-    """Let ``closed`` hear, once, of the end of a connection, however often its client comes and goes on it."""
+    """Have ``closed`` called when a connection ends: once, even if the client joins and leaves groups many times."""
     if closed not in connection.on_close:
         connection.on_close.append(closed)

@@ -1,8 +1,8 @@
-"""Changes of the configuration at run time, kept for the next start.
+"""Saves changes of the configuration made at run time, for the next start.
 
-With ``-c FILE`` the file itself is changed: the value in its line, comments and order as they were, new keys at the
-end. Without one the changes go to ``config/broker.properties`` in the store, which is read at every start without
-``-c``.
+With ``-c FILE`` that file is edited in place: changed values stay in their lines, comments and order are preserved, and
+new keys are appended. Without ``-c`` the changes go to ``config/broker.properties`` in the store, which every start
+without ``-c`` reads.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,8 @@ class ConfigFile:
         self._lock = trio.Lock()
 
     async def save(self, changes: Mapping[str, str]) -> None:
-        """Write changed keys. Raises StateFileError; then the file is as it was, and the change must not be made."""
+        """Write changed keys. Raises StateFileError: the file is unchanged then, and the caller must not apply them."""
+        # Reading and replacing are one step under the lock: two changes at the same time would lose one of them.
         async with self._lock:
             try:
                 data = await self._disk.run(read_whole, self._disk, str(self.path))

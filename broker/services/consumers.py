@@ -1,6 +1,6 @@
-"""Who consumes what.
+"""The members of consumer groups and their subscriptions, taken from heartbeats.
 
-The members of consumer groups and their subscriptions, from heartbeats (RocketMQ's ConsumerManager, ConsumerGroupInfo).
+Source: RocketMQ's ConsumerManager and ConsumerGroupInfo.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ CONSUME_PASSIVELY: Final = "CONSUME_PASSIVELY"
 
 
 class ConsumerGroupInfo(Struct):
-    """A consumer group that has members now. Type, model and start are those of the last heartbeat."""
+    """A consumer group with at least one member. Type, model and start are those of the last heartbeat."""
 
     group_name: str
     consume_type: str
@@ -41,11 +41,11 @@ class ConsumerGroupInfo(Struct):
 
     @property
     def is_broadcasting(self) -> bool:
-        """Whether each member gets all messages."""
+        """Whether every member gets all messages."""
         return self.message_model == BROADCASTING
 
     def client_ids(self) -> list[str]:
-        """The members, each once."""
+        """The ids of the members, without duplicates."""
         return list(dict.fromkeys(channel.client_id for channel in self.channels.values()))
 
     def find_channel(self, client_id: str) -> ClientChannel | None:
@@ -55,17 +55,18 @@ class ConsumerGroupInfo(Struct):
 
 
 class GroupChange(Enum):
-    """What happened to a group: members or topics changed, or the last member went."""
+    """What happened to a group: its members or topics changed, or its last member left."""
 
     CHANGED = "changed"
-    GONE = "gone"
+    EMPTY = "empty"
 
 
 class ConsumerManager:
-    """Groups with members, by name; ``table`` is the look-up of the hot path.
+    """Groups with members, by name. ``table`` is the look-up of the hot path.
 
-    A change of a group's members or topics makes its members rebalance: ``notifier`` tells them, once for changes that
-    come in short order. ``listeners`` are called at once for each change. Joins and leaves have a budget of log lines.
+    A change of a group's members or topics makes its members rebalance: ``notifier`` notifies them, and combines
+    changes that follow each other quickly. ``listeners`` are called immediately for each change. The number of log
+    lines about joins and leaves is limited.
     """
 
     def __init__(self, configuration: Configuration, clock: Clock) -> None:
@@ -92,12 +93,11 @@ class ConsumerManager:
         notify: bool = True,
         update_subscription: bool = True,
     ) -> bool:
-        """Take one group of a heartbeat; True if members or topics changed.
+        """Register one group of a heartbeat; True if members or topics changed.
 
-        The group's topics become those of this heartbeat: topics that another member subscribed to and this one does
-        not are gone (as in RocketMQ, where all members of a group have to subscribe to the same topics).
-        ``update_subscription`` False (a heartbeat without subscriptions) keeps them. ``notify`` False leaves the other
-        members alone.
+        The group's topics become those of this heartbeat: a topic that only another member subscribed to is removed, as
+        in RocketMQ, where all members of a group have to subscribe to the same topics. ``update_subscription`` False (a
+        heartbeat without subscriptions) leaves them unchanged. ``notify`` False does not notify the other members.
         """
         info = self.table.get(group)
         if info is None:
@@ -127,7 +127,7 @@ class ConsumerManager:
     # leaving
 
     def unregister(self, group: str, connection: Connection, *, notify: bool = True) -> bool:
-        """A client leaves a group (35); False if it was not in it."""
+        """Remove a client from a group (35); False if it was not a member."""
         info = self.table.get(group)
         channel = info.channels.pop(connection, None) if info is not None else None
         if info is None or channel is None:
@@ -143,21 +143,18 @@ class ConsumerManager:
         else:
             del self.table[group]
             self.notifier.forget(group)
-            self._tell(group, GroupChange.GONE)
+            self._call_listeners(group, GroupChange.EMPTY)
         return True
 
     def client_closed(self, connection: Connection) -> None:
-        """A connection ended: its client leaves all groups, and the others hear of it."""
+        """Remove the client of a closed connection from all groups, and notify the other members."""
         for group in list(self._groups_of.get(connection, ())):
             self.unregister(group, connection, notify=self._notify_allowed())
 
     def remove_expired(self) -> int:
-        """Close connections whose client has sent no heartbeat for channelExpiredTimeout.
-
-        Gives back how many there were.
-        """
+        """Close connections whose client has sent no heartbeat for channelExpiredTimeout. Returns their number."""
         limit = self._clock.monotonic() - self._configuration.section(BrokerConfig).channel_expired_timeout / 1000
-        expired: dict[Connection, str] = {}
+        expired: dict[Connection, str] = {}  # collected first: removing members changes the tables
         for info in self.table.values():
             for connection, channel in info.channels.items():
                 if channel.last_update < limit:
@@ -166,18 +163,18 @@ class ConsumerManager:
             if self._log_budget.allows():
                 _log.warning("consumer_expired", client=client_id, peer=connection.peer_text)
             self.client_closed(connection)
-            connection.close("no heartbeat of its consumer")
+            connection.close("its consumer has sent no heartbeat within channelExpiredTimeout")
         return len(expired)
 
-    # looking
+    # queries
 
     def find_channel(self, group: str, client_id: str) -> ClientChannel | None:
-        """A member's connection."""
+        """The newest connection of a member."""
         info = self.table.get(group)
         return None if info is None else info.find_channel(client_id)
 
     def find_subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """What a group wants of a topic now."""
+        """A group's current subscription to a topic."""
         info = self.table.get(group)
         return None if info is None else info.subscriptions.get(topic)
 
@@ -187,25 +184,25 @@ class ConsumerManager:
         return list(info.channels.values()) if info is not None else []
 
     def may_consume(self, group: str, topic: str) -> bool:
-        """False only where the group is online and does not subscribe to the topic."""
+        """False only if the group is online and does not subscribe to the topic."""
         info = self.table.get(group)
         return info is None or not info.subscriptions or topic in info.subscriptions
 
     def groups_of(self, topic: str) -> set[str]:
-        """Groups whose members subscribe to a topic now."""
+        """The groups whose members subscribe to a topic now."""
         return {name for name, info in self.table.items() if topic in info.subscriptions}
 
-    # telling
+    # notifications
 
     def _changed(self, info: ConsumerGroupInfo, *, notify: bool) -> None:
         if notify and not info.is_broadcasting and self._notify_allowed():
             self.notifier.changed(info.group_name)
-        self._tell(info.group_name, GroupChange.CHANGED)
+        self._call_listeners(info.group_name, GroupChange.CHANGED)
 
     def _notify_allowed(self) -> bool:
         return self._configuration.section(BrokerConfig).notify_consumer_ids_changed_enable
 
-    def _tell(self, group: str, change: GroupChange) -> None:
+    def _call_listeners(self, group: str, change: GroupChange) -> None:
         for listener in self.listeners:
             listener(group, change)
 
@@ -214,7 +211,7 @@ class ConsumerManager:
         return info.channels if info is not None else ()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Send notifications as groups change, and look for silent clients every 10 s, for ever."""
+        """Send notifications when groups change, and remove silent clients every 10 s, forever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.notifier.run)
             task_status.started()
@@ -225,10 +222,7 @@ class ConsumerManager:
 
 
 def _update_subscriptions(info: ConsumerGroupInfo, subscriptions: Iterable[SubscriptionData]) -> bool:
-    """New topics are added, newer versions replace, topics that are not there any more go.
-
-    True if the set of topics changed.
-    """
+    """Add new topics, replace older versions, remove topics that are missing. True if the set of topics changed."""
     given = {subscription.topic: subscription for subscription in subscriptions}
     changed = given.keys() != info.subscriptions.keys()
     for topic, subscription in given.items():

@@ -8,7 +8,7 @@ import structlog
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.state_file import (
     EntryTable,
-    KeptTable,
+    PersistentTable,
     StateFile,
     StateFileError,
     encode_pieces,
@@ -26,7 +26,7 @@ from trimq.remoting.runtime.clock import Clock
 _log = structlog.get_logger("broker.groups")
 
 FORBIDDEN_READ: Final = 2
-"""Bit of the forbidden table: this group may not read this topic (its place among the permission bits)."""
+"""Number of the bit in the forbidden table that forbids a group to read a topic, as among the permission bits."""
 
 _KNOWN: Final = frozenset({"dataVersion", "subscriptionGroupTable", "forbiddenTable"})
 
@@ -36,12 +36,12 @@ def is_system_group(group: str) -> bool:
     return group in topic_rules.SYSTEM_GROUPS or group.startswith("CID_RMQ_SYS_")
 
 
-class SubscriptionGroupManager(KeptTable):
+class SubscriptionGroupManager(PersistentTable):
     """Consumer groups by name.
 
-    ``get`` is a plain dict look-up; ``find`` also creates the group where that is allowed, which is what every request
-    of a consumer does. A group that came to be on first use need not be waited for: it would come to be again. What an
-    administrator asked for waits for ``persisted()``.
+    ``get`` is a plain dict look-up. ``find`` also creates the group if that is allowed, as every request of a consumer
+    does. Such a request does not wait for the disk: after a kill the next one would create the group again. A change by
+    an administrator waits for ``persisted()``.
     """
 
     def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
@@ -56,12 +56,12 @@ class SubscriptionGroupManager(KeptTable):
         self._file = StateFile(disk, str(path), self.pieces)
         self.get = self.table.get
         self.refused = 0
-        """Requests that would have created a group more than maxOffsetGroups."""
+        """Requests that would have created more groups than maxOffsetGroups."""
 
-    # life
+    # state file
 
     async def load(self) -> None:
-        """Read subscriptionGroup.json, add the groups of RocketMQ's tools that are missing. Raises StateFileError."""
+        """Read subscriptionGroup.json, then add missing groups of RocketMQ's tools. Raises StateFileError."""
         state = await self._file.load()
         if state is not None:
             self._groups.load(state.get("subscriptionGroupTable") or {}, self._file.path, "groupName")
@@ -84,12 +84,12 @@ class SubscriptionGroupManager(KeptTable):
         }
         return encode_pieces(state | self._rest)
 
-    # looking
+    # queries
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's configuration, created with the defaults where that is allowed; else None.
+        """The group's configuration, created with the defaults if that is allowed; else None.
 
-        ``missing`` tells why there is none.
+        ``missing`` makes the error with the reason.
         """
         known = self.get(group)
         if known is not None:
@@ -109,7 +109,7 @@ class SubscriptionGroupManager(KeptTable):
         return created
 
     def missing(self, group: str) -> RemotingError:
-        """SUBSCRIPTION_GROUP_NOT_EXIST for a group that ``find`` has not found, with the reason."""
+        """The error SUBSCRIPTION_GROUP_NOT_EXIST for a group that ``find`` has not found, with the reason."""
         config = self._configuration.section(BrokerConfig)
         text = f"the consumer group {group} does not exist on this broker"
         problem = topic_rules.group_problem(group)
@@ -118,13 +118,13 @@ class SubscriptionGroupManager(KeptTable):
         elif not config.auto_create_subscription_group:
             text = f"{text}: create it first"
         elif len(self.table) >= config.max_offset_groups:
-            text = f"{text}, and it has {len(self.table)} groups: none is created (maxOffsetGroups)"
+            text = f"{text} and is not created, because the broker has {len(self.table)} groups (maxOffsetGroups)"
         return RemotingError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, text)
 
-    def check_room(self, groups: Collection[str]) -> None:
-        """Raises SYSTEM_BUSY where these groups would be more than maxOffsetGroups together with those that are there.
+    def check_limit(self, groups: Collection[str]) -> None:
+        """Raises SYSTEM_BUSY if creating the new ones among ``groups`` would exceed maxOffsetGroups.
 
-        Nothing is refused that makes no group more.
+        Changes of existing groups always pass, even if the limit was lowered below their number.
         """
         new = len({group for group in groups if group not in self.table})
         most = self._configuration.section(BrokerConfig).max_offset_groups
@@ -132,17 +132,17 @@ class SubscriptionGroupManager(KeptTable):
             self.refused += 1
             raise RemotingError(
                 ResponseCode.SYSTEM_BUSY,
-                f"this broker has {len(self.table)} consumer groups, at most {most} may be (maxOffsetGroups):"
+                f"this broker has {len(self.table)} consumer groups and may have {most} (maxOffsetGroups):"
                 f" {new} more cannot be created",
             )
 
     def forbidden(self, group: str, topic: str) -> int:
-        """Bits of what a group may not do with a topic; 0 for nothing forbidden."""
+        """The bits of what a group may not do with a topic; 0 if nothing is forbidden."""
         topics = self.forbidden_table.get(group)
         return 0 if topics is None else topics.get(topic, 0)
 
     def may_read(self, group: str, topic: str) -> bool:
-        """Whether pulls of the group on the topic are allowed by the forbidden table."""
+        """Whether the forbidden table allows the group to pull from the topic."""
         return not self.forbidden(group, topic) >> FORBIDDEN_READ & 1
 
     # changing
@@ -154,7 +154,7 @@ class SubscriptionGroupManager(KeptTable):
         self._next_version()
 
     def delete(self, group: str) -> bool:
-        """Forget a group and what is forbidden to it; False if there was none."""
+        """Remove a group and its entries in the forbidden table; False if there was none."""
         forbidden = self.forbidden_table.pop(group, None)
         known = self.table.pop(group, None)
         if known is None and forbidden is None:
@@ -165,7 +165,7 @@ class SubscriptionGroupManager(KeptTable):
         return known is not None
 
     def set_forbidden(self, group: str, topic: str, bit: int, forbidden: bool) -> None:
-        """Forbid something to a group on a topic, or allow it again (353)."""
+        """Forbid a group an operation on a topic, or allow it again (353)."""
         topics = self.forbidden_table.setdefault(group, {})
         value = topics.get(topic, 0)
         value = value | 1 << bit if forbidden else value & ~(1 << bit)

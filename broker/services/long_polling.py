@@ -1,10 +1,11 @@
-"""Pulls that wait for a message (RocketMQ's PullRequestHoldService).
+"""Holds pulls that wait for a message (RocketMQ's PullRequestHoldService).
 
-A pull that finds nothing is parked under its queue. A message that is appended there and fits the pull's tags wakes it;
-otherwise its time runs out. Woken pulls are served again at the end of the reactor's round, so that a burst of messages
-goes out in one reply.
+A pull that finds nothing is parked under its queue. It is woken by a message that is appended there and matches its
+tags, or when its time is over. Woken pulls are served again at the end of the reactor's round, so that a burst of
+messages goes out in one reply.
 
-Times lie in buckets of 200 ms: parking and waking cost the same however many pulls wait, and nothing is looked through.
+Deadlines are kept in buckets of 200 ms: the cost of parking and waking a pull does not depend on the number of held
+pulls, and no table is scanned.
 """
 
 from collections.abc import Callable, Collection
@@ -29,13 +30,13 @@ _log = structlog.get_logger("broker.long_polling")
 
 BUCKETS_PER_SECOND: Final = 5
 LONGEST_HOLD_MS: Final = 120_000
-"""No pull waits longer, whatever the client asks: its connection would be idle by then."""
+"""No pull is held longer, even if the client requests it: its connection would be idle by then."""
 
 _HELD_KEY: Final = "held_pulls"
 
 
 class PullRequest(Struct, eq=False, gc=True):
-    """A parked pull. ``filter`` None takes any message; ``terms`` are the gate's, on which it was let through."""
+    """A held pull. ``filter`` None accepts any message. ``terms`` are those on which the gate let it through."""
 
     connection: Connection
     command: RemotingCommand
@@ -49,12 +50,11 @@ class PullRequest(Struct, eq=False, gc=True):
 
 
 class PullRequestHoldService:
-    """Parked pulls by queue.
+    """Held pulls by queue.
 
-    ``again`` serves a pull that was woken or whose time is over; it does not park it a second time.
-
-    ``in_round`` tells whether the reactor is in a round; then woken pulls wait for ``serve_woken``, which belongs into
-    the reactor's at_round_end. Otherwise the service's own task serves them.
+    The owner sets ``again`` and ``in_round``. ``again`` serves a pull that was woken or whose time is over, and does
+    not hold it a second time. ``in_round`` returns whether the reactor is in a round: woken pulls then wait for
+    ``serve_woken``, which is to be in the reactor's at_round_end. Otherwise the service's own task serves them.
     """
 
     def __init__(self, configuration: Configuration, clock: Clock) -> None:
@@ -62,21 +62,21 @@ class PullRequestHoldService:
         self._clock = clock
         self._queues: dict[tuple[str, int], dict[PullRequest, None]] = {}
         self.awaited: Collection[tuple[str, int]] = self._queues
-        """The queues that some pull waits for."""
+        """The queues that have a held pull."""
         self._buckets: dict[int, dict[PullRequest, None]] = {}
         self._woken: list[PullRequest] = []
         self._wake = trio.Event()
         self._first = trio.Event()
-        self.again: Callable[[PullRequest], None] = _nobody
+        self.again: Callable[[PullRequest], None] = _not_set
         self.in_round: Callable[[], bool] = lambda: False
         self.held = 0
         self.refused = 0
 
     def hold(self, request: PullRequest, suspend_ms: int) -> bool:
-        """Park a pull; False when too many wait already: answer it at once.
+        """Hold a pull. False if too many are held already: the caller replies immediately.
 
-        To be called in the same turn as the look into the store that found nothing, or a message between the two would
-        not wake it.
+        Call it without an await after the read of the store that found nothing: a message that arrives in between would
+        not wake the pull.
         """
         config = self._configuration.section(BrokerConfig)
         if self.held >= config.max_held_requests or request.connection.closed:
@@ -89,7 +89,7 @@ class PullRequestHoldService:
         self._queues.setdefault((request.topic, request.queue_id), {})[request] = None
         self._buckets.setdefault(request.bucket, {})[request] = None
         mine = request.connection.data.get(_HELD_KEY)
-        if mine is None:
+        if mine is None:  # one close listener per connection, not one per pull
             mine = request.connection.data[_HELD_KEY] = {}
             request.connection.on_close.append(self._connection_closed)
         mine[request] = None
@@ -101,10 +101,7 @@ class PullRequestHoldService:
     def notify_arriving(
         self, topic: str, queue_id: int, next_offset: int, tags_code: int, _store_timestamp: int
     ) -> None:
-        """A message was appended and can be read: wake the pulls that want it.
-
-        Belongs into the store's message_arriving.
-        """
+        """Wake the pulls that accept a message. The store calls it when the message can be read."""
         if not self.held:
             return
         waiting = self._queues.get((topic, queue_id))
@@ -119,26 +116,26 @@ class PullRequestHoldService:
             self._wake_up(fits)
 
     def wake_topic(self, topic: str) -> None:
-        """Serve all pulls of a topic again: it was deleted, its permission or a group's offset changed."""
+        """Wake all pulls of a topic: it was deleted, or its permission or a group's offset has changed."""
         self._wake_up([r for (name, _), waiting in self._queues.items() if name == topic for r in waiting])
 
     def wake_all(self) -> None:
-        """Serve all pulls again (shutdown)."""
+        """Wake all pulls: the broker stops, or the gate's features have changed."""
         self._wake_up([request for waiting in self._queues.values() for request in waiting])
 
     def held_by_queue(self, topic: str, queue_id: int) -> int:
-        """Pulls that wait for a queue."""
+        """The number of pulls held for a queue."""
         return len(self._queues.get((topic, queue_id), ()))
 
     def serve_woken(self) -> None:
-        """Serve the pulls that were woken."""
-        while self._woken:
+        """Serve the woken pulls."""
+        while self._woken:  # serving one may wake others
             woken, self._woken = self._woken, []
             for request in woken:
                 connection = request.connection
                 if connection.closed:
                     continue
-                if connection.is_over():  # its reply would come on top of what the client does not take
+                if connection.is_over():  # the client does not read its replies: do not queue another one
                     connection.when_drained(request, partial(self._serve_later, request))
                 else:
                     self._serve(request)
@@ -152,7 +149,7 @@ class PullRequestHoldService:
             self.again(request)
         except RemotingError as error:
             reply = request.command.reply(error.code, error.remark)
-        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
+        except Exception as error:  # noqa: BLE001 - a failure of one request must not stop the others
             _log.exception("held_pull_failed", topic=request.topic, queue=request.queue_id)
             reply = request.command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         else:
@@ -193,12 +190,12 @@ class PullRequestHoldService:
             self._wake_up(over)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wake pulls whose time is over, and serve those woken outside of the reactor's rounds, for ever."""
+        """Wake pulls whose time is over, and serve those woken outside of the reactor's rounds, forever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_woken)
             task_status.started()
             while True:
-                if not self._buckets:
+                if not self._buckets:  # no held pull, no ticks
                     self._first = trio.Event()
                     await self._first.wait()
                 await self._clock.sleep(1 / BUCKETS_PER_SECOND)
@@ -211,5 +208,5 @@ class PullRequestHoldService:
             self.serve_woken()
 
 
-def _nobody(_: PullRequest) -> None:
-    raise RuntimeError("nobody serves held pulls")
+def _not_set(_: PullRequest) -> None:
+    raise RuntimeError("PullRequestHoldService.again is not set: held pulls cannot be served")

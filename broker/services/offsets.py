@@ -1,4 +1,4 @@
-"""How far each group has come in each queue: consumerOffset.json (RocketMQ's ConsumerOffsetManager)."""
+"""The offset of each group in each queue: consumerOffset.json (RocketMQ's ConsumerOffsetManager)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -7,7 +7,7 @@ import structlog
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.state_file import (
-    KeptTable,
+    PersistentTable,
     StateFile,
     StateFileError,
     encode_pieces,
@@ -31,13 +31,13 @@ _KNOWN: Final = frozenset({"dataVersion", "groupTopicMap", "offsetTable", "pullO
 Table = dict[str, dict[int, int]]
 
 
-class ConsumerOffsetManager(KeptTable):
+class ConsumerOffsetManager(PersistentTable):
     """Offsets by ``topic@group`` and queue.
 
-    Commits are memory only and reach the disk every flushConsumerOffsetInterval: after a kill, a group gets the
-    messages of its last seconds once more. A reset asked for by an administrator stays in a table of its own until the
-    next pull of that queue has taken it (code OFFSET_MOVED); until then commits of running consumers are ignored,
-    because they would undo it. Pending resets are written to disk too.
+    Commits change memory only and are written to disk every flushConsumerOffsetInterval: after a kill, a group gets the
+    messages of its last seconds again. A reset requested by an administrator stays in its own table until the next pull
+    of that queue takes it (code OFFSET_MOVED). Until then commits of running consumers are ignored, because they would
+    undo it. Pending resets are written to disk too.
     """
 
     def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
@@ -45,7 +45,7 @@ class ConsumerOffsetManager(KeptTable):
         self._clock = clock
         self._commits = 0
         self.refused = 0
-        """Commits that were not taken."""
+        """Number of refused commits."""
         self._next_version = configuration.section(BrokerConfig).consumer_offset_update_version_step
         self._rest: dict[str, Any] = {}
         self._topics_of: dict[str, set[str]] = {}
@@ -58,7 +58,7 @@ class ConsumerOffsetManager(KeptTable):
         self._file = StateFile(disk, str(path), self.pieces, self._interval)
         self._changed = self._file.changed
 
-    # life
+    # state file
 
     async def load(self) -> None:
         """Read consumerOffset.json. Raises StateFileError."""
@@ -89,9 +89,9 @@ class ConsumerOffsetManager(KeptTable):
     # the hot path
 
     def commit(self, client: str, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Set a group's offset, backwards too; False when it was ignored because a reset waits to be fetched.
+        """Set a group's offset, also to a smaller one. False if it was ignored because a reset is pending.
 
-        ``client`` is for the log. The caller has checked queue and offset, and ``check_room``.
+        ``client`` is for the log. The caller has checked queue and offset, and called ``check_limit``.
         """
         key = f"{topic}@{group}"
         if self.reset_offset_table:
@@ -115,19 +115,19 @@ class ConsumerOffsetManager(KeptTable):
         self._changed()
         return True
 
-    def check_room(self, group: str) -> None:
-        """Raises SYSTEM_BUSY for offsets of a group that has none yet where maxOffsetGroups groups have some."""
+    def check_limit(self, group: str) -> None:
+        """Raises SYSTEM_BUSY if ``group`` has no offsets yet and maxOffsetGroups groups have some."""
         if group not in self._topics_of:
             most = self._configuration.section(BrokerConfig).max_offset_groups
             if len(self._topics_of) >= most:
                 raise RemotingError(
                     ResponseCode.SYSTEM_BUSY,
-                    f"{len(self._topics_of)} consumer groups have offsets here, at most {most} may (maxOffsetGroups):"
-                    f" {group} cannot have any",
+                    f"{len(self._topics_of)} consumer groups have offsets on this broker and {most} may"
+                    f" (maxOffsetGroups): offsets of {group} are not stored",
                 )
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
-        """A group's offset, or the reset that waits for it; -1 if there is none."""
+        """A group's offset, or its pending reset; -1 if there is neither."""
         key = f"{topic}@{group}"
         if self.reset_offset_table:
             waiting = self.reset_offset_table.get(key)
@@ -137,7 +137,7 @@ class ConsumerOffsetManager(KeptTable):
         return NOT_FOUND if offsets is None else offsets.get(queue_id, NOT_FOUND)
 
     def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remember where the next pull of a group will begin (the ``pullOffset`` of statistics)."""
+        """Record the offset of a group's next pull (the ``pullOffset`` of statistics)."""
         key = f"{topic}@{group}"
         offsets = self.pull_offset_table.get(key)
         if offsets is None:
@@ -146,18 +146,18 @@ class ConsumerOffsetManager(KeptTable):
         self._changed()
 
     def query_pull(self, group: str, topic: str, queue_id: int) -> int:
-        """Where a group's last pull ended; the committed offset if that is not known."""
+        """The offset after a group's last pull; the committed offset if that is not known."""
         offsets = self.pull_offset_table.get(f"{topic}@{group}")
         if offsets is None or queue_id not in offsets:
             return self.query(group, topic, queue_id)
         return offsets[queue_id]
 
     def has_reset(self, topic: str, group: str, queue_id: int) -> bool:
-        """Whether a reset waits to be fetched."""
+        """Whether a reset is pending."""
         return bool(self.reset_offset_table) and queue_id in self.reset_offset_table.get(f"{topic}@{group}", ())
 
     def take_reset(self, topic: str, group: str, queue_id: int) -> int | None:
-        """The reset that waits for a queue, if any; it is handed out once."""
+        """Take the pending reset of a queue, if there is one: it is returned only once."""
         if not self.reset_offset_table:
             return None
         key = f"{topic}@{group}"
@@ -178,22 +178,22 @@ class ConsumerOffsetManager(KeptTable):
         return self.offset_table.get(f"{topic}@{group}")
 
     def topics_of(self, group: str) -> set[str]:
-        """Topics in which a group has offsets."""
+        """The topics in which a group has offsets."""
         return set(self._topics_of.get(group, ()))
 
     def groups_of(self, topic: str) -> set[str]:
-        """Groups that have offsets in a topic."""
+        """The groups that have offsets in a topic."""
         return set(self._groups_of.get(topic, ()))
 
     def assign_reset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Set an offset that running consumers take over at their next pull. The reply waits for ``persisted()``."""
+        """Set an offset that running consumers adopt at their next pull. The caller replies after ``persisted()``."""
         key = f"{topic}@{group}"
         self.reset_offset_table.setdefault(key, {})[queue_id] = offset
         self._set(key, queue_id, offset)
         _log.info("offset_reset", group=group, topic=topic, queue=queue_id, offset=offset)
 
     def clone(self, source: str, target: str, topic: str | None = None) -> int:
-        """Give ``target`` the offsets of ``source``, in one topic or in all; gives back the number of topics."""
+        """Copy the offsets of ``source`` to ``target``, in one topic or in all. Returns the number of topics."""
         topics = self.topics_of(source) if topic is None else {topic}
         done = 0
         for name in topics:
@@ -207,24 +207,24 @@ class ConsumerOffsetManager(KeptTable):
         return done
 
     def of_others(self, topic: str, without_groups: frozenset[str]) -> Iterator[tuple[int, int]]:
-        """Queues and offsets of all groups in a topic, leaving some groups out (308). They may change meanwhile."""
+        """Queues and offsets of all groups in a topic except some (308). They may change during the iteration."""
         for group in self._groups_of.get(topic, set()) - without_groups:
             yield from list(self.offset_table.get(f"{topic}@{group}", {}).items())
 
     def remove_group(self, group: str) -> None:
-        """Forget a group's offsets, and the resets that wait for it."""
+        """Remove a group's offsets and pending resets."""
         for topic in self.topics_of(group):
             self._remove(topic, group)
         self._remove_leftovers(lambda _, owner: owner == group)
 
     def remove_pulls(self, group: str) -> None:
-        """Forget where a group's pulls began: it is gone, and its committed offsets may stay for one of its name."""
+        """Remove the pull offsets of a deleted group. Its committed offsets may stay for a new group of that name."""
         for key in [key for key in self.pull_offset_table if key.partition(SEPARATOR)[2] == group]:
             del self.pull_offset_table[key]
             self._file.changed()
 
     def remove_topic(self, topic: str) -> None:
-        """Forget all groups' offsets in a topic."""
+        """Remove all offsets in a topic."""
         for group in self.groups_of(topic):
             self._remove(topic, group)
         self._remove_leftovers(lambda name, _: name == topic)

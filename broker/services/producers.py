@@ -1,4 +1,4 @@
-"""Who produces: the members of producer groups, from heartbeats (RocketMQ's ProducerManager)."""
+"""The members of producer groups, taken from heartbeats (RocketMQ's ProducerManager)."""
 
 import itertools
 from typing import Final
@@ -19,7 +19,7 @@ SCAN_SECONDS: Final = 10.0
 
 
 class ProducerManager:
-    """Producer groups with members, by name: group -> connection -> client."""
+    """Producer groups that have members: group -> connection -> client."""
 
     def __init__(self, configuration: Configuration, clock: Clock) -> None:
         self._configuration = configuration
@@ -31,7 +31,7 @@ class ProducerManager:
         self.table: dict[str, dict[Connection, ClientChannel]] = {}
 
     def register(self, group: str, channel: ClientChannel) -> bool:
-        """Take one group of a heartbeat; True for a new member."""
+        """Register one group of a heartbeat; True for a new member."""
         if not self._configuration.section(BrokerConfig).enable_register_producer:
             return False
         channel.last_update = self._clock.monotonic()
@@ -51,7 +51,7 @@ class ProducerManager:
         return new
 
     def unregister(self, group: str, connection: Connection) -> bool:
-        """A client leaves a group (35); False if it was not in it."""
+        """Remove a client from a group (35); False if it was not a member."""
         members = self.table.get(group, {})
         channel = members.pop(connection, None)
         if channel is None:
@@ -75,15 +75,12 @@ class ProducerManager:
             self._clients.pop(channel.client_id, None)
 
     def client_closed(self, connection: Connection) -> None:
-        """A connection ended: its client leaves all groups."""
+        """Remove the client of a closed connection from all groups."""
         for group in list(self._groups_of.get(connection, ())):
             self.unregister(group, connection)
 
     def remove_expired(self) -> int:
-        """Close connections whose client has sent no heartbeat for channelExpiredTimeout.
-
-        Gives back how many there were.
-        """
+        """Close connections whose client has sent no heartbeat for channelExpiredTimeout. Returns their number."""
         limit = self._clock.monotonic() - self._configuration.section(BrokerConfig).channel_expired_timeout / 1000
         expired = {
             connection: channel.client_id
@@ -95,7 +92,7 @@ class ProducerManager:
             if self._log_budget.allows():
                 _log.warning("producer_expired", client=client_id, peer=connection.peer_text)
             self.client_closed(connection)
-            connection.close("no heartbeat of its producer")
+            connection.close("its producer has sent no heartbeat within channelExpiredTimeout")
         return len(expired)
 
     def channels(self, group: str) -> list[ClientChannel]:
@@ -103,7 +100,7 @@ class ProducerManager:
         return list(self.table.get(group, {}).values())
 
     def available_channel(self, group: str) -> ClientChannel | None:
-        """A live member of a group, each in its turn."""
+        """A connected member of a group. Successive calls return the members in turn."""
         members = [channel for channel in self.channels(group) if not channel.connection.closed]
         if not members:
             return None
@@ -111,12 +108,12 @@ class ProducerManager:
         return members[turn % len(members)]
 
     def find_by_client_id(self, client_id: str) -> Connection | None:
-        """A connection of a client, the newest."""
+        """The newest connection of a client."""
         connections = self._clients.get(client_id)
         return next(reversed(connections), None) if connections else None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look for silent clients every 10 s, for ever."""
+        """Remove silent clients every 10 s, forever."""
         task_status.started()
         while True:
             await self._clock.sleep(SCAN_SECONDS)

@@ -19,9 +19,10 @@ class _Lock(Struct):
 
 
 class RebalanceLockManager:
-    """Who may consume which queue in order. A lock lives 60 s after its last renewal; clients renew every 20 s.
+    """Locks that permit one client to consume a queue in order.
 
-    Locks are memory only: after a restart the clients take them again.
+    A lock expires 60 s after its last renewal; clients renew every 20 s. Locks are in memory only: after a restart the
+    clients take them again.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -29,7 +30,7 @@ class RebalanceLockManager:
         self._groups: dict[str, dict[_Key, _Lock]] = {}
 
     def lock_batch(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Take or renew locks (41); gives back the queues that the client holds now."""
+        """Take or renew locks (41). Returns the queues that the client holds now."""
         now = self._clock.monotonic()
         locks = self._groups.setdefault(group, {})
         held = []
@@ -44,7 +45,7 @@ class RebalanceLockManager:
         return held
 
     def unlock_batch(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give locks back (42); those of other clients stay."""
+        """Release locks (42). Locks of other clients are not affected."""
         locks = self._groups.get(group, {})
         for queue in queues:
             key = (queue.topic, queue.queue_id)
@@ -60,7 +61,7 @@ class RebalanceLockManager:
         return lock is not None and lock.client_id == client_id and _live(lock, self._clock.monotonic())
 
     def any_live_lock(self, group: str) -> bool:
-        """Whether a group consumes in order now: its retries do not go round through the retry topic."""
+        """Whether a group consumes in order now. Its messages are then not retried by the retry topic."""
         locks = self._groups.get(group)
         if not locks:
             return False
@@ -68,7 +69,7 @@ class RebalanceLockManager:
         return any(_live(lock, now) for lock in locks.values())
 
     def remove_expired(self) -> None:
-        """Forget locks that ran out, so that groups that are gone leave nothing behind."""
+        """Remove expired locks, so that groups that are not used any more take no memory."""
         now = self._clock.monotonic()
         for group, locks in list(self._groups.items()):
             for key in [key for key, lock in locks.items() if not _live(lock, now)]:

@@ -1,8 +1,8 @@
-"""Telling the name servers about this broker and its topics (the registering half of RocketMQ's BrokerOuterAPI).
+"""Registers this broker and its topics with the name servers (the registering half of RocketMQ's BrokerOuterAPI).
 
-Each name server has a task of its own, so that a dead one does not hold up the others: it registers at the start, at
-every change of a topic, every registerNameServerPeriod, and at once when its connection had broken, with growing pauses
-while it cannot be reached. Changes that come while a registration is under way go with the next one.
+Each name server has its own task, so that one that does not answer delays no other. The task registers at the start, at
+every change of a topic, every registerNameServerPeriod, and as soon as a broken connection can be opened again, with
+growing pauses while the name server cannot be reached. Changes during a registration are sent by the next one.
 """
 
 import random
@@ -48,34 +48,35 @@ FIRST_RETRY_SECONDS: Final = 0.25
 LAST_RETRY_SECONDS: Final = 10.0
 UNREGISTER_SECONDS: Final = 3.0
 ALL_TOPICS: Final = 1000
-"""Up to so many topics a change sends all of them, which is right whatever the name server does about missing ones.
+"""Up to this number of topics a change sends all of them: that is correct for every setting of the name server.
 
-Beyond it, only those that changed.
+Beyond it a change sends only the topics that changed. A name server with deleteTopicWithBrokerRegistration would take
+the others for deleted.
 """
 
 _READ_WRITE: Final = PERM_READ | PERM_WRITE
 
 
 class NameServerClient(Protocol):
-    """What this service needs of a RemotingClient."""
+    """The part of RemotingClient that this service uses."""
 
     async def invoke(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
-        """Ask and wait for the reply. Raises RemotingTransportError."""
+        """Send a request and wait for the reply. Raises RemotingTransportError."""
         ...
 
 
 class _NameServer:
-    """What one name server still has to hear."""
+    """The state of the registration with one name server."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.everything = True
-        self.topics: set[str] = set()
-        self.told = 0  # number of the last change it has heard of
+        self.everything = True  # whether the next registration sends all topics
+        self.topics: set[str] = set()  # changed topics that it does not have yet
+        self.registered = 0  # number of the last change that it has confirmed
         self.failing = False
         self.reached = False
-        self.conflict = ""  # address of another broker with our name and id
-        self.keeps_first = False  # whether it has told of that itself, which only TriMQ's do
+        self.conflict = ""  # address of another broker with the same name and id
+        self.keeps_first = False  # whether it reports conflicts itself, which only TriMQ's name servers do
         self.sleeping: trio.CancelScope | None = None
 
     def wake(self) -> None:
@@ -87,8 +88,8 @@ class _NameServer:
 class BrokerOuterAPI:
     """Registration of one broker with all of its name servers.
 
-    ``address`` is what clients are told to connect to (``host:port``), ``ha_address`` what slaves are told. Both may be
-    set until ``run`` starts.
+    ``address`` (``host:port``) is the address advertised to clients, ``ha_address`` the one advertised to slaves. Both
+    may be set until ``run`` starts.
     """
 
     def __init__(
@@ -107,8 +108,8 @@ class BrokerOuterAPI:
         self._topics = topics
         self._clock = clock
         self._servers = {address: _NameServer(address) for address in addresses}
-        self._changes = 1  # the start is one: everything is to be told
-        self._told = trio.Event()
+        self._changes = 1  # the start counts as a change: everything has to be registered
+        self._progress = trio.Event()
         self._scope: trio.CancelScope | None = None
         self.address = address
         self.ha_address = ha_address
@@ -116,10 +117,10 @@ class BrokerOuterAPI:
         topics.delete_listeners.append(lambda _: self.register_soon())
         configuration.listeners.append(self._reconfigured)
 
-    # what happens
+    # events
 
     def topics_changed(self, topics: Sequence[TopicConfig]) -> None:
-        """Topics were made or changed: tell all name servers."""
+        """Topics were created or changed: register them with all name servers."""
         self._changes += 1
         for server in self._servers.values():
             server.topics.update(topic.topic_name for topic in topics)
@@ -133,9 +134,9 @@ class BrokerOuterAPI:
             server.wake()
 
     def connection_lost(self, address: str) -> None:
-        """The connection to a name server broke.
+        """The connection to a name server broke: register everything again as soon as it can be reached.
 
-        It takes the broker out of the routes then, so register again as soon as it is back.
+        The name server removes a broker from the routes when its connection breaks.
         """
         server = self._servers.get(address)
         if server is not None:
@@ -144,11 +145,14 @@ class BrokerOuterAPI:
             server.wake()
 
     def reached(self) -> dict[str, bool]:
-        """Each name server, and whether the last registration with it went well."""
+        """Each name server, and whether the last registration with it succeeded."""
         return {address: server.reached for address, server in self._servers.items()}
 
     def conflicts(self) -> dict[str, str]:
-        """Name servers at which another broker has our name and id, and its address there."""
+        """Name servers at which another broker is registered under this name and id, with its address.
+
+        A TriMQ name server keeps the broker that registered first: while it accepts this one, it refuses the other.
+        """
         return {
             address: server.conflict
             for address, server in self._servers.items()
@@ -156,20 +160,19 @@ class BrokerOuterAPI:
         }
 
     async def registered(self, timeout: float = 3.0) -> bool:
-        """Wait until the name servers that can be reached know all changes made until now.
+        """Wait until every name server that can be reached has all changes made until now. False after ``timeout``.
 
-        False when that took too long.
-
-        An administrator's tool reads a topic back from a name server as soon as it has the broker's reply.
+        Replies that promise a change wait for it, because an administrator's tool reads the change back from a name
+        server as soon as it has the reply.
         """
         target = self._changes
         with trio.move_on_after(timeout):
-            while any(server.told < target and not server.failing for server in self._servers.values()):
-                await self._told.wait()
+            while any(server.registered < target and not server.failing for server in self._servers.values()):
+                await self._progress.wait()
             return True
         for server in self._servers.values():
-            if server.told < target:
-                server.failing = True  # nobody waits for it again until it has answered
+            if server.registered < target:
+                server.failing = True  # later callers do not wait for it until it has answered again
         return False
 
     def _reconfigured(self, keys: frozenset[str]) -> None:
@@ -179,7 +182,7 @@ class BrokerOuterAPI:
     # the tasks
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep all name servers informed, until ``unregister_all``."""
+        """Keep the broker registered with all name servers, until ``unregister_all``."""
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             for server in self._servers.values():
@@ -199,38 +202,42 @@ class BrokerOuterAPI:
                 server.failing = server.everything = True
                 server.reached = False
                 if isinstance(error, RemotingTransportError):
-                    server.conflict = ""  # what it would say now nobody knows
-                self._pulse()
-                # changes do not cut this pause short: they would only hammer a name server that is not there
+                    server.conflict = ""  # it cannot be asked now
+                self._wake_waiters()
+                # Changes do not end this pause: each one would only be another attempt to reach a failed name server.
                 await self._clock.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 continue
             if server.failing or not pause:
                 _log.info("registered", namesrv=server.address, topics=len(self._topics.table))
             server.failing, server.reached, pause = False, True, FIRST_RETRY_SECONDS / 2
-            self._pulse()
+            self._wake_waiters()
+            # Sleep only if no change came during the registration. There is no await between this check and the
+            # sleep's scope, so ``wake`` cannot come in between.
             if not (server.everything or server.topics):
                 period = self._configuration.section(BrokerConfig).register_name_server_period / 1000
                 with trio.CancelScope() as server.sleeping:
                     await self._clock.sleep(period)
-                if not server.topics:
+                if not server.topics:  # not woken by changed topics: the period is over, so register everything
                     server.everything = True
                 server.sleeping = None
 
-    def _pulse(self) -> None:
-        self._told.set()
-        self._told = trio.Event()
+    def _wake_waiters(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
 
     # one registration
 
     async def _register(self, server: _NameServer) -> None:
         config = self._configuration.section(BrokerConfig)
+        # Take the pending changes before the first await: those that come later belong to the next registration. If
+        # this one fails, the caller sets ``everything``, so no change is lost.
         change, everything = self._changes, server.everything or len(self._topics.table) <= ALL_TOPICS
         names, server.topics, server.everything = server.topics, set(), False
         timeout = config.register_broker_timeout_mills / 1000
         if server.reached and not names:
             await self._look_for_conflict(server, config, timeout)
         if not config.force_register and not names and not await self._differs(server, config, timeout):
-            server.told = change
+            server.registered = change
             return
         body = encode_register_broker_body(
             self._body(None if everything else names, config), compressed=config.compressed_register
@@ -248,22 +255,25 @@ class BrokerOuterAPI:
         command = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         reply = await self._client.invoke(server.address, command, timeout)
         answer = reply.header(RegisterBrokerResponseHeader)
-        self._hear(server, answer.conflict)
+        self._note_answer(server, answer.conflict)  # before the check: a refusal carries the conflict
         if reply.code != ResponseCode.SUCCESS:
             raise RemotingError(reply.code, reply.remark or "")
-        server.told = max(server.told, change)
+        server.registered = max(server.registered, change)
         if len(reply.body):
             self._topics.update_order(decode_json(reply.body, KVTable).table)
 
     async def _look_for_conflict(self, server: _NameServer, config: BrokerConfig, timeout: float) -> None:
-        """Apache's name servers let the last one win: if it is no longer us who we registered, there are two."""
+        """Detect a second broker with this name and id at Apache's name servers, which keep the last registration.
+
+        If the address listed there is not the one that this broker registered, another broker has replaced it.
+        """
         header = GetBrokerMemberGroupRequestHeader(
             cluster_name=config.broker_cluster_name, broker_name=config.broker_name
         )
         command = RemotingCommand.request(RequestCode.GET_BROKER_MEMBER_GROUP, header)
         reply = await self._client.invoke(server.address, command, timeout)
         if reply.code != ResponseCode.SUCCESS or not len(reply.body):
-            return  # one of RocketMQ 4, which does not know the question
+            return  # RocketMQ 4 does not know this request
         try:
             group = decode_json(reply.body, GetBrokerMemberGroupResponseBody).broker_member_group
         except RemotingError:
@@ -272,8 +282,8 @@ class BrokerOuterAPI:
         if not server.keeps_first:
             self._note_conflict(server, listed if listed != self.address else "")
 
-    def _hear(self, server: _NameServer, conflict: str | None) -> None:
-        """What the reply of a name server says of another broker; only TriMQ's say anything."""
+    def _note_answer(self, server: _NameServer, conflict: str | None) -> None:
+        """Record the conflict in the reply of a name server. Only TriMQ's name servers send this field."""
         server.keeps_first = server.keeps_first or bool(conflict)
         if server.keeps_first:
             self._note_conflict(server, conflict or "")
@@ -298,6 +308,7 @@ class BrokerOuterAPI:
         if names is not None:
             table = {name: table[name] for name in names if name in table}
         if config.broker_permission & _READ_WRITE != _READ_WRITE:
+            # As in RocketMQ, routes carry the broker's permission in each topic's.
             permission = config.broker_permission
             table = {
                 name: msgspec.structs.replace(topic, perm=topic.perm & permission) for name, topic in table.items()
@@ -318,16 +329,17 @@ class BrokerOuterAPI:
         if reply.code != ResponseCode.SUCCESS:
             return True
         answer = reply.header(QueryDataVersionResponseHeader)
-        self._hear(server, answer.conflict)
+        self._note_answer(server, answer.conflict)
         return answer.changed
 
     # leaving
 
     async def unregister_all(self) -> None:
-        """Take the broker out of all routes and register no more (shutdown), within 3 s.
+        """Remove the broker from all routes and stop registering (shutdown), within 3 s.
 
-        Name servers that cannot be reached notice by themselves.
+        Name servers that cannot be reached remove it when its connection ends or its registration expires.
         """
+        # The tasks end first: a registration that is sent after the unregistration would put the broker back.
         if self._scope is not None:
             self._scope.cancel()
         with trio.move_on_after(UNREGISTER_SECONDS):
@@ -354,6 +366,6 @@ class BrokerOuterAPI:
 
 
 def _listeners(config: BrokerConfig) -> str | None:
-    """The field that TriMQ's name servers understand and others pass over."""
+    """The value of a header field that TriMQ's name servers read and others ignore."""
     found = parse_listeners(config.advertised_listeners)
     return msgspec.json.encode(found).decode() if found else None

@@ -1,13 +1,14 @@
 """Delay levels: messages wait in SCHEDULE_TOPIC_XXXX until they are due (RocketMQ's ScheduleMessageService).
 
-Queue ``level - 1`` holds the messages of a level; its units carry the due time where others have the tag's hash. They
-are delivered in order, so only the first message of each level matters: one task sleeps until the earliest of them.
-What is due is stored again, in its real topic, with the properties it came with; it gets a new place and time.
-delayOffset.json keeps how far each level has come: after a kill, the deliveries of the last seconds are made once more.
+Queue ``level - 1`` holds the messages of a level. Its units hold the due time in the field that holds the tag's hash in
+other queues. The messages of a level are delivered in order, so only the first of each level matters: one task sleeps
+until the earliest of them is due. A due message is stored again in its real topic with its original properties; it gets
+a new offset and store time. delayOffset.json stores the progress of each level: after a kill, the deliveries of the
+last seconds are made again.
 
-No message waits longer than its delay from now on: a later due time is one of a clock that was ahead, or was made anew
-from a record whose store time is that of such a clock. Those messages are due one delay after they were found, by the
-monotonic clock. RocketMQ delivers them at once, before their time.
+No message may be due later than one delay from now. A later due time was computed with a clock that was ahead, or was
+rebuilt from a record that was stored with such a clock. Such messages are due one delay after they were found, by the
+monotonic clock. RocketMQ delivers them immediately, before their time.
 """
 
 import contextlib
@@ -47,9 +48,9 @@ _TAGS: Final = PropertyName.TAGS.value
 _KNOWN: Final = frozenset({"dataVersion", "offsetTable"})
 _MAX_BYTES: Final = 256 * 1024
 _MAX_COUNT: Final = 32
-_LOOK_AGAIN_SECONDS: Final = 1.0  # while something waits: the wall clock may be set
+_LONGEST_SLEEP_SECONDS: Final = 1.0  # while a message waits: the wall clock may be set at any time
 _CLOCK_SET_MS: Final = 100
-"""By how much the wall clock has to leave the monotonic one to count as set."""
+"""A larger change of the difference between wall clock and monotonic clock means that the wall clock was set."""
 _FIRST_RETRY_MS: Final = 100
 _LAST_RETRY_MS: Final = 10_000
 _NEVER: Final = 1 << 62
@@ -61,16 +62,16 @@ Unit = tuple[int, int, int]
 
 
 class ScheduleStore(Protocol):
-    """What this service needs of the message store."""
+    """The part of the message store that this service uses."""
 
     @property
     def put_message(self) -> Callable[[MessageInner, PutCallback], PutMessageResult | None]:
-        """Store a message; None when the outcome comes by the callback."""
+        """Store a message; None if the result comes by the callback."""
         ...
 
     @property
     def look_units(self) -> Callable[[str, int, int, int], list[Unit] | None]:
-        """(topic, queue id, offset, count): units from the offset on; None when they are not in memory."""
+        """(topic, queue id, offset, count): units from the offset on; None if they are not in memory."""
         ...
 
     @property
@@ -80,7 +81,7 @@ class ScheduleStore(Protocol):
 
     @property
     def get_message(self) -> Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]:
-        """(topic, queue id, offset, max count, max bytes, filter): None when the records are not in memory."""
+        """(topic, queue id, offset, max count, max bytes, filter): None if the records are not in memory."""
         ...
 
     @property
@@ -92,28 +93,28 @@ class ScheduleStore(Protocol):
 
     @property
     def indexes_tags(self) -> bool:
-        """Whether a message's keys shall have its tag among them."""
+        """Whether the keys of a message have to include its tag."""
         ...
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """First offset of a queue that is still there."""
+        """The smallest offset of a queue that still exists."""
         ...
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Offset that the next message of a queue will get."""
+        """The offset that the next message of a queue will get."""
         ...
 
 
 class _Level(Struct):
-    """A level: how far it has come, and when to look at it again (ms since the epoch).
+    """The state of a level: the next offset to deliver, and the time of the next check (ms since the epoch).
 
-    Messages below ``found_end`` were there when one was found whose due time is too late: all of them are due when the
-    monotonic clock says ``found_due`` (ms), if not before.
+    ``found_end`` is the queue's end at the time when a due time was found to be too late. All messages below it are due
+    at ``found_due`` of the monotonic clock (ms) at the latest.
     """
 
     delay: int
     offset: int = 0
-    look_at: int = _NEVER
+    next_check: int = _NEVER
     retry: int = 0
     found_end: int = 0
     found_due: int = 0
@@ -122,7 +123,7 @@ class _Level(Struct):
 class ScheduleMessageService:
     """Delivers delayed messages.
 
-    ``store_host`` is the packed address that delivered records name; the original's without it.
+    ``store_host`` is the packed address in delivered records; if it is empty, they keep that of the original record.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class ScheduleMessageService:
 
     @property
     def max_level(self) -> int:
-        """The highest delay level; higher ones mean this one."""
+        """The highest delay level. Higher ones in messages are treated as this one."""
         return max(self._levels)
 
     @property
@@ -157,7 +158,7 @@ class ScheduleMessageService:
         """The next offset to deliver of each level."""
         return self._foreign | {level: state.offset for level, state in self._levels.items()}
 
-    # life
+    # state file and task
 
     async def load(self) -> None:
         """Read delayOffset.json. Raises StateFileError."""
@@ -174,10 +175,10 @@ class ScheduleMessageService:
             if level in self._levels:
                 self._levels[level].offset = offset
             else:
-                self._foreign[level] = offset  # of a level that the configuration does not have now
+                self._foreign[level] = offset  # a level that is not configured now: preserve its offset
 
     async def persist(self) -> None:
-        """Write delayOffset.json if it is behind (shutdown)."""
+        """Write delayOffset.json if it is not current (shutdown)."""
         await self._file.persist()
 
     def encode(self) -> bytes:
@@ -189,10 +190,10 @@ class ScheduleMessageService:
         return encode_pieces(state | self._rest)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Deliver what is due, for ever. The store is open, and what is in it is dispatched."""
+        """Deliver due messages, forever. The store has to be open and recovered."""
         for level, state in self._levels.items():
             self._correct(level, state)
-            state.look_at = 0
+            state.next_check = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._file.run, self._clock.sleep)
             task_status.started()
@@ -200,12 +201,12 @@ class ScheduleMessageService:
                 was_set = self._clock_was_set()
                 now = self._clock.wall_ms()
                 for level, state in self._levels.items():
-                    if state.look_at <= now or (was_set and state.look_at != _NEVER):
+                    if state.next_check <= now or (was_set and state.next_check != _NEVER):
                         await self._deliver_level(level, state)
                 await self._sleep()
 
     def _clock_was_set(self) -> bool:
-        """Whether the wall clock has been set since the last time: looks that were planned by it may be too late."""
+        """Whether the wall clock was set since the last call. Checks that were planned by it may be too late then."""
         ahead = self._clock.wall_ms() - self._clock.monotonic() * 1000
         was_set = abs(ahead - self._wall_ahead) >= _CLOCK_SET_MS
         if was_set:
@@ -222,51 +223,53 @@ class ScheduleMessageService:
             self._file.changed()
 
     async def _sleep(self) -> None:
-        """Until the earliest look, or until ``message_arriving`` says that there is an earlier one."""
+        """Sleep until the earliest check, or until ``message_arriving`` plans an earlier one."""
         with trio.CancelScope() as self._sleeping:
-            earliest = min(state.look_at for state in self._levels.values())
+            earliest = min(state.next_check for state in self._levels.values())
             if earliest == _NEVER:
                 await trio.sleep_forever()
             seconds = (earliest - self._clock.wall_ms()) / 1000
-            await self._clock.sleep(min(max(seconds, 0), _LOOK_AGAIN_SECONDS))
+            await self._clock.sleep(min(max(seconds, 0), _LONGEST_SLEEP_SECONDS))
         self._sleeping = None
 
     def message_arriving(
         self, topic: str, queue_id: int, _next_offset: int, tags_code: int, _store_timestamp: int
     ) -> None:
-        """A message was parked. Belongs into the store's message_arriving."""
+        """Plan the check for a delayed message. The store calls it when the message can be read."""
         if topic != topic_rules.SCHEDULE_TOPIC:
             return
         state = self._levels.get(queue_id + 1)
-        if state is not None and state.look_at == _NEVER:
+        # A level that has a check planned has an earlier message: this one is delivered after it.
+        if state is not None and state.next_check == _NEVER:
             too_late = tags_code > self._clock.wall_ms() + state.delay
-            state.look_at = 0 if too_late else tags_code
+            state.next_check = 0 if too_late else tags_code
             if self._sleeping is not None:
                 self._sleeping.cancel()
 
     # delivering
 
     async def _deliver_level(self, level: int, state: _Level) -> None:
-        """Deliver all that is due of a level, and set when to look again.
+        """Deliver all due messages of a level, and plan its next check.
 
-        Failures make it wait; nothing is left out because of one.
+        After a failure the level waits and tries the same message again; no message is skipped.
         """
         try:
             while await self._deliver_some(level, state):
                 pass
         except _NotStoredError as error:
             state.retry = min(max(state.retry * 2, _FIRST_RETRY_MS), _LAST_RETRY_MS)
-            state.look_at = self._clock.wall_ms() + state.retry
+            state.next_check = self._clock.wall_ms() + state.retry
             _log.warning("delivery_put_off", level=level, offset=state.offset, reason=str(error), wait_ms=state.retry)
-        except Exception:  # noqa: BLE001 - the other levels go on; this one is tried again
-            state.look_at = self._clock.wall_ms() + _LAST_RETRY_MS
+        except Exception:  # noqa: BLE001 - the other levels continue; this one is tried again
+            state.next_check = self._clock.wall_ms() + _LAST_RETRY_MS
             _log.exception("delivery_failed", level=level, offset=state.offset)
         else:
             state.retry = 0
 
     async def _deliver_some(self, level: int, state: _Level) -> bool:
-        """One get from the queue of a level; True if there may be more that is due."""
+        """Read the queue of a level once and deliver what is due; True if there may be more due messages."""
         queue = (topic_rules.SCHEDULE_TOPIC, level - 1, state.offset)
+        # The units come first: they have the due times, and records that are not due need not be read.
         await trio.lowlevel.checkpoint()
         units = self._store.look_units(*queue, _MAX_COUNT)
         if units is None:
@@ -283,55 +286,61 @@ class ScheduleMessageService:
             if result.status is GetMessageStatus.FOUND and due:
                 before = state.offset
                 for buffer in result.buffers:
+                    # The end is passed because the result may hold records whose units were not among those read.
                     await self._deliver_records(level, state, buffer, before + due)
                 if state.offset > before:
                     return True
-        if result.status is GetMessageStatus.FOUND and not due:  # came in between: its unit has not been looked at
-            state.look_at = self._clock.wall_ms() + _FIRST_RETRY_MS
+        if result.status is GetMessageStatus.FOUND and not due:
+            # The message arrived between the two reads: its due time is not known yet.
+            state.next_check = self._clock.wall_ms() + _FIRST_RETRY_MS
             return False
-        return self._look_later(level, state, result)
+        return self._check_later(level, state, result)
 
     def _count_due(self, level: int, state: _Level, units: list[Unit]) -> int:
-        """How many of the first messages of a level are due; where none is, when to look again is set.
+        """The number of due messages at the head of a level. If there is none, the next check is planned.
 
-        A message that is not due holds up those behind it, whatever their units say: order is kept.
+        A message that is not due delays those behind it, even if their due times are earlier: the order is preserved.
         """
         now = self._clock.wall_ms()
         for count, (_, _, due) in enumerate(units):
             if due <= now:
                 continue
             offset = state.offset + count
+            # A due time further away than the delay is wrong (see the module). Found once per group of such messages:
+            # those up to the queue's end share the deadline, and later ones are not due before them in any case.
             if offset >= state.found_end and due > now + state.delay and not count:
                 state.found_end = self._store.max_offset(topic_rules.SCHEDULE_TOPIC, level - 1)
                 state.found_due = math.ceil(self._clock.monotonic() * 1000) + state.delay
                 _log.warning("due_time_too_late", level=level, offset=offset, by_ms=due - now - state.delay)
-            look_at = due
+            next_check = due
             if offset < state.found_end:
                 left = state.found_due - int(self._clock.monotonic() * 1000)
                 if left <= 0:
                     continue
-                look_at = min(due, now + left)
+                next_check = min(due, now + left)
             if not count:
-                state.look_at = look_at
+                state.next_check = next_check
             return count
         return len(units)
 
-    def _look_later(self, level: int, state: _Level, result: GetMessageResult) -> bool:
-        """Nothing was delivered: there is nothing, or it is gone."""
+    def _check_later(self, level: int, state: _Level, result: GetMessageResult) -> bool:
+        """Plan the next check after a read that delivered nothing: the queue is empty, or its messages were deleted."""
         if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY:
             self._correct(level, state)
         elif result.next_begin_offset > state.offset:
-            _log.warning("delayed_messages_gone", level=level, first=state.offset, next=result.next_begin_offset)
+            _log.warning("delayed_messages_deleted", level=level, first=state.offset, next=result.next_begin_offset)
             state.offset = result.next_begin_offset
             self._file.changed()
             return True
-        state.look_at = _NEVER
+        # Set to never before the queue's end is read: a message that arrives after this line plans its own check.
+        state.next_check = _NEVER
         if self._store.max_offset(topic_rules.SCHEDULE_TOPIC, level - 1) > state.offset:
-            state.look_at = self._clock.wall_ms() + _FIRST_RETRY_MS  # came in between, or is not yet readable
+            # A message arrived between the read and this check, or is not readable yet.
+            state.next_check = self._clock.wall_ms() + _FIRST_RETRY_MS
         return False
 
     async def _deliver_records(self, level: int, state: _Level, buffer: Any, end: int) -> None:
-        """Deliver those of the level's records that lie below the offset ``end``."""
+        """Deliver the records in ``buffer`` whose offset is below ``end``."""
         view = memoryview(buffer)
         at = 0
         while at < len(view):
@@ -342,6 +351,7 @@ class ScheduleMessageService:
             message = self._restore(view, head)
             if message is not None:
                 await self._put(message, level, head.queue_offset)
+            # Only after the store has the message: a failure or a kill in between delivers it again, never loses it.
             state.offset = head.queue_offset + 1
             self._deliveries += 1
             step = self._configuration.section(BrokerConfig).delay_offset_update_version_step
@@ -350,7 +360,7 @@ class ScheduleMessageService:
             self._file.changed()
 
     def _restore(self, view: memoryview, head: record.RecordHead) -> MessageInner | None:
-        """The message as it goes to its real topic; None for one that cannot."""
+        """The message for its real topic; None, with an event in the log, if it has none that can be delivered to."""
         text = bytes(view[head.properties_at : head.properties_end])
         properties = decode_properties(text.decode("utf-8", "replace"))
         topic = properties.get(_REAL_TOPIC, "")
@@ -389,7 +399,7 @@ class ScheduleMessageService:
 
         result = self._store.put_message(message, on_done)
         if result is None:
-            with trio.CancelScope(shield=True):  # the record may be stored already: its offset has to follow
+            with trio.CancelScope(shield=True):  # the record may be in the log already: the offset has to follow it
                 await done.wait()
             result = outcome[0]
         if result.ok:
@@ -401,4 +411,4 @@ class ScheduleMessageService:
 
 
 class _NotStoredError(Exception):
-    """The store did not take a message now."""
+    """The store refused a message for now; the delivery is tried again."""

@@ -1,12 +1,13 @@
-"""The small JSON files of ``config/``: read tolerantly, replaced atomically, written behind the state they hold.
+"""The small JSON files of ``config/``: parsed leniently, replaced atomically, written after the state has changed.
 
-What RocketMQ calls ConfigManager. A manager keeps its table in memory and says ``changed()``; one persister task writes
-the file, and many changes become one write: those that come while a write is under way share the next one. Who has to
-promise a change to a client waits for ``persisted()``.
+Source: RocketMQ's ConfigManager. A manager holds its table in memory and calls ``changed()``. One persister task writes
+the file and combines changes: all that are made during a write go into the next one. A handler that promises a change
+to a client waits for ``persisted()`` before it replies.
 
-Replacing: the new text goes to ``X.tmp`` and is synced, ``X`` becomes ``X.bak``, ``X.tmp`` becomes ``X``, the directory
-is synced. A reader that finds ``X`` missing, empty or broken takes ``X.bak``; so does RocketMQ. Where there is
-something and none of it can be read, an empty file too, the start is refused: only no file at all is an empty state.
+A file X is replaced in this order: write the new text to ``X.tmp`` and sync it, rename ``X`` to ``X.bak``, rename
+``X.tmp`` to ``X``, sync the directory. If ``X`` is missing, empty or damaged, ``X.bak`` is read, as in RocketMQ. If
+files exist and none of them can be read, or they are empty, the start is refused: only the absence of both files is an
+empty state.
 """
 
 import time
@@ -28,18 +29,18 @@ E = TypeVar("E", bound=msgspec.Struct)
 
 _log = structlog.get_logger("broker.state")
 
-_PRETTY_LIMIT = 64 * 1024  # up to here the file is indented, for people who look into it
+_PRETTY_LIMIT = 64 * 1024  # files up to this size are indented, for people who read them
 _SLICE_SECONDS = 0.0005
 _CHUNK = 128 * 1024
 _RETRY_SECONDS = 1.0
 
 
 class StateFileError(Exception):
-    """A state file cannot be read or written; the text names the file and the reason."""
+    """A state file cannot be read or written. The text names the file and the reason."""
 
 
 def encode_pieces(state: Mapping[str, Any]) -> Iterator[bytes]:
-    """JSON text of a state; a table of many entries comes in pieces, so that the caller can pause between them."""
+    """The JSON text of a state. A large table comes in pieces, so that the caller can pause between them."""
     return object_pieces(*((name, _value_pieces(value)) for name, value in state.items()))
 
 
@@ -50,12 +51,14 @@ def _value_pieces(value: Any) -> Any:
 
 
 def replace_file(disk: Disk, path: str, *data: bytes) -> None:
-    """Put ``data`` (in pieces) in the place of ``path``, keeping the old content as ``.bak``.
+    """Replace ``path`` by ``data`` (in pieces), and preserve the old content as ``.bak``.
 
-    Blocks; OSError leaves the old file in place (or as ``.bak``).
+    Blocks. Raises OSError; the old content is then still in ``path`` or in its ``.bak``.
     """
     directory = path.rpartition("/")[0]
     make_durable_directory(disk, directory)
+    # At every moment of this sequence ``path`` or its ``.bak`` is a complete file: the new text is synced before the
+    # first rename, and the last directory sync makes both renames durable before the caller's reply.
     temporary = write_beside(disk, path, *data)
     if disk.stat(path) is not None:
         disk.rename(path, path + ".bak")
@@ -64,11 +67,11 @@ def replace_file(disk: Disk, path: str, *data: bytes) -> None:
 
 
 class StateFile:
-    """One file and the state behind it.
+    """A file and its state in memory.
 
-    ``pieces`` gives the text of the file, piece by piece: the writer lets others run between them. ``interval`` gives
-    the seconds between writes of changes nobody waits for; without it a change is written at once. The number of the
-    last change and of the last one that is on disk tell whether there is something to do.
+    ``pieces`` returns the text of the file in pieces; the writer lets other tasks run between them. ``interval``
+    returns the seconds between two writes of changes that no caller waits for; without it a change is written
+    immediately. Changes are numbered: the file is current if the last change on disk is the last one made.
     """
 
     def __init__(
@@ -95,9 +98,9 @@ class StateFile:
     # reading
 
     async def load(self) -> dict[str, Any] | None:
-        """The state in the file, or in its ``.bak`` if that is all there is; None if there is neither.
+        """Read the state from the file, else from its ``.bak``; None if neither exists.
 
-        Raises StateFileError when something is there and none of it can be read.
+        Raises StateFileError if one of them exists and none can be read.
         """
         problems: list[str] = []
         for path in (self.path, self.path + ".bak"):
@@ -124,51 +127,55 @@ class StateFile:
             return state
         if problems:
             raise StateFileError(
-                f"{'; '.join(problems)}: put a backup of {self.path} in its place, or delete it and its .bak to "
-                "start without this state"
+                f"{'; '.join(problems)}: restore {self.path} from a backup, or delete it and its .bak to start without "
+                "this state"
             )
         return None
 
     # writing
 
     def changed(self) -> None:
-        """Say that the state is another one; the persister writes it."""
+        """Record that the state has changed; the persister writes it."""
         self._changes += 1
         if self._interval is None:
             self._wake.set()
 
     @property
     def dirty(self) -> bool:
-        """Whether the file is behind the state."""
+        """Whether the state has changes that are not in the file."""
         return self._written != self._changes
 
     async def persisted(self) -> None:
-        """Return when every change made until now is on disk. Raises StateFileError when the write with them failed.
+        """Return when every change made until now is on disk. Raises StateFileError if the write with them failed.
 
-        Without a running persister the caller does the write. All who come while one is under way wait for the next,
-        which has the changes of all of them.
+        If no write is running, the caller writes. All callers that arrive during a write wait for the next one, which
+        has the changes of all of them.
         """
         target = self._changes
         while self._written < target:
             attempt = self._attempts
             if self._writing.locked():
-                await self._done.wait()  # that write may hold an older state: look again
+                await self._done.wait()  # that write may have taken an older state: check again
             else:
                 await self.persist()
+            # Only a write that included this caller's change and failed after the call counts as its failure.
             if self._written < target <= self._failed and self._attempts > attempt and self._error is not None:
                 raise StateFileError(f"{self.path} cannot be written: {self._error.strerror}") from self._error
 
     async def persist(self) -> None:
-        """Write the file now if it is behind.
+        """Write the file now if it is not current.
 
-        A failure is kept and shows in ``persisted()``; the file stays behind and is tried again.
+        A failure is raised by ``persisted()``, and the write is tried again later.
         """
         async with self._writing:
             if not self.dirty:
                 return
+            # Before the text is made: changes during that or during the write may be missing from the text, so they
+            # must not count as written.
             target = self._changes
             try:
                 data = await self._text()
+                # Shielded: a cancelled caller must not leave a replacement half done while others wait for it.
                 with trio.CancelScope(shield=True):
                     await self._disk.run(replace_file, self._disk, self.path, *data)
             except OSError as error:
@@ -183,7 +190,7 @@ class StateFile:
                 self._done = trio.Event()
 
     async def _text(self) -> list[bytes]:
-        """The state of this moment, in pieces of about ``_CHUNK`` bytes: to join them all would hold up the loop."""
+        """The current text in pieces of about ``_CHUNK`` bytes: joining all of them would block the loop."""
         chunks: list[bytes] = []
         parts: list[bytes] = []
         size = 0
@@ -203,7 +210,7 @@ class StateFile:
         return chunks
 
     async def run(self, sleep: Callable[[float], Any]) -> None:
-        """The persister: never returns. ``sleep`` is the clock's."""
+        """The persister task. Never returns. ``sleep`` is the clock's."""
         while True:
             if self._error is not None:
                 await sleep(_RETRY_SECONDS)
@@ -215,8 +222,8 @@ class StateFile:
             await self.persist()
 
 
-class KeptTable:
-    """What the managers of topics, groups and offsets have in common: a table in memory, and its file behind it.
+class PersistentTable:
+    """The common part of the managers of topics, groups and offsets: a table in memory that is written to a file.
 
     A subclass sets ``_file`` and ``_clock``.
     """
@@ -225,7 +232,7 @@ class KeptTable:
     _clock: Clock
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write the file after changes, or at its interval, for ever."""
+        """Write the file after changes, or at its interval, forever."""
         task_status.started()
         await self._file.run(self._clock.sleep)
 
@@ -234,12 +241,12 @@ class KeptTable:
         await self._file.persisted()
 
     async def persist(self) -> None:
-        """Write the file if it is behind (shutdown)."""
+        """Write the file if it is not current (shutdown)."""
         await self._file.persist()
 
 
 def unknown_fields(raw: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Fields that this program does not know: kept as they were read and written back."""
+    """The fields that this program does not know. They are preserved: written back as they were read."""
     return {key: value for key, value in raw.items() if key not in known}
 
 
@@ -249,9 +256,9 @@ def wire_names(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 class _Entries(dict[str, Any]):
-    """The entries of this moment; their unknown fields are put to them as they are encoded.
+    """A snapshot of a table's entries. Their unknown fields are added while they are encoded.
 
-    Those of a small table at once: it is encoded as a whole, as any dictionary.
+    A small table gets them in the constructor, because it is encoded as a whole like any dictionary.
     """
 
     def __init__(self, entries: Mapping[str, Any], rest: Mapping[str, dict[str, Any]]) -> None:
@@ -273,7 +280,7 @@ class _Entries(dict[str, Any]):
 
 
 class EntryTable(Generic[E]):
-    """The entries of a state file's table as structs, with the fields that the structs do not have kept beside them."""
+    """The entries of a state file's table as structs, plus the fields that the structs do not have."""
 
     def __init__(self, kind: type[E]) -> None:
         self.entries: dict[str, E] = {}
@@ -282,9 +289,9 @@ class EntryTable(Generic[E]):
         self._rest: dict[str, dict[str, Any]] = {}
 
     def load(self, raw: Any, where: str, name_field: str) -> None:
-        """Take the entries of a parsed table; ``name_field`` gets the entry's key where it is missing.
+        """Take the entries of a parsed table. An entry without ``name_field`` gets its key there.
 
-        Raises StateFileError for an entry that does not fit: leaving it out would lose it at the next write.
+        Raises StateFileError for an invalid entry: skipping it would lose it at the next write.
         """
         if not isinstance(raw, dict):
             raise StateFileError(f"{where}: not a table")
@@ -293,7 +300,7 @@ class EntryTable(Generic[E]):
                 raise StateFileError(f"{where}: {name}: not an object")
             given = {name_field: name} | {key: value for key, value in fields.items() if value is not None}
             if not isinstance(given.get("attributes", {}), dict):
-                del given["attributes"]  # an empty text where there are none
+                del given["attributes"]  # RocketMQ writes an empty text for no attributes
             try:
                 self.entries[name] = msgspec.convert(given, self._kind, strict=False)
             except msgspec.ValidationError as error:
@@ -302,16 +309,16 @@ class EntryTable(Generic[E]):
                 self._rest[name] = rest
 
     def forget(self, name: str) -> None:
-        """An entry is gone: so are its unknown fields."""
+        """Drop the unknown fields of a deleted entry."""
         self._rest.pop(name, None)
 
     def encodable(self) -> dict[str, Any]:
-        """The table for the encoder."""
+        """A snapshot of the table for the encoder."""
         return _Entries(self.entries, self._rest)
 
 
 def load_data_version(raw: Any, where: str) -> DataVersion:
-    """The ``dataVersion`` of a state file; a fresh one where there is none."""
+    """The ``dataVersion`` of a state file; a new one if it has none."""
     try:
         return msgspec.convert(raw or {}, DataVersion, strict=False)
     except msgspec.ValidationError as error:

@@ -1,10 +1,9 @@
-"""What went through the broker.
+"""Counters of messages and bytes by topic and group, with windows of a minute, an hour and a day.
 
-Counters by topic and group, and their windows of a minute, an hour and a day (RocketMQ's BrokerStatsManager, StatsItem,
-BrokerStats).
+On the hot path a count is a dict look-up and two additions. A task takes samples every 10 s, 10 min and 1 h. A view is
+the difference between the counter and the oldest sample of the window.
 
-On the hot path a count is a dict look-up and two additions. A task takes samples every 10 s, 10 min and 1 h; a view is
-the difference between now and the oldest sample of its window.
+Source: RocketMQ's BrokerStatsManager, StatsItem and BrokerStats.
 """
 
 import time
@@ -61,7 +60,7 @@ _Sample = tuple[float, int, int]
 
 
 class BrokerStatsItem(Body):
-    """One window: how much, how much a second, how much each time."""
+    """One window: the sum, the sum per second (tps), the average per call (avgpt)."""
 
     sum: int = 0
     tps: float = 0.0
@@ -77,7 +76,7 @@ class BrokerStatsData(Body):
 
 
 class StatsItem(Struct):
-    """A counter: the sum of what was added, and how many times. Samples are (seconds, value, times)."""
+    """A counter: the sum of the added values and the number of additions. Samples are (seconds, value, times)."""
 
     value: int = 0
     times: int = 0
@@ -86,7 +85,7 @@ class StatsItem(Struct):
     day: deque[_Sample] = deque()
 
     def add(self, value: int, times: int = 1) -> None:
-        """Count."""
+        """Add a value."""
         self.value += value
         self.times += times
 
@@ -131,7 +130,7 @@ class BrokerStats:
     # counting
 
     def topic_put(self, topic: str, count: int, size: int) -> None:
-        """Messages stored in a topic, and their bytes on disk."""
+        """Count messages stored in a topic, and their bytes on disk."""
         nums = self._put_nums.get(topic)
         if nums is None:
             nums = self._item(TOPIC_PUT_NUMS, topic)
@@ -145,14 +144,20 @@ class BrokerStats:
         self.broker_put.times += 1
 
     def topic_counters(self, topic: str) -> tuple[StatsItem, StatsItem]:
-        """What ``topic_put`` counts of a topic, messages and bytes, until it is removed; ``broker_put`` is the sum."""
+        """The counters of messages and bytes that ``topic_put`` uses for a topic, valid until the topic is removed.
+
+        A caller that adds to them directly adds to ``broker_put`` too, which is the sum.
+        """
         if topic not in self._put_nums:
             self._item(TOPIC_PUT_NUMS, topic)
             self._item(TOPIC_PUT_SIZE, topic)
         return self._put_nums[topic], self._put_size[topic]
 
     def group_counters(self, group: str, topic: str) -> tuple[StatsItem, StatsItem]:
-        """What ``group_get`` counts of a group in a topic, until either is removed; ``broker_get`` is the sum."""
+        """The counters that ``group_get`` uses for a group in a topic, valid until one of them is removed.
+
+        A caller that adds to them directly adds to ``broker_get`` too, which is the sum.
+        """
         key = f"{topic}@{group}"
         if key not in self._get_nums:
             self._item(GROUP_GET_NUMS, key)
@@ -160,7 +165,7 @@ class BrokerStats:
         return self._get_nums[key], self._get_size[key]
 
     def group_get(self, group: str, topic: str, count: int, size: int) -> None:
-        """Messages handed to a group, and their bytes."""
+        """Count messages sent to a group, and their bytes."""
         key = f"{topic}@{group}"
         nums = self._get_nums.get(key)
         if nums is None:
@@ -175,7 +180,7 @@ class BrokerStats:
         self.broker_get.times += 1
 
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
-        """Count anything else. Raises KeyError for an unknown name."""
+        """Add to any other counter. Raises KeyError for an unknown name."""
         table = self._tables[name]
         item = table.get(key)
         if item is None:
@@ -184,11 +189,11 @@ class BrokerStats:
         item.times += times
 
     def send_back(self, group: str, topic: str, *, dead: bool = False) -> None:
-        """A message that a group gave back; ``dead`` when it went to the dead letters."""
+        """Count a message that a group sent back; ``dead`` if it went to the dead-letter topic."""
         self.add(DLQ_PUT_NUMS if dead else SNDBCK_PUT_NUMS, f"{topic}@{group}", 1)
 
     def get_from_disk(self, group: str, topic: str, count: int, size: int) -> None:
-        """Messages handed out that were not in memory."""
+        """Count messages sent to a group that had to be read from disk."""
         self.add(GROUP_GET_FROM_DISK_NUMS, f"{topic}@{group}", count)
         self.add(GROUP_GET_FROM_DISK_SIZE, f"{topic}@{group}", size)
         self.add(BROKER_GET_FROM_DISK_NUMS, self._cluster, count)
@@ -197,10 +202,10 @@ class BrokerStats:
         item = self._tables[name][key] = _new_item(self._clock.monotonic())
         return item
 
-    # looking
+    # queries
 
     def view(self, name: str, key: str) -> BrokerStatsData | None:
-        """The windows of a counter, up to now; None for an unknown name or key."""
+        """The windows of a counter up to now; None for an unknown name or key."""
         item = self._tables.get(name, {}).get(key)
         if item is None:
             return None
@@ -212,16 +217,16 @@ class BrokerStats:
         )
 
     def tps(self, name: str, key: str) -> float:
-        """How much a second over the last minute; 0 for what was never counted."""
+        """The sum per second over the last minute; 0 for a counter that does not exist."""
         data = self.view(name, key)
         return 0.0 if data is None else data.stats_minute.tps
 
     def keys(self, name: str) -> list[str]:
-        """What was counted under a name."""
+        """The keys that have a counter of this name."""
         return list(self._tables.get(name, ()))
 
     def items(self, name: str) -> Mapping[str, StatsItem]:
-        """The counters of a name, oldest first. A look into the table itself: it changes as things are counted."""
+        """The counters of a name, oldest first. It is the table itself, which changes while the broker counts."""
         return self._tables[name]
 
     @property
@@ -231,11 +236,11 @@ class BrokerStats:
 
     @property
     def get_total(self) -> int:
-        """Messages handed out since the start."""
+        """Messages sent to consumers since the start."""
         return self.broker_get.value
 
     def runtime_info(self) -> dict[str, str]:
-        """The counters' part of GET_BROKER_RUNTIME_INFO (28)."""
+        """The part of GET_BROKER_RUNTIME_INFO (28) that comes from the counters."""
         return {
             "bootTimestamp": str(self.boot_timestamp),
             "msgPutTotalYesterdayMorning": str(self.put_total_yesterday_morning),
@@ -246,14 +251,14 @@ class BrokerStats:
             "msgGetTotalTodayNow": str(self.get_total),
         }
 
-    # forgetting
+    # removal
 
     def remove_topic(self, topic: str) -> None:
-        """A topic was deleted."""
+        """Remove the counters of a deleted topic."""
         self._remove(lambda key: key == topic or key.startswith(topic + "@"))
 
     def remove_group(self, group: str) -> None:
-        """A group was deleted."""
+        """Remove the counters of a deleted group."""
         self._remove(lambda key: key.endswith("@" + group))
 
     def _remove(self, matches: Callable[[str], bool]) -> None:
@@ -264,7 +269,7 @@ class BrokerStats:
     # time
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take samples, and note the totals at midnight (local time), for ever."""
+        """Take samples, and record the totals at midnight (local time), forever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_midnight)
             task_status.started()
@@ -273,7 +278,7 @@ class BrokerStats:
                 await self.sample()
 
     async def sample(self) -> None:
-        """One round of samples; lets others run in between."""
+        """Take one round of samples, in slices between which other tasks run."""
         self._ticks += 1
         hour, day = self._ticks % _HOUR_EVERY == 0, self._ticks % _DAY_EVERY == 0
         now = self._clock.monotonic()
@@ -300,7 +305,7 @@ class BrokerStats:
 
 
 def seconds_to_midnight(wall_ms: int) -> float:
-    """Time until the local day ends, one second at least."""
+    """The time until the local day ends, at least one second."""
     now = datetime.fromtimestamp(wall_ms / 1000).astimezone()
     midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
     return max(1.0, (midnight - now).total_seconds())

@@ -1,6 +1,6 @@
-"""Attributes of topics.
+"""Attributes of topics: their names and values, and how requests change them.
 
-Which there are, what values they take, and how requests change them (RocketMQ's TopicAttributes, AttributeUtil).
+Source: RocketMQ's TopicAttributes and AttributeUtil.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 
 class Attribute(NamedTuple):
-    """``accepts`` says what was expected of a value, "" for a good one. ``changeable`` after the topic was created."""
+    """``accepts`` returns what a value has to be, "" for a valid one. ``changeable`` after the topic was created."""
 
     accepts: Callable[[str], str]
     changeable: bool = True
@@ -24,7 +24,7 @@ def _number(value: str) -> str:
 
 
 ATTRIBUTES: Final = {
-    # BatchCQ and COMPACTION need stores that are not there: a topic of that kind would lose what it was made for
+    # BatchCQ and COMPACTION need stores that do not exist here: a topic of that kind would not do what it promises.
     "queue.type": Attribute(_one_of("SimpleCQ"), changeable=False),
     "cleanup.policy": Attribute(_one_of("DELETE"), changeable=False),
     "message.type": Attribute(_one_of("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")),
@@ -33,7 +33,7 @@ ATTRIBUTES: Final = {
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """``+a=1,-b`` -> {"+a": "1", "-b": ""}. Raises ValueError that says what is wrong."""
+    """Parse ``+a=1,-b`` into {"+a": "1", "-b": ""}. Raises ValueError with the reason."""
     changes: dict[str, str] = {}
     for part in (piece.strip() for piece in text.split(",")):
         if not part:
@@ -45,7 +45,7 @@ def parse_changes(text: str) -> dict[str, str]:
         if sign == "+" and not (equals and value.strip()):
             raise ValueError(f"{part!r} has no value")
         if ("+" + key) in changes or ("-" + key) in changes:
-            raise ValueError(f"the attribute {key} is there twice")
+            raise ValueError(f"the attribute {key} occurs twice")
         changes[sign + key] = value.strip() if sign == "+" else ""
     return changes
 
@@ -55,17 +55,17 @@ def alter(
     changes: Mapping[str, str],
     known: Mapping[str, Attribute] = ATTRIBUTES,
 ) -> dict[str, str]:
-    """The attributes after ``changes``; ``current`` None means that the topic (or group) is being created.
+    """The attributes after ``changes``. ``current`` None means that the topic (or group) is being created.
 
-    Raises ValueError for an unknown name, a bad value, a change of what cannot be changed, or a removal of what is not
-    there.
+    Raises ValueError for an unknown name, an invalid value, a change of an attribute that cannot be changed, or the
+    removal of one that is not set.
     """
     result = dict(current or {})
     for name, value in changes.items():
         sign, key = name[:1], name[1:]
         attribute = known.get(key)
         if attribute is None:
-            raise ValueError(f"unknown attribute {key}; there are {', '.join(sorted(known))}")
+            raise ValueError(f"unknown attribute {key}; the known ones are {', '.join(sorted(known))}")
         if sign == "-":
             if current is None or key not in result:
                 raise ValueError(f"the attribute {key} is not set, so it cannot be removed")

@@ -1,7 +1,4 @@
-"""The broker's topics.
-
-Topics.json, the topics a broker has from the start, and creation on first use (RocketMQ's TopicConfigManager).
-"""
+"""The broker's topics: topics.json, the system topics, and creation on first use (RocketMQ's TopicConfigManager)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -12,7 +9,7 @@ import structlog
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.state_file import (
     EntryTable,
-    KeptTable,
+    PersistentTable,
     StateFile,
     encode_pieces,
     load_data_version,
@@ -42,7 +39,7 @@ def _topic(name: str, queues: int, perm: int = _READ_WRITE) -> TopicConfig:
 
 
 def system_topic_configs(config: BrokerConfig, delay_levels: int) -> list[TopicConfig]:
-    """The topics that a broker has from its first start."""
+    """The topics that a broker creates at its first start."""
     topics = [
         _topic(topic_rules.SELF_TEST_TOPIC, 1),
         _topic(topic_rules.BENCHMARK_TOPIC, 1024),
@@ -76,12 +73,14 @@ def _auto_create_topic(config: BrokerConfig) -> TopicConfig:
     return _topic(topic_rules.AUTO_CREATE_TOPIC, config.default_topic_queue_nums, PERM_INHERIT | _READ_WRITE)
 
 
-class TopicConfigManager(KeptTable):
+class TopicConfigManager(PersistentTable):
     """Topics by name.
 
-    ``table`` is the look-up of the hot path: a plain dict. Whoever changes a topic goes through the methods, which
-    raise the version, wake the writer of topics.json and call ``listeners`` (registration with the name servers, making
-    of queues) or ``delete_listeners``. A reply that promises a change waits for ``persisted()`` first.
+    ``table`` is the look-up of the hot path: a plain dict. Changes are made by the methods only: they raise the
+    version, wake the writer of topics.json and call ``listeners`` (registration with the name servers, creation of
+    queues) or ``delete_listeners``. A reply that promises a change waits for ``persisted()`` first.
+
+    A changed topic is a new TopicConfig, never the old one with new fields: caches compare it by identity.
     """
 
     def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
@@ -99,10 +98,10 @@ class TopicConfigManager(KeptTable):
         self.get = self.table.get
         configuration.listeners.append(self._reconfigured)
 
-    # life
+    # state file
 
     async def load(self) -> None:
-        """Read topics.json and add the system topics that are missing. Raises StateFileError."""
+        """Read topics.json and add missing system topics. Raises StateFileError."""
         state = await self._file.load()
         if state is not None:
             self._topics.load(state.get("topicConfigTable") or {}, self._file.path, "topicName")
@@ -132,28 +131,23 @@ class TopicConfigManager(KeptTable):
             mapping_data_version=DataVersion(timestamp=self.data_version.timestamp),
         )
 
-    # looking
+    # queries
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic belongs to the broker itself.
-
-        Reserved names, and those made from its own and its cluster's name.
-        """
+        """Whether a topic belongs to the broker itself: reserved names, and those made of broker and cluster names."""
         return topic in self._system or topic_rules.is_system_topic(topic)
 
     def system_topics(self) -> list[str]:
-        """Names of the broker's own topics, for GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
+        """The names of the broker's own topics, for GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
         return sorted(self._system | {topic for topic in self.table if topic_rules.is_system_topic(topic)})
 
     # creating and changing
 
     def create_on_send(self, topic: str, default_topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig | None:
-        """The topic of a send, made after the model of ``default_topic`` if it is not there.
+        """The topic of a send, created with the template ``default_topic`` if it does not exist; None if not allowed.
 
-        None if that is not allowed.
-
-        The model must have the inherit bit; the new topic gets its permissions without that bit and at most its number
-        of queues.
+        The template must have the inherit bit. The new topic gets its permissions without that bit, and at most its
+        number of queues.
         """
         known = self.get(topic)
         if known is not None:
@@ -178,9 +172,9 @@ class TopicConfigManager(KeptTable):
         return created
 
     def create_on_send_back(self, topic: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicConfig:
-        """The retry or dead-letter topic of a group, made if it is not there.
+        """The retry or dead-letter topic of a group, created if it does not exist.
 
-        An existing one keeps its queues and permissions.
+        Queues and permissions of an existing one do not change.
         """
         known = self.get(topic)
         if known is not None:
@@ -197,7 +191,7 @@ class TopicConfigManager(KeptTable):
         self._put(list(configs))
 
     def delete(self, topic: str) -> bool:
-        """Forget a topic; False if there was none."""
+        """Remove a topic; False if there was none."""
         if self.table.pop(topic, None) is None:
             return False
         self._topics.forget(topic)
@@ -208,7 +202,7 @@ class TopicConfigManager(KeptTable):
         return True
 
     def update_order(self, table: Mapping[str, str]) -> None:
-        """Ordered topics are those that the name servers have an order of queues for."""
+        """Mark as ordered exactly the topics for which a name server has an order of queues in ``table``."""
         changed = [
             msgspec.structs.replace(topic, order=name in table)
             for name, topic in self.table.items()
@@ -218,11 +212,10 @@ class TopicConfigManager(KeptTable):
             self._put(changed)
 
     def adopt(self, queues: Mapping[str, int]) -> list[str]:
-        """Make topics of queues that the store has and topics.json has not (topic -> number of queues).
+        """Create the topics of queues that the store has and topics.json has not. Returns their names.
 
-        Gives back their names.
-
-        Happens after a topic's creation was lost with the machine while its messages were not.
+        ``queues`` is topic -> number of queues. Such queues exist if the machine crashed before a topic's creation was
+        on disk and after its messages were.
         """
         found = [_topic(name, count) for name, count in queues.items() if name not in self.table and count > 0]
         for topic in found:
@@ -246,7 +239,7 @@ class TopicConfigManager(KeptTable):
     def _reconfigured(self, keys: frozenset[str]) -> None:
         config = self._configuration.section(BrokerConfig)
         if "brokerPermission" in keys:
-            self._next_version()  # name servers take a topic's permissions from a newer version only
+            self._next_version()  # name servers accept changed permissions only with a newer version
         if "autoCreateTopicEnable" in keys and config.auto_create_topic_enable:
             model = self.get(topic_rules.AUTO_CREATE_TOPIC)
             if model is None or not model.perm & PERM_INHERIT:

@@ -1,7 +1,7 @@
-"""From where on groups that have members have yet to read the log: the store keeps that in memory while it can.
+"""The oldest log position that a group with members has yet to read. The store keeps the log after it in memory.
 
-Only asked for while the log takes its memory for new messages out of its old part (broker/store/log/page_recycling.py),
-and then worked out about once a second, in slices: the answer is from then.
+It is needed only while the log recycles the memory of its old part for new messages
+(broker/store/log/page_recycling.py). It is then computed about once a second, in slices, so the value may be that old.
 """
 
 import sys
@@ -16,17 +16,17 @@ from trimq.remoting.runtime.clock import Clock
 
 INTERVAL_SECONDS: Final = 1.0
 _SLICE: Final = 64
-"""Queues looked up before others have their turn: about half a millisecond."""
+"""Queues that are looked up before other tasks run: about half a millisecond."""
 _SHARE: Final = 20
-"""A look takes at most one part in so many of the time."""
+"""Computing the position takes at most this fraction (1/20) of the time."""
 
 LookUnits = Callable[[str, int, int, int], list[tuple[int, int, int]] | None]
 
 
 class UnreadPositions:
-    """The place in the log that the slowest group with members has come to.
+    """The log position of the slowest group that has members.
 
-    A group that has no members now, or has never pulled from a queue nor committed an offset there, does not count.
+    A group without members does not count, nor does one in a queue that it never pulled from or committed to.
     """
 
     def __init__(
@@ -38,28 +38,28 @@ class UnreadPositions:
         self._look = look_units
         self._clock = clock
         self._oldest = 0
-        self._asked = trio.Event()
+        self._requested = trio.Event()
 
     def oldest(self) -> int:
-        """Log offset from which on some group has yet to read; ``sys.maxsize`` where all have read everything.
+        """The log offset from which on some group has yet to read; ``sys.maxsize`` if all groups have read everything.
 
-        0 while that is not known. Never waits.
+        0 while it is not known: then nothing counts as read. Never waits; a call starts the next computation.
         """
-        self._asked.set()
+        self._requested.set()
         return self._oldest
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the answer fresh while somebody asks."""
+        """Recompute the position while ``oldest`` is called."""
         task_status.started()
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._requested.wait()
+            self._requested = trio.Event()
             began = self._clock.monotonic()
             self._oldest = await self._find()
             took = self._clock.monotonic() - began
             await self._clock.sleep(max(INTERVAL_SECONDS, _SHARE * took))
-            if not self._asked.is_set():
-                self._oldest = 0
+            if not self._requested.is_set():
+                self._oldest = 0  # no call in this interval: the value would be stale at the next one
 
     async def _find(self) -> int:
         oldest = sys.maxsize
@@ -74,7 +74,7 @@ class UnreadPositions:
         return oldest
 
     def _read_up_to(self, group: str, topic: str) -> Iterator[tuple[int, int]]:
-        """Queues that a group reads, each with the offset of what it has not been sent yet."""
+        """The queues that a group reads, each with the first offset that was not sent to it yet."""
         key = f"{topic}{SEPARATOR}{group}"
         pulled = self._offsets.pull_offset_table.get(key, {})
         for queue_id in pulled.keys() | self._offsets.offset_table.get(key, {}).keys():
@@ -83,7 +83,7 @@ class UnreadPositions:
                 yield queue_id, offset
 
     def _place(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where in the log a queue's message lies; ``sys.maxsize`` where there is none, 0 where nobody can say."""
+        """The log offset of a queue's message; ``sys.maxsize`` if there is none, 0 if it cannot be determined."""
         try:
             units = self._look(topic, queue_id, offset, 1)
         except OSError:

@@ -1,1 +1,1 @@
-"""Offline tools for a store directory."""
+"""Offline tools for a store directory: the command ``mqstore``."""

@@ -1,4 +1,7 @@
-"""The command ``mqstore``: looks into a store directory that no broker has open, and mends what the log can mend."""
+"""The command ``mqstore``: checks, prints and repairs a store directory that no broker has open.
+
+Repairing means rebuilding queues, index and checkpoint from the log.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -23,14 +26,14 @@ _config = click.option(
     "--configFile",
     "config_file",
     metavar="FILE",
-    help="The broker's configuration. Needed where sizes of index files or delay levels are not the default ones.",
+    help="The broker's configuration. Needed if the sizes of index files or the delay levels are not the defaults.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 
 
 @click.group(name="mqstore", context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Works on a message store that no broker has open."""
+    """Check, print and repair a message store that no broker has open."""
 
 
 @main.command()
@@ -38,18 +41,18 @@ def main() -> None:
 @_config
 @_json
 def verify(store: Path, config_file: str | None, as_json: bool) -> None:
-    """Check every record, the queues, the index and the small files; nothing is changed.
+    """Check every record, the queues, the index and the state files. Nothing is changed.
 
-    Exit code 0: all is sound. 1: queues, index or checkpoint are not what the log says; `mqstore rebuild` mends them,
-    and so does a broker's next start where the last line says it. 2: the directory cannot be checked. 3: records are
-    damaged or files are missing.
+    Exit code 0: the store is sound. 1: queues, index or checkpoint do not match the log; `mqstore rebuild` repairs
+    them, and so does the broker's next start if the last line says so. 2: the directory cannot be checked. 3: records
+    are damaged or files are missing.
     """
     with _opened(store, config_file) as opened, _progress("verifying", _size(opened)) as progress:
         report = Verification(opened).run(progress)
     if as_json:
         click.echo(msgspec.json.encode({**msgspec.to_builtins(report), "verdict": report.verdict.name}))
     else:
-        for line in _told(report):
+        for line in _report_lines(report):
             click.echo(line)
     sys.exit(report.verdict)
 
@@ -60,10 +63,12 @@ def verify(store: Path, config_file: str | None, as_json: bool) -> None:
 @click.option("-t", "--topic", "topics", multiple=True, help="Only this topic; can be given more than once.")
 @click.option("-i", "--queueId", "queue_id", type=int, help="Only this queue.")
 @click.option("-k", "--key", help="Only messages with this key or unique key.")
-@click.option("--begin", metavar="TIME", help="Only what was stored then or later: ms, or 2026-01-31T12:00:00 (UTC).")
-@click.option("--end", metavar="TIME", help="Only what was stored before.")
-@click.option("-n", "--limit", type=int, help="Stop after so many.")
-@click.option("--body/--no-body", default=True, help="With the bodies, or without.")
+@click.option(
+    "--begin", metavar="TIME", help="Only records stored at this time or later: ms, or 2026-01-31T12:00:00 (UTC)."
+)
+@click.option("--end", metavar="TIME", help="Only records stored before this time.")
+@click.option("-n", "--limit", type=int, help="Stop after this number of records.")
+@click.option("--body/--no-body", default=True, help="Print the bodies, or leave them out.")
 def dump(  # noqa: PLR0913, PLR0917 - an option each
     store: Path,
     config_file: str | None,
@@ -75,7 +80,7 @@ def dump(  # noqa: PLR0913, PLR0917 - an option each
     limit: int | None,
     body: bool,
 ) -> None:
-    """Print records as JSON, one a line, in the order of the log."""
+    """Print records as JSON, one per line, in the order of the log."""
     wanted = Filter(frozenset(topics), queue_id, key, _time(begin), _time(end))
     with _opened(store, config_file) as opened, _progress("reading", _size(opened)) as progress:
         _open_log(opened)
@@ -91,18 +96,18 @@ def dump(  # noqa: PLR0913, PLR0917 - an option each
 @_config
 @_json
 def stat(store: Path, config_file: str | None, as_json: bool) -> None:
-    """Print what the log consists of: files, and messages by topic."""
+    """Print the content of the log: its files, and its messages by topic."""
     with _opened(store, config_file) as opened, _progress("counting", _size(opened)) as progress:
         _open_log(opened)
-        told = figures(opened, progress)
+        found = figures(opened, progress)
         files, start = len(opened.files), opened.log_start
     if as_json:
-        log = {"logFiles": files, "logStart": start, "logEnd": told.log_end, "damaged": told.damaged}
-        click.echo(msgspec.json.encode({**log, "topics": told.topics}))
+        log = {"logFiles": files, "logStart": start, "logEnd": found.log_end, "damaged": found.damaged}
+        click.echo(msgspec.json.encode({**log, "topics": found.topics}))
         return
-    click.echo(f"log: {files} files, offsets {start} to {told.log_end}, {told.damaged} damaged places")
+    click.echo(f"log: {files} files, offsets {start} to {found.log_end}, {found.damaged} damaged places")
     click.echo(f"{'topic':40} {'queues':>6} {'messages':>10} {'bytes':>14}  first                last")
-    for name, topic in sorted(told.topics.items()):
+    for name, topic in sorted(found.topics.items()):
         times = "  ".join(_text(time) for time in (topic.first, topic.last))
         click.echo(f"{name:40} {topic.queues:6} {topic.messages:10} {topic.bytes:14}  {times}")
 
@@ -111,12 +116,12 @@ def stat(store: Path, config_file: str | None, as_json: bool) -> None:
 @_store
 @_config
 def rebuild(store: Path, config_file: str | None) -> None:
-    """Make index and checkpoint anew from the log, and every queue unit that is missing or wrong."""
-    import logging  # noqa: PLC0415 - only here the store's own log would come between
+    """Rebuild index and checkpoint from the log, and every queue unit that is missing or wrong."""
+    import logging  # noqa: PLC0415 - only this command has to silence the store's own log
 
     import structlog  # noqa: PLC0415 - as above
 
-    from trimq.broker.tools.rebuild import rebuild as run  # noqa: PLC0415 - the others need no event loop
+    from trimq.broker.tools.rebuild import rebuild as run  # noqa: PLC0415 - the other commands need no event loop
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -156,7 +161,7 @@ def _opened(root: Path, config_file: str | None) -> Iterator[OfflineStore]:
 
 def _open_log(store: OfflineStore) -> None:
     for text in store.open_log():
-        click.echo(f"mqstore: warning: {text}; nothing behind it is read", err=True)
+        click.echo(f"mqstore: warning: {text}; the log is not read beyond it", err=True)
 
 
 def _size(store: OfflineStore) -> int:
@@ -165,11 +170,11 @@ def _size(store: OfflineStore) -> int:
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Progress]:
-    """A bar on a terminal's standard error; nothing elsewhere."""
+    """A progress bar if standard error is a terminal; nothing otherwise."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console  # noqa: PLC0415 - not needed where there is no terminal
+    from rich.console import Console  # noqa: PLC0415 - not needed without a terminal
     from rich.progress import (  # noqa: PLC0415 - as above
         BarColumn,
         DownloadColumn,
@@ -193,7 +198,7 @@ def _time(text: str | None) -> int | None:
     try:
         given = datetime.fromisoformat(text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no time: ms since 1970, or 2026-01-31T12:00:00") from error
+        raise click.BadParameter(f"{text!r} is not a time: use ms since 1970, or 2026-01-31T12:00:00") from error
     return int((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
@@ -204,14 +209,14 @@ def _text(time_ms: int) -> str:
 def _remedy(report: Report) -> str:
     if report.start_mends:
         return "the next start does it, or mqstore rebuild"
-    return "mqstore rebuild does it; a start would not look at all of it"
+    return "mqstore rebuild does it; a start would not find all faults"
 
 
-def _told(report: Report) -> Iterator[str]:
+def _report_lines(report: Report) -> Iterator[str]:
     yield f"store       {report.root}"
     yield f"log         {report.log_files} files, offsets {report.log_start} to {report.log_end}"
-    yield f"records     {report.records}, of which {report.superseded} belong to earlier lives of their topics"
-    yield f"queues      {report.queues} with {report.units} units that lead to their records"
+    yield f"records     {report.records}, of which {report.superseded} were replaced when a topic was created again"
+    yield f"queues      {report.queues} with {report.units} units that point to their records"
     entries = f"{report.index_entries} entries for {report.keys} keys, {report.tags} tags"
     yield f"index       {report.index_files} files, {entries}"
     kinds: list[tuple[str, Faults]] = [

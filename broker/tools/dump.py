@@ -1,4 +1,4 @@
-"""Records of a log as JSON lines, and what a log consists of."""
+"""The records of a log as JSON lines, and counts of its messages by topic."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ Progress = Callable[[int], None]
 
 
 class Filter(Struct, frozen=True):
-    """Which records are wanted; an empty field wants all. Times are ms, ``end`` is the first that is not wanted."""
+    """The records to print; an empty field accepts all. Times are in ms, and ``end`` is exclusive."""
 
     topics: frozenset[str] = frozenset()
     queue_id: int | None = None
@@ -24,7 +24,7 @@ class Filter(Struct, frozen=True):
     end: int | None = None
 
     def wants(self, found: LogRecord) -> bool:
-        """By what is known without decoding the record."""
+        """Whether the fields that are known without decoding the record match."""
         if self.topics and found.topic not in self.topics:
             return False
         if self.queue_id is not None and found.queue_id != self.queue_id:
@@ -33,15 +33,15 @@ class Filter(Struct, frozen=True):
             return False
         if self.end is not None and found.store_timestamp >= self.end:
             return False
-        return self.key is None or self.key in found.properties
+        return self.key is None or self.key in found.properties  # a substring: ``wants_message`` checks the keys
 
     def wants_message(self, message: StoredMessage) -> bool:
-        """By its keys."""
+        """Whether the keys of the decoded message match."""
         return self.key is None or self.key == message.unique_id or self.key in message.keys
 
 
 def records(store: OfflineStore, progress: Progress) -> Iterator[tuple[LogRecord, memoryview] | Damage]:
-    """Every record of the log with the bytes that it begins with, and the damaged places. The log is open."""
+    """Every record of the log with its bytes, and the damaged places. The log has to be open."""
     if not store.files:
         return
     reader = RecordReader(store.config.mapped_file_size_commit_log)
@@ -57,8 +57,8 @@ def records(store: OfflineStore, progress: Progress) -> Iterator[tuple[LogRecord
 
 
 def describe(message: StoredMessage, *, body: bool = True) -> dict[str, Any]:
-    """A record in the words of RocketMQ's MessageExt; a body that is no text stands in ``bodyBase64``."""
-    told: dict[str, Any] = {
+    """A record with the field names of RocketMQ's MessageExt. A body that is not UTF-8 is in ``bodyBase64``."""
+    described: dict[str, Any] = {
         "topic": message.topic,
         "queueId": message.queue_id,
         "queueOffset": message.queue_offset,
@@ -79,14 +79,14 @@ def describe(message: StoredMessage, *, body: bool = True) -> dict[str, Any]:
     }
     if body:
         try:
-            told["body"] = str(message.body, "utf-8")
+            described["body"] = str(message.body, "utf-8")
         except UnicodeDecodeError:
-            told["bodyBase64"] = base64.b64encode(message.body).decode()
-    return told
+            described["bodyBase64"] = base64.b64encode(message.body).decode()
+    return described
 
 
 def lines(store: OfflineStore, wanted: Filter, progress: Progress, *, body: bool) -> Iterator[bytes]:
-    """The wanted records, a JSON object each; a damaged place is an object with ``damagedAt``."""
+    """The wanted records, one JSON object each. A damaged place is an object with ``damagedAt``."""
     for found in records(store, progress):
         if isinstance(found, Damage):
             yield msgspec.json.encode({"damagedAt": found.phy, "length": found.length, "why": found.why})
@@ -99,7 +99,7 @@ def lines(store: OfflineStore, wanted: Filter, progress: Progress, *, body: bool
 
 
 class TopicFigures(Struct):
-    """What a log has of one topic."""
+    """The counts of one topic."""
 
     queues: int = 0
     messages: int = 0
@@ -109,7 +109,7 @@ class TopicFigures(Struct):
 
 
 class Figures(Struct):
-    """What a log consists of; times are store timestamps in ms."""
+    """The counts of a log. Times are store timestamps in ms."""
 
     topics: dict[str, TopicFigures]
     damaged: int = 0
@@ -118,21 +118,21 @@ class Figures(Struct):
 
 def figures(store: OfflineStore, progress: Progress) -> Figures:
     """Count the records of the log by topic."""
-    told = Figures({}, log_end=store.log_start)
+    counted = Figures({}, log_end=store.log_start)
     queues: set[tuple[str, int]] = set()
     for found in records(store, progress):
         if isinstance(found, Damage):
-            told.damaged += 1
+            counted.damaged += 1
             continue
         head = found[0]
-        topic = told.topics.get(head.topic)
+        topic = counted.topics.get(head.topic)
         if topic is None:
-            topic = told.topics[head.topic] = TopicFigures(first=head.store_timestamp)
+            topic = counted.topics[head.topic] = TopicFigures(first=head.store_timestamp)
         topic.messages += 1
         topic.bytes += head.size
         topic.last = head.store_timestamp
         queues.add((head.topic, head.queue_id))
-        told.log_end = head.phy + head.size
+        counted.log_end = head.phy + head.size
     for name, _ in queues:
-        told.topics[name].queues += 1
-    return told
+        counted.topics[name].queues += 1
+    return counted

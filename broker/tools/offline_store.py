@@ -1,4 +1,4 @@
-"""A store directory that no broker has open: locked, found to be one, its files opened for reading alone."""
+"""A store directory that no broker has open: locks it, checks that it is a store, opens its files for reading."""
 
 import mmap
 from collections import Counter
@@ -26,7 +26,7 @@ _ROCKSDB_FILE: Final = "CURRENT"
 
 
 class NotUsableError(Exception):
-    """The directory cannot be worked on; the text says why, and what to do."""
+    """The directory cannot be used. The text gives the reason and a remedy."""
 
 
 class _ReadOnlyMapping:
@@ -40,14 +40,14 @@ class _ReadOnlyMapping:
 
 
 class ReadOnlyDisk(RealDisk):
-    """The operating system's files, none of which can be changed through it."""
+    """A Disk that cannot change a file."""
 
-    def open(self, path: str, *, writable: bool = True) -> int:  # noqa: ARG002 - whoever asks, it is for reading
-        """See Disk; the descriptor can only be read."""
+    def open(self, path: str, *, writable: bool = True) -> int:  # noqa: ARG002 - always opened for reading
+        """See Disk; the descriptor is read-only."""
         return super().open(path, writable=False)
 
     def map(self, fd: int, size: int) -> Mapping:
-        """See Disk; the memory cannot be written."""
+        """See Disk; the mapping is read-only."""
         return _ReadOnlyMapping(fd, size)
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:  # noqa: ARG002 - as Disk has it
@@ -67,11 +67,11 @@ class ReadOnlyDisk(RealDisk):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise PermissionError("this store is opened for reading")
+        raise PermissionError("this store is open for reading only")
 
 
 class OfflineStore:
-    """What there is in a store directory. ``notes`` are things worth knowing that are no faults."""
+    """The files of a store directory. ``notes`` are observations that are not faults."""
 
     def __init__(self, config: MessageStoreConfig) -> None:
         self.config = config
@@ -84,11 +84,11 @@ class OfflineStore:
 
     @property
     def log_start(self) -> int:
-        """Where the log begins."""
+        """The log offset of the first file."""
         return self.files[0].start if self.files else 0
 
     def open_log(self) -> list[str]:
-        """Map the log files up to the first that cannot be one of them; what is wrong with the others."""
+        """Map the log files up to the first invalid one. Returns the fault that ends the log, if there is one."""
         directory = str(self.config.commit_log_path)
         size = self.config.mapped_file_size_commit_log
         faults = []
@@ -111,11 +111,11 @@ class OfflineStore:
         return faults
 
     def queue_directory(self, topic: str, queue_id: int) -> str:
-        """Where a queue's files are."""
+        """The directory of a queue's files."""
         return f"{self.root}/{DIRECTORY}/{topic}/{queue_id}"
 
     def queues(self) -> dict[tuple[str, int], list[tuple[int, str]]]:
-        """The files of each queue: the byte offset at which each begins, and its path."""
+        """The files of each queue: the byte offset of the first unit in the file, and its path."""
         return {
             (topic, queue_id): [
                 (start, f"{directory}/{offset_name(start)}") for start in file_lengths(self.disk, directory)
@@ -124,7 +124,7 @@ class OfflineStore:
         }
 
     def open_index(self) -> list[str]:
-        """Map the index files; what is wrong with those that are none."""
+        """Map the index files. Returns the faults of those that are invalid."""
         shape = IndexShape(self.config.max_hash_slot_num, self.config.max_index_num)
         faults = []
         directory = f"{self.root}/index"
@@ -134,15 +134,15 @@ class OfflineStore:
             if info is None or info.size != shape.file_size:
                 size = info.size if info is not None else 0
                 faults.append(
-                    f"{path} has {size} bytes, maxHashSlotNum={shape.slots} and maxIndexNum={shape.entries} make "
-                    f"{shape.file_size}: give the broker's configuration with -c if it has other values"
+                    f"{path} has {size} bytes; maxHashSlotNum={shape.slots} and maxIndexNum={shape.entries} make "
+                    f"{shape.file_size}: pass the broker's configuration with -c if it has other values"
                 )
                 continue
             file = IndexFile.open(self.disk, path, shape)
             if file.is_plausible:
                 self.index_files.append(file)
             else:
-                faults.append(f"the header of {path} cannot be right: {file.count} entries of {shape.entries}")
+                faults.append(f"the header of {path} is invalid: {file.count} entries of {shape.entries}")
                 file.close()
         return faults
 
@@ -155,7 +155,7 @@ class OfflineStore:
 
 
 def find_config(root: Path, config_file: str | None) -> MessageStoreConfig:
-    """The store's section of a configuration, with the sizes that most files have. Raises NotUsableError."""
+    """The store's section of a configuration, with the file sizes that most files have. Raises NotUsableError."""
     if not root.is_dir():
         raise NotUsableError(f"there is no directory {root}")
     try:
@@ -164,9 +164,9 @@ def find_config(root: Path, config_file: str | None) -> MessageStoreConfig:
         raise NotUsableError(f"the configuration cannot be used: {error}") from error
     config = configuration.section(MessageStoreConfig)
     if not (config.commit_log_path.is_dir() or (root / "consumequeue").is_dir()):
-        raise NotUsableError(f"{root} is no store: it has neither commitlog nor consumequeue")
+        raise NotUsableError(f"{root} is not a store: it has neither commitlog nor consumequeue")
     if (root / "consumequeue" / _ROCKSDB_FILE).exists():
-        raise NotUsableError(f"the queues of {root} are kept in RocksDB (storeType=defaultRocksDB): not supported")
+        raise NotUsableError(f"the queues of {root} are stored in RocksDB (storeType=defaultRocksDB): not supported")
     log_size = _usual_size(config.commit_log_path.glob("[0-9]*"))
     if log_size:
         config = replace(config, mapped_file_size_commit_log=log_size)
@@ -175,7 +175,7 @@ def find_config(root: Path, config_file: str | None) -> MessageStoreConfig:
 
 
 def _queue_file_size(root: Path, config: MessageStoreConfig, *, given: bool) -> int:
-    """What a start would take for right: the size that is ``given``, else what the store tells of itself."""
+    """The size that a start would use: the configured one if it is ``given``, else the one that the store records."""
     disk = ReadOnlyDisk()
     shape = QueueShape(config.consume_queue_file_size // UNIT_SIZE, config.mapped_file_size_commit_log)
     queues = ConsumeQueueStore(disk, str(root), shape)
@@ -200,7 +200,7 @@ def _usual_size(files: Iterator[Path]) -> int:
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Keeps every broker away from the store meanwhile. Raises NotUsableError where one has it."""
+    """Lock the store, so that no broker can open it during the block. Raises NotUsableError if one has it open."""
     if not root.is_dir():
         raise NotUsableError(f"there is no directory {root}")
     try:
@@ -217,7 +217,7 @@ def locked(root: Path) -> Iterator[None]:
 
 @contextmanager
 def opened(root: Path, config_file: str | None) -> Iterator[OfflineStore]:
-    """The store, locked, with nothing opened yet."""
+    """The store, locked during the block. None of its files is open yet."""
     root = root.absolute()
     with locked(root):
         store = OfflineStore(find_config(root, config_file))

@@ -1,4 +1,4 @@
-"""Queues and index of a store from its log: the recovery that a start after a kill does, with nothing trusted."""
+"""Rebuilds queues and index of a store from its log: the recovery of a start after a kill, without a checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -16,14 +16,17 @@ _POLL = 0.05
 
 
 def rebuild(config: MessageStoreConfig, progress: Progress) -> RecoveryReport:
-    """Delete index and checkpoint, compare every queue unit with the log and write those that are wrong or missing.
+    """Delete index and checkpoint, compare every queue unit with the log, and rewrite those that are wrong or missing.
 
-    Queues that the log has no record of any more keep their offsets. Raises NotUsableError.
+    Queues whose records have all been deleted from the log keep their offsets. Raises NotUsableError.
     """
     root = Path(config.root)
+    # The store takes the lock itself when it is opened, so it is released in between. A broker that starts in that
+    # moment finds no checkpoint and does the same recovery.
     with locked(root):
         if not any(parse_offset_name(path.name) is not None for path in config.commit_log_path.glob("[0-9]*")):
             raise NotUsableError(f"{config.commit_log_path} holds no log file: there is nothing to rebuild from")
+        # The checkpoint goes before the index: without it a start trusts nothing, so a kill in between does no harm.
         try:
             for name in ("checkpoint", "consumequeue.snapshot"):
                 (root / name).unlink(missing_ok=True)
@@ -33,13 +36,14 @@ def rebuild(config: MessageStoreConfig, progress: Progress) -> RecoveryReport:
     try:
         return trio.run(_run, config, progress)
     except* (StoreInUseError, StoreLoadError, OSError) as group:
-        raise NotUsableError("; ".join(str(error) for error in _leaves(group))) from group
+        raise NotUsableError("; ".join(str(error) for error in _flatten(group))) from group
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+def _flatten(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The errors of a group, including those of nested groups."""
     found: list[BaseException] = []
     for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+        found += _flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found
 
 

@@ -1,6 +1,7 @@
-"""Looks whether a store holds together: every record, the chain of log files, queues, index, checkpoint, state files.
+"""Checks that a store is consistent: every record, the chain of log files, queues, index, checkpoint, state files.
 
-One walk through the log; queues and index are read beside it in their own order, so memory does not grow with the log.
+The log is read once. Queues and index are read in parallel to it in their own order, so memory does not grow with the
+log.
 """
 
 import sys
@@ -38,7 +39,7 @@ _FAR: Final = 1 << 62
 _PROGRESS_EVERY: Final = 1024
 
 Progress = Callable[[int], None]
-"""Hears how many bytes of the log are done."""
+"""Called with the number of bytes of the log that have been read."""
 
 
 class Verdict(IntEnum):
@@ -46,27 +47,27 @@ class Verdict(IntEnum):
 
     SOUND = 0
     REPAIRABLE = 1
-    """Queues, index or checkpoint are not what the log says: a rebuild mends them; ``Report.start_mends`` the start."""
+    """Queues, index or checkpoint do not match the log. A rebuild repairs them; see ``Report.start_mends``."""
     NOT_USABLE = 2
     DAMAGED = 3
     """Records of the log are damaged, files of it are missing, or a state file cannot be read."""
 
 
 class Faults(Struct):
-    """Faults of one kind: how many, and the first of them in words."""
+    """Faults of one kind: their number, and the texts of the first ones."""
 
     count: int = 0
     shown: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """One more."""
+        """Count a fault, and store its text while there are few."""
         self.count += 1
         if len(self.shown) < _SHOWN:
             self.shown.append(text)
 
 
 class Report(Struct):
-    """What a verification found."""
+    """The result of a verification."""
 
     root: str
     stopped_in_order: bool
@@ -80,37 +81,39 @@ class Report(Struct):
     index_entries: int = 0
     keys: int = 0
     tags: int = 0
-    """Records that the index has the tag of."""
+    """Records whose tag is in the index."""
     untagged: int = 0
-    """Records with a tag that it has not: that was switched off, or their writer was a broker before 5.5."""
+    """Records whose tag is not in the index: it was switched off, or a broker before 5.5 wrote them."""
     superseded: int = 0
-    """Records that no queue leads to, because their topic was deleted and made again."""
+    """Records that no queue unit points to, because their topic was deleted and created again."""
     log: Faults = field(default_factory=Faults)
     state: Faults = field(default_factory=Faults)
     consume_queues: Faults = field(default_factory=Faults)
     index: Faults = field(default_factory=Faults)
     checkpoint: Faults = field(default_factory=Faults)
     start_mends: bool = True
-    """The next start finds all faults of queues, index and checkpoint by itself. False where only a rebuild is sure to:
-    after an orderly stop a start reads no more than the end of each queue, after a kill what the checkpoint does not
-    vouch for."""
+    """Whether the next start finds and repairs all faults of queues, index and checkpoint.
+
+    False if only a rebuild does: after an orderly stop a start reads only the end of each queue, and after a kill only
+    the log behind the checkpoint and the units of its records.
+    """
     notes: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> Verdict:
-        """How bad it is."""
+        """The exit code for the faults found."""
         if self.log.count or self.state.count:
             return Verdict.DAMAGED
         return Verdict.REPAIRABLE if self.derived_faults else Verdict.SOUND
 
     @property
     def derived_faults(self) -> int:
-        """Faults of what can be made from the log again."""
+        """The number of faults in files that can be rebuilt from the log."""
         return self.consume_queues.count + self.index.count + self.checkpoint.count
 
 
 class _Queue:
-    """One queue's files, read in the order of its records."""
+    """The files of one queue, read in the order of its records."""
 
     def __init__(self, store: OfflineStore, files: list[tuple[int, str]]) -> None:
         self._store = store
@@ -119,10 +122,10 @@ class _Queue:
         self._chunk = b""
         self._chunk_at = 0
         self.next = -1
-        """The offset after the last record that was seen; -1 before the first."""
+        """The queue offset after the last record seen; -1 before the first."""
 
     def unit(self, offset: int) -> bytes:
-        """The unit at an offset; b"" where no file has it."""
+        """The unit at an offset; b"" if no file has it."""
         at = (offset - self._chunk_at) * UNIT_SIZE
         if not 0 <= at < len(self._chunk):
             start = offset * UNIT_SIZE // self._size * self._size
@@ -141,7 +144,7 @@ class _Queue:
             disk.close(fd)
 
     def units_from(self, offset: int) -> int:
-        """How many units there are from an offset on."""
+        """The number of units from an offset on."""
         count = 0
         while len(unit := self.unit(offset + count)) == UNIT_SIZE and any(unit):
             count += 1
@@ -149,7 +152,7 @@ class _Queue:
 
 
 class Verification:
-    """One verification. ``run`` does it; the report grows meanwhile."""
+    """One verification. ``run`` does it and fills ``report``."""
 
     def __init__(self, store: OfflineStore) -> None:
         self._store = store
@@ -167,7 +170,7 @@ class Verification:
         self._has_index = False
 
     def run(self, progress: Progress) -> Report:
-        """Look at everything. Raises OSError."""
+        """Check everything. Raises OSError."""
         store, report = self._store, self.report
         for text in store.open_log():
             report.log.add(text)
@@ -175,14 +178,15 @@ class Verification:
         self._open_queues()
         self._open_index()
         self._walk(progress)
+        # After the log: units and entries beyond the last record, and a checkpoint beyond the end of the log.
         self._end_queues()
         self._end_index()
         self._check_checkpoint()
-        self._foretell_start()
+        self._predict_start()  # needs all faults of queues and index, and the checkpoint
         self._check_state_files()
         report.notes += store.notes
         if not store.stopped_in_order:
-            report.notes.append("the last exit was not an orderly one: the next start reads and mends what it left")
+            report.notes.append("the last stop was not an orderly one: the next start recovers the store")
         return report
 
     # -- the log
@@ -200,7 +204,7 @@ class Verification:
                 if not report.records % _PROGRESS_EVERY:
                     progress(walk.position - report.log_start)
             elif isinstance(found, Damage):
-                report.log.add(f"{found.length} bytes at offset {found.phy} are no record: {found.why}")
+                report.log.add(f"{found.length} bytes at offset {found.phy} are not a record: {found.why}")
         report.log_end = walk.position
 
     # -- queues
@@ -234,23 +238,23 @@ class Verification:
             if queue.next not in (-1, found.queue_offset):
                 self._gap(queue, name, found)
             queue.next = found.queue_offset + 1
-        elif self._is_later_life(found, unit):
+        elif self._is_superseded(found, unit):
             self.report.superseded += 1
         else:
-            stands = str(UNIT.unpack(unit)) if len(unit) == UNIT_SIZE else "nothing"
+            actual = str(UNIT.unpack(unit)) if len(unit) == UNIT_SIZE else "nothing"
             self.report.consume_queues.add(
-                f"queue {name} at {found.queue_offset}: {stands} for the record at {found.phy}"
+                f"queue {name} at {found.queue_offset}: {actual} for the record at {found.phy}"
             )
             queue.next = max(queue.next, found.queue_offset + 1)
 
     def _gap(self, queue: _Queue, name: str, found: LogRecord) -> None:
-        """Offsets that no record has: fine where fillers stand there, for records that were damaged."""
+        """Check offsets that no record has. Their units must be fillers, which stand for damaged records."""
         missing = range(queue.next, found.queue_offset)
         if not all(UNIT.unpack(queue.unit(offset) or bytes(UNIT_SIZE))[1] == FILLER_SIZE for offset in missing):
             self.report.consume_queues.add(f"queue {name}: no record has the offsets {missing.start} to {missing.stop}")
 
-    def _is_later_life(self, found: LogRecord, unit: bytes) -> bool:
-        """True where the unit leads to a later record of just that place."""
+    def _is_superseded(self, found: LogRecord, unit: bytes) -> bool:
+        """True if the unit points to a later record with the same topic, queue and offset."""
         if len(unit) < UNIT_SIZE:
             return False
         phy, size, _ = UNIT.unpack(unit)
@@ -272,7 +276,7 @@ class Verification:
         for (topic, queue_id), queue in self._queues.items():
             if queue.next >= 0 and (more := queue.units_from(queue.next)):
                 self.report.consume_queues.add(
-                    f"queue {topic}/{queue_id}: {more} units from {queue.next} on lead to no record"
+                    f"queue {topic}/{queue_id}: {more} units from {queue.next} on point to no record"
                 )
 
     # -- index
@@ -291,7 +295,7 @@ class Verification:
         self._entry = next(self._entries, None)
 
     def _check_chains(self, file: IndexFile) -> None:
-        """Every entry can be reached: each points to the one before it of its slot, the slot to the newest."""
+        """Check that every entry can be reached: each has to point to the previous one of its slot."""
         slots = file.shape.slots
         heads = array("i", bytes(SLOT_SIZE * slots))
         for number, entry in enumerate(file.entries(), start=1):
@@ -303,9 +307,9 @@ class Verification:
         if sys.byteorder == "little":
             table.byteswap()
         if table != heads:
-            for slot, (stands, number) in enumerate(zip(table, heads, strict=True)):
-                if stands != number:
-                    self.report.index.add(f"{file.path}: slot {slot} points to {stands}, its newest entry is {number}")
+            for slot, (actual, number) in enumerate(zip(table, heads, strict=True)):
+                if actual != number:
+                    self.report.index.add(f"{file.path}: slot {slot} points to {actual}, its newest entry is {number}")
 
     def _check_keys(self, found: LogRecord) -> None:
         if not self._has_index or not IN_INDEX[found.sys_flag & KIND]:
@@ -318,12 +322,13 @@ class Verification:
             wanted = key_hash(found.topic, key)
             if wanted not in hashes and not self._is_found(wanted, found.phy):
                 self.report.index.add(f"the record at {found.phy} is not found by {key!r}")
-        if tag := properties.get(_TAGS):  # not every writer puts it: where it is missing, that is no fault
+        if tag := properties.get(_TAGS):  # not every writer indexes tags, so a missing one is no fault
             is_there = key_hash(found.topic, TAG_KEY + tag) in hashes
             self.report.tags += is_there
             self.report.untagged += not is_there
 
     def _hashes_at(self, phy: int) -> set[int]:
+        """The key hashes of the entries for a record. Reads on in the index, which is in the order of the log."""
         entry = self._entry
         while entry is not None and entry.phy < phy:
             entry = next(self._entries, None)
@@ -335,18 +340,18 @@ class Verification:
         return hashes
 
     def _is_found(self, wanted: int, phy: int) -> bool:
-        """As a query looks: after a kill RocketMQ puts entries again that stand further in front already."""
+        """Search as a query does: after a kill RocketMQ writes entries again, so one may be earlier in the index."""
         files = self._store.index_files
         return any(phy in file.select(wanted, 0, _FAR, file.count, wait=True) for file in files)
 
     def _end_index(self) -> None:
         if self._entry is not None:
             more = 1 + sum(1 for _ in self._entries)
-            self.report.index.add(f"{more} entries lead behind the end of the log or are out of order")
+            self.report.index.add(f"{more} entries point beyond the end of the log or are out of order")
         if self.report.untagged:
             self.report.notes.append(
-                f"the index has not the tags of {self.report.untagged} records: they were written with "
-                "indexTagEnable=false, or by a broker that puts none"
+                f"the index does not have the tags of {self.report.untagged} records: they were written with "
+                "indexTagEnable=false, or by a broker that does not index tags"
             )
         if not self._has_index and self.report.records:
             self.report.notes.append("there is no index file")
@@ -365,17 +370,17 @@ class Verification:
             return
         mark = self._mark = checkpoint_layout.decode_mark(data)
         if not self._store.files and (known := known_log(checkpoint_layout.decode(data), mark)):
-            report.log.add(f"{self._store.config.commit_log_path} holds no log file, {path} knows {known}")
+            report.log.add(f"{self._store.config.commit_log_path} holds no log file, but {path} knows {known}")
         elif mark is None:
-            report.notes.append("the checkpoint is another broker's: the next start reads the whole log")
+            report.notes.append("the checkpoint was written by another broker: the next start reads the whole log")
         elif mark.position > report.log_end:
-            report.log.add(f"the log ends at {report.log_end}, the checkpoint knows it up to {mark.position}")
+            report.log.add(f"the log ends at {report.log_end}, but the checkpoint knows it up to {mark.position}")
 
-    def _foretell_start(self) -> None:
-        """Whether the next start compares with the log what is not as it should be."""
+    def _predict_start(self) -> None:
+        """Determine whether the next start compares all faulty parts with the log, and so repairs them."""
         mark, report = self._mark, self.report
         if mark is None or not report.log_start <= mark.position <= report.log_end:
-            return  # it reads the whole log
+            return  # the start reads the whole log
         sees_queues = self._queue_files_wrong
         if mark.clean and self._store.stopped_in_order:
             states = read_snapshot(self._consume_queues, mark.position, report.log_start)

@@ -578,7 +578,7 @@ async def test_more_units_of_a_queue_than_a_reply_shows_are_refused_and_not_left
     ext = {"topic": "Orders", "queueId": 0, "index": 0, "count": 1_000_000}
     reply = await client.ask(RequestCode.QUERY_CONSUME_QUEUE, ext)
     assert reply.code == ResponseCode.INVALID_PARAMETER
-    assert reply.remark == "queue 0 of Orders has 6 units from 0 on: ask for 5 at most"
+    assert reply.remark == "queue 0 of Orders has 6 units from 0 on: request at most 5"
     found = body(await client.ask(RequestCode.QUERY_CONSUME_QUEUE, ext | {"index": 1}))
     offsets = [unit["physicOffset"] for unit in found["queueData"]]
     assert len(offsets) == 5

@@ -48,7 +48,7 @@ def test_a_file_as_people_have_it_for_rocketmq(tmp_path: Path) -> None:
     assert store.config_path == Path("/tmp/some/store/config")
     assert [warning.split(": ", 1)[1] for warning in warnings] == [
         "unknown key mapedFileSizeCommitLog (did you mean mappedFileSizeCommitLog?); ignored",
-        "enablePropertyFilter is not supported: SQL92 filters are not there yet; consumers filter by tag",
+        "enablePropertyFilter is not supported: SQL92 filters are not implemented yet; consumers filter by tag",
     ]
 
 

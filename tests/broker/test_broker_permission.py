@@ -57,9 +57,8 @@ async def test_order_topics_are_refused_and_others_pass(
     await set_permission(client, permission)
     for reply in await every_way(client):
         assert reply.code == ResponseCode.NO_PERMISSION
-        assert (
-            reply.remark == f"this broker takes no messages for the order topic Orders (brokerPermission={permission})"
-        )
+        reason = f"this broker does not permit writing to the order topic Orders (brokerPermission={permission})"
+        assert reply.remark == reason
         assert reply.ext_fields()["MSG_REGION"] == "DefaultRegion"
     assert broker.context.store.max_phy_offset == stored
     config = broker.context.topics.table[TOPIC]

@@ -103,7 +103,7 @@ def test_says_which_address_it_has_chosen_itself(settings: dict[str, str], chose
     controller.address = "10.0.0.1:10911"
     (line,) = [line for line in cli.banner(controller, 0.1) if "clients use" in line]
     assert "10.0.0.1:10911" in line
-    assert ("brokerIP1 is not set: the first address of this machine that is no loopback" in line) == chosen
+    assert ("brokerIP1 is not set: the first address of this machine that is not the loopback" in line) == chosen
 
 
 def test_second_broker_on_a_store_refuses(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_prints_the_effective_configuration(tmp_path: Path) -> None:
 
 def test_durability_in_words() -> None:
     assert "survives a power cut" in durability(MessageStoreConfig(flush_disk_type=FlushDiskType.SYNC_FLUSH))
-    assert "a power cut can take" in durability(MessageStoreConfig())
+    assert "a power cut can lose" in durability(MessageStoreConfig())
     pool = durability(MessageStoreConfig(transient_store_pool_enable=True))
-    assert "a crash of it can take what came in the last 400 ms" in pool
+    assert "its crash can lose the messages of the last 400 ms" in pool
     sync = MessageStoreConfig(transient_store_pool_enable=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     assert "survives a power cut" in durability(sync)
 

@@ -202,9 +202,9 @@ async def test_commits(client: WireClient) -> None:
     ("queue", "offset", "named"),
     [
         (-3, 1, "queueId is -3"),
-        (10**9, 1, "queueId is 1000000000, and the topic Orders has the queues 0 to 3"),
+        (10**9, 1, "queueId is 1000000000; the topic Orders has the queues 0 to 3"),
         (4, 1, "queueId is 4"),
-        (0, -7, "commitOffset is -7, and an offset is a number from -1 to 461168601842738790"),
+        (0, -7, "commitOffset is -7; it must be from -1 to 461168601842738790"),
         (0, 1 << 62, "commitOffset is 4611686018427387904"),
         (0, 461168601842738791, "commitOffset is 461168601842738791"),
     ],

@@ -83,7 +83,7 @@ def test_strange_variables_leave_a_word() -> None:
     }
     configuration = load_broker(environment=environment)
     assert configuration.warnings == [
-        "TRIMQ_ACL_ENABLE: aclEnable is not supported: access control is not there yet",
+        "TRIMQ_ACL_ENABLE: aclEnable is not supported: access control is not implemented yet",
         "unknown variable TRIMQ_LISTENPORT (did you mean TRIMQ_LISTEN_PORT?); ignored",
     ]
     assert len(configuration.notes) == 1

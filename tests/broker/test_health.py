@@ -197,7 +197,7 @@ async def test_a_native_extension_that_fails_is_noted_and_the_broker_stays_ready
         found = await notes()
         assert list(found) == ["runs", "native_failed"]
         assert found["runs"] == "python (a fault: frames: index 7 of 3)"
-        assert "Python serves until the restart" in found["native_failed"]
+        assert "Python serves until the next restart" in found["native_failed"]
         assert (await client.send("T")).code == 0
         environment = {"TRIMQ_HEALTH_PORT": str(broker.web_endpoints[0][1])}
         said = await trio.to_thread.run_sync(lambda: health("broker", "health", **environment))

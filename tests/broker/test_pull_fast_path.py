@@ -119,7 +119,7 @@ async def test_what_is_changed_counts_at_once(broker: BrokerController, client: 
         topics, groups = broker.context.topics.table, broker.context.groups.table
         topic, group = topics["Orders"], groups["group"]
         topics["Orders"] = type(topic)(topic_name="Orders", perm=2)
-        assert b"hands out no messages" in await raw.ask(frame)
+        assert b"does not permit reading" in await raw.ask(frame)
         topics["Orders"] = topic
         groups["group"] = type(group)(group_name="group", consume_enable=False)
         assert b"may not consume" in await raw.ask(frame)

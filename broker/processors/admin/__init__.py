@@ -1,1 +1,1 @@
-"""What mqadmin asks."""
+"""Requests of mqadmin and other administration tools."""

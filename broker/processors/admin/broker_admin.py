@@ -1,4 +1,4 @@
-"""How the broker is doing: 28, 315."""
+"""Information about the whole broker: runtime information (28), statistics (315)."""
 
 from typing import Final
 
@@ -19,11 +19,11 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.limits import ReactorStats
 
 VERSION_TEXT: Final = "V5_3_3"
-"""What clusterList shows as this broker's version: the protocol version that replies carry."""
+"""The version that clusterList shows for this broker: the protocol version that replies carry."""
 
 
 class BrokerAdminProcessor:
-    """Shows what concerns the whole broker."""
+    """Serves requests for information about the whole broker."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class BrokerAdminProcessor:
         self._reactor = reactor
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info)
         table.register(RequestCode.VIEW_BROKER_STATS_DATA, self.stats_data)
 
     async def runtime_info(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_BROKER_RUNTIME_INFO (28): a table of texts; clusterList and brokerStatus show it."""
+        """GET_BROKER_RUNTIME_INFO (28): a table of texts, which clusterList and brokerStatus show."""
         info = dict(self._store.runtime_info())
         info |= self._stats.runtime_info()
         info |= self._delays_info()
@@ -77,13 +77,13 @@ class BrokerAdminProcessor:
         }
 
     def _queues_info(self) -> dict[str, str]:
-        """There are no thread pools here: what waits is requests in flight."""
+        """RocketMQ's fields of thread pools, which do not exist here. Requests in flight stand for the send queue."""
         info = {}
         for name in ("send", "pull", "litePull", "query", "ack"):
             info[f"{name}ThreadPoolQueueSize"] = "0"
             info[f"{name}ThreadPoolQueueCapacity"] = "10000"
             info[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        info["sendThreadPoolQueueSize"] = str(max(0, self._reactor.inflight - 1))  # but for this one
+        info["sendThreadPoolQueueSize"] = str(max(0, self._reactor.inflight - 1))  # without this request
         info["EndTransactionQueueSize"] = "0"
         info["EndTransactionThreadPoolQueueCapacity"] = "0"
         return info
@@ -103,7 +103,10 @@ class BrokerAdminProcessor:
         }
 
     def stats_data(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """VIEW_BROKER_STATS_DATA (315): sums and rates of the last minute, hour and day; SYSTEM_ERROR for none."""
+        """VIEW_BROKER_STATS_DATA (315): sums and rates of the last minute, hour and day.
+
+        SYSTEM_ERROR if the counter does not exist.
+        """
         header = command.header(ViewBrokerStatsDataRequestHeader)
         data = self._stats.view(header.stats_name, header.stats_key)
         if data is None:
@@ -114,12 +117,12 @@ class BrokerAdminProcessor:
 
 
 def _used(space: DiskSpace) -> str:
-    """The share of a file system that is taken, as ``0.25``."""
+    """The used share of a file system, as ``0.25``; "-1" if its size is unknown."""
     return f"{1 - space.free / space.total:.4f}" if space.total else "-1"
 
 
 def human_size(count: int) -> str:
-    """``1536`` as ``1.5 KiB``."""
+    """Format a number of bytes: ``1536`` becomes ``1.5 KiB``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -1,4 +1,7 @@
-"""What is passed on to clients: 223 (asked as 221), 307, 309 (RocketMQ's AdminBrokerProcessor and Broker2Client)."""
+"""Requests that the broker forwards to clients: 223 (sent to them as 221), 307, 309.
+
+Source: RocketMQ's AdminBrokerProcessor and Broker2Client.
+"""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +34,7 @@ from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import LargeReply
 
 CLIENT_TIMEOUT: Final = 10.0
-"""Seconds that a client has to answer what is passed on to it."""
+"""Seconds that a client has to answer a forwarded request."""
 _SIGNS: Final = re.compile(rb'[{}"]|\\.', re.DOTALL)
 _BACKSLASHES: Final = re.compile(rb"\\+")
 _BACKSLASH: Final = ord("\\")
@@ -41,7 +44,7 @@ _V3_1_8: Final = 62
 
 
 class ClientAdminProcessor:
-    """Passes questions on to the members of consumer groups."""
+    """Forwards requests to the members of consumer groups."""
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class ClientAdminProcessor:
         self._store = store
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.consumer_status)
         table.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
         table.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
@@ -67,7 +70,7 @@ class ClientAdminProcessor:
     async def consumer_status(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): the offsets that the members of a group hold, by client.
 
-        CONSUMER_NOT_ONLINE where there is no member, or none with the address asked for.
+        CONSUMER_NOT_ONLINE if the group has no member, or none with the requested address.
         """
         header = command.header(GetConsumerStatusRequestHeader)
         wanted = header.client_addr
@@ -85,11 +88,11 @@ class ClientAdminProcessor:
             try:
                 reply = await client.connection.request(request, CLIENT_TIMEOUT / 2)
             except (RemotingTransportError, FrameError):
-                return
+                return  # the reply has the members that did answer, as in RocketMQ
             if reply.code == ResponseCode.SUCCESS:
                 nonlocal size
                 size += len(reply.body)
-                if size > MAX_FRAME:
+                if size > MAX_FRAME:  # do not collect more than one reply can hold: every body is in memory
                     nursery.cancel_scope.cancel()
                 else:
                     tables[client.client_id] = bytes(reply.body)
@@ -99,13 +102,14 @@ class ClientAdminProcessor:
                 nursery.start_soon(ask, client)
         if size > MAX_FRAME:
             raise RemotingError(
-                ResponseCode.SYSTEM_ERROR, "the answers of the group's members do not fit into a reply: ask for one"
+                ResponseCode.SYSTEM_ERROR,
+                "the replies of the group's members do not fit into one frame: request a single client",
             )
         async with LargeReply(connection, command) as answer:
             lead = b'{"consumerTable":{'
             for name, body in tables.items():
                 start = end = 0
-                for start, end in inner_table(body):  # noqa: B007 - the last one counts
+                for start, end in inner_table(body):  # noqa: B007 - the last pair is the result
                     await answer.pause()
                 answer.add(lead + msgspec.json.encode(name) + b":" + (body[start:end] or b"{}"))
                 lead = b","
@@ -113,12 +117,12 @@ class ClientAdminProcessor:
             return answer.end()
 
     async def running_info(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_CONSUMER_RUNNING_INFO (307), passed on to the client; its reply is relayed as it comes."""
+        """GET_CONSUMER_RUNNING_INFO (307), forwarded to the client; its reply is relayed unchanged."""
         header = command.header(GetConsumerRunningInfoRequestHeader)
-        return await self._pass_on(command, header.consumer_group, header.client_id, command.ext_fields(), b"")
+        return await self._forward(command, header.consumer_group, header.client_id, command.ext_fields(), b"")
 
     async def consume_directly(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """CONSUME_MESSAGE_DIRECTLY (309): a client handles one message now; its result is relayed."""
+        """CONSUME_MESSAGE_DIRECTLY (309): a client consumes one stored message now; its result is relayed."""
         header = command.header(ConsumeMessageDirectlyRequestHeader)
         ext = command.ext_fields()
         ext["brokerName"] = self._identity.broker_name
@@ -136,33 +140,38 @@ class ClientAdminProcessor:
         if record is None:
             record = await self._store.look_message_cold(offset)
         if record is None or not len(record):
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message begins at the commit log offset {offset}")
-        return await self._pass_on(command, header.consumer_group, header.client_id or "", ext, bytes(record))
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message starts at the commit log offset {offset}")
+        return await self._forward(command, header.consumer_group, header.client_id or "", ext, bytes(record))
 
-    async def _pass_on(
+    async def _forward(
         self, command: RemotingCommand, group: str, client_id: str, ext: dict[str, str], body: bytes
     ) -> RemotingCommand:
         client = self._consumers.find_channel(group, client_id)
         if client is None:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the consumer {client_id} of {group} is not online")
         if client.version < _V3_1_8:
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the consumer {client_id} is too old for this question")
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the consumer {client_id} is too old for this request")
         request = RemotingCommand.request(command.code, ext, body)
         try:
             reply = await client.connection.request(request, CLIENT_TIMEOUT)
         except RemotingTimeoutError:
             raise RemotingError(
-                ResponseCode.CONSUME_MSG_TIMEOUT, f"the consumer {client_id} did not answer in {CLIENT_TIMEOUT:.0f} s"
+                ResponseCode.CONSUME_MSG_TIMEOUT,
+                f"the consumer {client_id} did not answer within {CLIENT_TIMEOUT:.0f} s",
             ) from None
         except RemotingTransportError as error:
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the consumer {client_id} is gone: {error}") from None
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR, f"the connection to the consumer {client_id} failed: {error}"
+            ) from None
         return command.reply(reply.code, reply.remark, reply.ext_fields() or None, bytes(reply.body))
 
 
 def inner_table(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where the text of ``messageQueueTable`` begins and ends in a client's answer, whose keys may be objects.
+    """Find the start and the end of ``messageQueueTable``'s value in a client's reply.
 
-    The last pair is the answer, (0, 0) where there is none; those before say that there was work.
+    The keys of that table may be objects (fastjson's form), so no JSON parser reads it: braces outside of strings are
+    counted. The last pair is the result, (0, 0) if there is none. Each earlier pair marks a slice of work, after which
+    the caller may let other tasks run.
     """
     name = b'"messageQueueTable":'
     at = body.find(name)
@@ -174,7 +183,7 @@ def inner_table(body: bytes) -> Iterator[tuple[int, int]]:
     while at < len(body):
         yield 0, 0
         stop = min(at + _WINDOW, len(body))
-        if body[stop - 1] == _BACKSLASH:  # an escape is looked at as a whole
+        if body[stop - 1] == _BACKSLASH:  # a window must not end inside an escape sequence
             stop = _BACKSLASHES.match(body, stop - 1).end() + 1  # type: ignore[union-attr]
         for count, sign in enumerate(_SIGNS.finditer(body, at, stop), 1):
             found = sign.group()

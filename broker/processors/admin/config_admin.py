@@ -1,4 +1,4 @@
-"""The broker's configuration, changed (25) and shown (26)."""
+"""The broker's configuration: changing it (25) and showing it (26)."""
 
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.registration import BrokerOuterAPI
@@ -14,7 +14,7 @@ from trimq.remoting.server.handler_table import HandlerTable
 
 
 class ConfigAdminProcessor:
-    """Changes and shows options, live and for the next start."""
+    """Changes options, in the running broker and for the next start, and shows them."""
 
     def __init__(
         self,
@@ -24,22 +24,22 @@ class ConfigAdminProcessor:
         registration: BrokerOuterAPI,
         started_wall_ms: int,
     ) -> None:
-        """``started_wall_ms`` is the time of the version that the configuration is shown with."""
+        """``started_wall_ms`` is the timestamp of the data version that replies carry."""
         self._configuration = configuration
         self._config_file = config_file
         self._registration = registration
         self._started_wall_ms = started_wall_ms
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.UPDATE_BROKER_CONFIG, self.update_config, copy_body=True)
         table.register(RequestCode.GET_BROKER_CONFIG, self.config)
 
     async def update_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_BROKER_CONFIG (25): all changes or none, live and for the next start.
+        """UPDATE_BROKER_CONFIG (25): apply all changes or none, in the running broker and for the next start.
 
-        NO_PERMISSION for protected keys, INVALID_PARAMETER for values and for keys that need a restart. Unknown keys
-        are ignored, as RocketMQ does.
+        NO_PERMISSION for protected keys, INVALID_PARAMETER for invalid values and for keys that need a restart. Unknown
+        keys are ignored, as in RocketMQ.
         """
         try:
             changes = parse_changes(bytes(command.body).decode("utf-8", "replace"))
@@ -51,12 +51,13 @@ class ConfigAdminProcessor:
             forbidden = any(refusal.protected for refusal in refusals)
             raise RemotingError(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.INVALID_PARAMETER, text)
         known = {option.key for option in self._configuration.options()}
+        # The file first: if it cannot be replaced, the running configuration is unchanged, and the reply says so.
         try:
             await self._config_file.save({key: value for key, value in changes.items() if key in known})
         except StateFileError as error:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"nothing was changed: {error}") from None
         if "brokerPermission" in self._configuration.change(changes):
-            await self._registration.registered()
+            await self._registration.registered()  # routes carry the permission: reply once the name servers have it
         return command.reply()
 
     def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -1,4 +1,4 @@
-"""How far groups are: 208, 303, 308, 317 (RocketMQ's AdminBrokerProcessor, ConsumeStats)."""
+"""Progress of consumer groups: 208, 303, 308, 317 (RocketMQ's AdminBrokerProcessor, ConsumeStats)."""
 
 from typing import Final
 
@@ -33,7 +33,10 @@ _MAX_LONG: Final = 2**63 - 1
 
 
 class OffsetWrapper(Body):
-    """A queue: ``broker_offset`` is its end, ``last_timestamp`` the store time of the last message consumed (ms)."""
+    """A group's progress in a queue.
+
+    ``broker_offset`` is the queue's end, ``last_timestamp`` the store time of the last message consumed (ms).
+    """
 
     broker_offset: int
     consumer_offset: int
@@ -42,7 +45,7 @@ class OffsetWrapper(Body):
 
 
 class QueueTimeSpan(Body):
-    """A queue in the reply to QUERY_CONSUME_TIME_SPAN (303); times in ms."""
+    """A queue in the reply to QUERY_CONSUME_TIME_SPAN (303). Times are in ms."""
 
     message_queue: MessageQueue
     min_time_stamp: int
@@ -52,7 +55,7 @@ class QueueTimeSpan(Body):
 
 
 class ConsumeAdminProcessor:
-    """Puts together what store, offsets and statistics know of groups."""
+    """Reports the progress of groups from the store, the offsets and the statistics."""
 
     def __init__(
         self,
@@ -76,14 +79,14 @@ class ConsumeAdminProcessor:
         self._clock = clock
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.GET_CONSUME_STATS, self.consume_stats)
         table.register(RequestCode.GET_BROKER_CONSUME_STATS, self.all_consume_stats)
         table.register(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_span)
         table.register(RequestCode.QUERY_CORRECTION_OFFSET, self.correction_offset)
 
     async def consume_stats(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_CONSUME_STATS (208): the queues of the topics asked for, or of all in which the group has offsets."""
+        """GET_CONSUME_STATS (208): the queues of the requested topics, else of all in which the group has offsets."""
         header = command.header(GetConsumeStatsRequestHeader)
         group = header.consumer_group
         named = [topic.strip() for topic in (header.topic_list or "").split(";") if topic.strip()]
@@ -105,7 +108,7 @@ class ConsumeAdminProcessor:
             return reply.end()
 
     async def all_consume_stats(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_BROKER_CONSUME_STATS (317): for each group and topic how far it is."""
+        """GET_BROKER_CONSUME_STATS (317): the progress of each group in each topic."""
         only_ordered = command.header(GetBrokerConsumeStatsRequestHeader).is_order
         total = 0
         async with LargeReply(connection, command) as reply:
@@ -135,9 +138,9 @@ class ConsumeAdminProcessor:
         return topics
 
     async def _add_topic(self, table: QueueTable, group: str, topic: str) -> float | None:
-        """Write how far ``group`` is in all read queues of ``topic``; how many messages a second it reads.
+        """Write the progress of ``group`` in all read queues of ``topic``; returns its messages per second.
 
-        None, and nothing is written, where the topic is gone.
+        Returns None and writes nothing if the topic does not exist.
         """
         config = self._topics.get(topic)
         if config is None:
@@ -161,7 +164,7 @@ class ConsumeAdminProcessor:
         )
 
     async def time_span(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """QUERY_CONSUME_TIME_SPAN (303): for each queue the times of its first, last and last consumed message."""
+        """QUERY_CONSUME_TIME_SPAN (303): the store times of each queue's first, last and last consumed message."""
         header = command.header(QueryConsumeTimeSpanRequestHeader)
         config = self._topics.get(header.topic)
         if config is None:
@@ -193,7 +196,10 @@ class ConsumeAdminProcessor:
         )
 
     async def correction_offset(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """QUERY_CORRECTION_OFFSET (308): per queue the smallest offset of all groups but some, against one group's."""
+        """QUERY_CORRECTION_OFFSET (308): the smallest offset of each queue among all groups but ``filter_groups``.
+
+        It is 2**63 - 1 for a queue in which ``compare_group`` has a smaller offset.
+        """
         header = command.header(QueryCorrectionOffsetRequestHeader)
         left_out = frozenset((header.filter_groups or "").split(","))
         smallest: dict[int, int] = {}

@@ -40,7 +40,7 @@ class SubscriptionGroupList(Body):
 
 
 class GroupAdminProcessor:
-    """Creates, changes, shows and deletes consumer groups; shows who is connected."""
+    """Creates, changes, shows and deletes consumer groups, and shows which clients are connected."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class GroupAdminProcessor:
         self._stats = stats
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update, copy_body=True)
         table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.update_list, copy_body=True)
         table.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
@@ -74,12 +74,15 @@ class GroupAdminProcessor:
         table.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
 
     async def update(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200); INVALID_PARAMETER for the name, SYSTEM_BUSY for one too many."""
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200).
+
+        INVALID_PARAMETER for an invalid name, SYSTEM_BUSY beyond maxOffsetGroups.
+        """
         await self._put([decode_json(command.body, SubscriptionGroupConfig)])
         return command.reply()
 
     async def update_list(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): all of them or none."""
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): creates or changes all groups or none. Errors as for 200."""
         await self._put(decode_json(command.body, SubscriptionGroupList).group_config_list)
         return command.reply()
 
@@ -89,16 +92,16 @@ class GroupAdminProcessor:
             if problem is not None:
                 raise invalid(problem)
         if configs:
-            self._groups.check_room([config.group_name for config in configs])
+            self._groups.check_limit([config.group_name for config in configs])
             self._groups.put(*configs)
-            await self._groups.persisted()
+            await self._groups.persisted()  # the reply promises the change: it is on disk first
 
     async def all_configs(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
         return await in_slices(connection, command, self._groups.pieces())
 
     def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_SUBSCRIPTIONGROUP_CONFIG (352): made with the defaults where that is allowed."""
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352): creates an unknown group with the defaults if that is allowed."""
         group = command.header(GroupRequestHeader).group
         found = self._groups.find(group)
         if found is None:
@@ -106,8 +109,9 @@ class GroupAdminProcessor:
         return command.reply(body=encode_json(found))
 
     async def delete(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """DELETE_SUBSCRIPTIONGROUP (207), with its offsets where ``cleanOffset`` says so."""
+        """DELETE_SUBSCRIPTIONGROUP (207); its offsets too if ``cleanOffset`` is set."""
         header = command.header(DeleteSubscriptionGroupRequestHeader)
+        # All tables change in this turn, before the first wait: no request sees the group half deleted.
         self._groups.delete(header.group_name)
         self._stats.remove_group(header.group_name)
         self._offsets.remove_pulls(header.group_name)
@@ -118,7 +122,7 @@ class GroupAdminProcessor:
         return command.reply()
 
     async def forbid(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): whether a group may read a topic; ``readable`` changes it."""
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): whether a group may read a topic. A given ``readable`` changes it."""
         header = command.header(UpdateGroupForbiddenRequestHeader)
         if header.readable is not None:
             self._groups.set_forbidden(header.group, header.topic, FORBIDDEN_READ, not header.readable)
@@ -127,13 +131,13 @@ class GroupAdminProcessor:
         return command.reply(body=encode_json({"group": header.group, "topic": header.topic, "readable": readable}))
 
     async def topics(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """QUERY_TOPICS_BY_CONSUMER (343): topics in which the group has offsets."""
+        """QUERY_TOPICS_BY_CONSUMER (343): the topics in which the group has offsets."""
         topics = self._offsets.topics_of(command.header(GroupRequestHeader).group)
         body = object_pieces(("brokerAddr", self._identity.address), ("topicList", list_pieces(in_order(topics))))
         return await in_slices(connection, command, body)
 
     def subscription(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """QUERY_SUBSCRIPTION_BY_CONSUMER (345): what the members want of the topic; left out where nobody is online."""
+        """QUERY_SUBSCRIPTION_BY_CONSUMER (345): the group's subscription to the topic, if a member is online."""
         header = command.header(QuerySubscriptionByConsumerRequestHeader)
         body: dict[str, Any] = {"group": header.group, "topic": header.topic}
         found = self._consumers.find_subscription(header.group, header.topic)
@@ -142,7 +146,7 @@ class GroupAdminProcessor:
         return command.reply(body=encode_json(body))
 
     async def consumer_connections(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_CONSUMER_CONNECTION_LIST (203); CONSUMER_NOT_ONLINE."""
+        """GET_CONSUMER_CONNECTION_LIST (203); CONSUMER_NOT_ONLINE if the group has no members."""
         group = command.header(ConsumerGroupRequestHeader).consumer_group
         info = self._consumers.group(group)
         if info is None:
@@ -157,7 +161,7 @@ class GroupAdminProcessor:
         return await in_slices(connection, command, body)
 
     async def producer_connections(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_PRODUCER_CONNECTION_LIST (204); SYSTEM_ERROR for none."""
+        """GET_PRODUCER_CONNECTION_LIST (204); SYSTEM_ERROR if the group has no members."""
         group = command.header(ProducerGroupRequestHeader).producer_group
         channels = self._producers.channels(group)
         if not channels:
@@ -174,7 +178,7 @@ class GroupAdminProcessor:
 
 
 def _connections(channels: Iterable[ClientChannel]) -> Iterator[dict[str, Any]]:
-    """The rows of clients as they are now: the table may change before the last one is asked for."""
+    """The rows of the clients of this moment. They are copied: the table may change while the rows are encoded."""
     return (
         {
             "clientAddr": channel.connection.peer_text,
@@ -200,5 +204,5 @@ def _producers(channels: Iterable[ClientChannel]) -> Iterator[dict[str, Any]]:
 
 
 def _language(language: Any) -> str:
-    """A name of RocketMQ's list: its own tools read no other."""
+    """The language's name, or OTHER if RocketMQ's enum does not have it: RocketMQ's tools cannot read other names."""
     return str(language) if str(language) in LanguageCode.__members__ else LanguageCode.OTHER.name

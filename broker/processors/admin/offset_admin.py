@@ -1,4 +1,4 @@
-"""Offsets of groups are moved: reset (222, by the clients: 220) and cloned (314).
+"""Moving the offsets of groups: reset (222, carried out by clients as 220) and clone (314).
 
 Source: RocketMQ's AdminBrokerProcessor and Broker2Client.
 """
@@ -35,7 +35,7 @@ _V3_0_7: Final = 24
 
 
 class OffsetAdminProcessor:
-    """Moves groups: to a time, to an offset, to where another group is."""
+    """Moves groups to a time, to an offset, or to the offsets of another group."""
 
     def __init__(
         self,
@@ -59,18 +59,19 @@ class OffsetAdminProcessor:
         self._store = store
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset)
         table.register(RequestCode.CLONE_GROUP_OFFSET, self.clone_offset)
 
     async def reset_offset(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """INVOKE_BROKER_TO_RESET_OFFSET (222): to a time (-1: the end) or an offset, in one queue or all.
+        """INVOKE_BROKER_TO_RESET_OFFSET (222): reset to a time (-1: the end) or an offset, in one queue or all.
 
-        By default the broker keeps the new offsets and hands each out at the next pull of its queue
-        (PULL_OFFSET_MOVED).
-        With useServerSideResetOffset=false the members of the group are told to move (220). TOPIC_NOT_EXIST,
-        SUBSCRIPTION_GROUP_NOT_EXIST, INVALID_PARAMETER for a queue that the topic does not have, SYSTEM_ERROR for an
-        offset that the queue does not have, SYSTEM_BUSY for one group more than maxOffsetGroups, CONSUMER_NOT_ONLINE.
+        By default the broker stores the new offsets and returns each one to the next pull of its queue
+        (PULL_OFFSET_MOVED). With useServerSideResetOffset=false it sends them to the members of the group (220).
+
+        TOPIC_NOT_EXIST, SUBSCRIPTION_GROUP_NOT_EXIST, INVALID_PARAMETER for a queue that the topic does not have,
+        SYSTEM_ERROR for an offset that the queue does not have, SYSTEM_BUSY beyond maxOffsetGroups,
+        CONSUMER_NOT_ONLINE if a member has to be reached and none is connected.
         """
         header = command.header(ResetOffsetRequestHeader)
         config = self._topics.get(header.topic)
@@ -79,7 +80,9 @@ class OffsetAdminProcessor:
         if header.group not in self._groups.table:
             raise no_such_group(header.group)
         if self._configuration.section(BrokerConfig).use_server_side_reset_offset:
-            self._offsets.check_room(header.group)
+            self._offsets.check_limit(header.group)
+        # The reply is made before the first offset is assigned: a reply that is too long, or a client that has closed
+        # its connection, raises here, and nothing has changed.
         async with LargeReply(connection, command) as reply:
             targets = await self._targets(header, config, reply)
             table = QueueTable(reply, b'{"offsetTable":{')
@@ -89,14 +92,16 @@ class OffsetAdminProcessor:
             reply.add(b"}}")
 
         if self._configuration.section(BrokerConfig).use_server_side_reset_offset:
-            for count, (queue_id, offset) in enumerate(targets.items(), 1):  # all of them, though the client may go
+            # From here on the reset is finished even if the client closes its connection: no queue is left out.
+            for count, (queue_id, offset) in enumerate(targets.items(), 1):
                 self._offsets.assign_reset(header.topic, header.group, queue_id, offset)
                 if count % BATCH == 0:
                     await trio.lowlevel.checkpoint()
+            # Persist before the reply: a reset that was confirmed is still pending after a kill. Held pulls wake last.
             await self._offsets.persisted()
             self._long_polling.wake_topic(header.topic)
         else:
-            self._tell_members(header, reply.body())
+            self._send_to_members(header, reply.body())
         return reply.end()
 
     async def _targets(
@@ -130,11 +135,11 @@ class OffsetAdminProcessor:
             return min(found, current) if current >= 0 else found
         return found
 
-    def _tell_members(self, header: ResetOffsetRequestHeader, body: bytes) -> None:
+    def _send_to_members(self, header: ResetOffsetRequestHeader, body: bytes) -> None:
         members = [client for client in self._consumers.channels(header.group) if client.version >= _V3_0_7]
         if not members:
             raise RemotingError(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of the group {header.group} is online to be moved"
+                ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of the group {header.group} is online to be reset"
             )
         ext = {"topic": header.topic, "group": header.group, "timestamp": str(header.timestamp)}
         missed = [
@@ -147,19 +152,20 @@ class OffsetAdminProcessor:
         if missed:
             raise RemotingError(
                 ResponseCode.SYSTEM_ERROR,
-                f"these consumers do not take what they are sent, and were not told to move: {', '.join(missed[:10])}",
+                "the reset was not sent to these consumers, because they do not read from their connections:"
+                f" {', '.join(missed[:10])}",
             )
 
     async def clone_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """CLONE_GROUP_OFFSET (314): give a group the offsets of another, in one topic or all.
+        """CLONE_GROUP_OFFSET (314): copy the offsets of a group to another group, in one topic or all.
 
-        INVALID_PARAMETER for a name that no group can have, SYSTEM_BUSY for one group more than maxOffsetGroups.
+        INVALID_PARAMETER for an invalid group name, SYSTEM_BUSY beyond maxOffsetGroups.
         """
         header = command.header(CloneGroupOffsetRequestHeader)
         problem = group_problem(header.dest_group)
         if problem is not None:
             raise invalid(problem)
-        self._offsets.check_room(header.dest_group)
+        self._offsets.check_limit(header.dest_group)
         named = [header.topic] if header.topic and header.topic.strip() else None
         for topic in named or sorted(self._offsets.topics_of(header.src_group)):
             if topic not in self._topics.table:

@@ -1,4 +1,4 @@
-"""The queues of topics: their limits (202), their units (321)."""
+"""The queues of topics: their offsets (202) and their units (321)."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import LargeReply
 
 _MOST_UNITS: Final = 65_536
-"""Units that one reply shows."""
+"""Most units in one reply."""
 _UNITS_AT_ONCE: Final = 500
 _UNIT_TEXT: Final = b'{"physicOffset":%d,"physicSize":%d,"tagsCode":%d}'
 
@@ -34,7 +34,7 @@ class TopicOffset(Body):
 
 
 class QueueAdminProcessor:
-    """Shows what lies in queues."""
+    """Shows the offsets and units of queues."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class QueueAdminProcessor:
         self._store = store
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.GET_TOPIC_STATS_INFO, self.limits)
         table.register(RequestCode.QUERY_CONSUME_QUEUE, self.consume_queue)
 
     async def limits(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_TOPIC_STATS_INFO (202): for each queue its limits and the store time of its last message."""
+        """GET_TOPIC_STATS_INFO (202): the smallest and end offset of each queue, and its last message's store time."""
         topic = command.header(TopicRequestHeader).topic
         config = self._topics.get(topic)
         if config is None:
@@ -82,19 +82,19 @@ class QueueAdminProcessor:
         )
 
     async def consume_queue(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """QUERY_CONSUME_QUEUE (321): units of a queue as they lie in its files.
+        """QUERY_CONSUME_QUEUE (321): units of a queue as its files hold them.
 
-        INVALID_PARAMETER where more than 65,536 would have to be shown: there is no reply of a part.
+        INVALID_PARAMETER if the request names more than 65,536 existing units: there are no partial replies.
         """
         header = command.header(QueryConsumeQueueRequestHeader)
         topic, queue_id = header.topic, header.queue_id
         if not self._store.has_queue(topic, queue_id):
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"there is no queue {queue_id} of {topic}")
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the topic {topic} has no queue {queue_id}")
         first, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
         count = min(header.count, end - header.index) if header.index >= first else 0
         if count > _MOST_UNITS:
             raise invalid(
-                f"queue {queue_id} of {topic} has {count} units from {header.index} on: ask for {_MOST_UNITS} at most"
+                f"queue {queue_id} of {topic} has {count} units from {header.index} on: request at most {_MOST_UNITS}"
             )
         async with LargeReply(connection, command) as reply:
             reply.add(b'{"maxQueueIndex":%d,"minQueueIndex":%d,"queueData":[' % (end, first))

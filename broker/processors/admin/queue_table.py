@@ -1,14 +1,13 @@
-"""A table of queues in a reply: offsets, limits, how far a group is."""
+"""A table with an entry per queue in a reply: offsets, or a group's progress."""
 
 from trimq.protocol.body import Body, MessageQueue, encode_json
 from trimq.remoting.server.large_reply import LargeReply
 
 
 class QueueTable:
-    """The entries of a table of queues, in fastjson's form, written into a reply as they are found.
+    """Writes the entries of a table into a reply one by one, in fastjson's form: the keys are JSON objects.
 
-    ``lead`` is what stands before the first of them; nothing is written before ``open``. ``behind`` sums up by how much
-    the group is behind.
+    ``lead`` is the text before the first entry. Nothing is written before ``open``. ``behind`` sums up the group's lag.
     """
 
     def __init__(self, reply: LargeReply, lead: bytes) -> None:
@@ -17,13 +16,13 @@ class QueueTable:
         self.behind = 0
 
     def open(self) -> None:
-        """Write what stands before the first entry."""
+        """Write the lead, once."""
         if self._lead != b",":
             self._reply.add(self._lead)
             self._lead = b""
 
     async def add(self, queue: MessageQueue, value: Body | int) -> None:
-        """One more entry; others may work before the next one."""
+        """Write one entry. Other tasks may run before the next one."""
         self.open()
         self._reply.add(self._lead + encode_json(queue) + b":" + encode_json(value))
         self._lead = b","

@@ -1,6 +1,6 @@
 """Administration of topics: 17, 18, 21, 215, 300, 305, 306, 316, 329, 351 (RocketMQ's AdminBrokerProcessor).
 
-A reply that promises a change is sent when the change is on disk and the name servers know it.
+A reply that promises a change is sent after the change is on disk and registered with the name servers.
 """
 
 from msgspec import field, structs
@@ -62,7 +62,7 @@ class TopicAdminProcessor:
         self._store = store
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         table.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update)
         table.register(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_list, copy_body=True)
         table.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_configs)
@@ -75,7 +75,10 @@ class TopicAdminProcessor:
         table.register(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired)
 
     async def update(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_CREATE_TOPIC (17). INVALID_PARAMETER for names and numbers, SYSTEM_ERROR for attributes."""
+        """UPDATE_AND_CREATE_TOPIC (17).
+
+        INVALID_PARAMETER for an invalid name or number, SYSTEM_ERROR for invalid attributes.
+        """
         header = command.header(CreateTopicRequestHeader)
         try:
             changes = parse_changes(header.attributes or "")
@@ -95,7 +98,10 @@ class TopicAdminProcessor:
         return command.reply()
 
     async def update_list(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them or none. Attributes may stand there with or without a sign."""
+        """UPDATE_AND_CREATE_TOPIC_LIST (18): creates or changes all topics or none. Errors as for 17.
+
+        Attributes may have a sign (+name) or none (name), which means +.
+        """
         wanted = [
             structs.replace(
                 config,
@@ -113,15 +119,16 @@ class TopicAdminProcessor:
         if not changed:
             return
         self._topics.put(*changed)
+        # In this order: mqadmin reads the topic back from a name server as soon as it has the reply.
         await self._topics.persisted()
         await self._registration.registered()
 
     def _checked(self, wanted: TopicConfig) -> TopicConfig:
-        """The topic as it will be: ``wanted.attributes`` are changes (+name, -name) to those it has."""
+        """Check ``wanted`` and return the new configuration. Its attributes are changes: +name, -name."""
         topic = wanted.topic_name
         self._check_name(topic)
         if not (0 <= wanted.read_queue_nums <= _MAX_QUEUES and 0 <= wanted.write_queue_nums <= _MAX_QUEUES):
-            raise invalid(f"a topic has 0 to {_MAX_QUEUES} queues to read and to write")
+            raise invalid(f"a topic has 0 to {_MAX_QUEUES} read queues and write queues")
         if not 0 <= wanted.perm <= 15:
             raise invalid(f"perm is a sum of 4 (read), 2 (write), 1 (inherit) and 8 (priority), not {wanted.perm}")
         known = self._topics.get(topic)
@@ -151,7 +158,7 @@ class TopicAdminProcessor:
         return await in_slices(connection, command, object_pieces(*pieces))
 
     def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_TOPIC_CONFIG (351); TOPIC_NOT_EXIST."""
+        """GET_TOPIC_CONFIG (351); TOPIC_NOT_EXIST if there is none."""
         return command.reply(body=encode_json(self._existing(command.header(TopicRequestHeader).topic)))
 
     def _existing(self, topic: str) -> TopicConfig:
@@ -161,7 +168,7 @@ class TopicAdminProcessor:
         return config
 
     async def delete(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """DELETE_TOPIC_IN_BROKER (215): the topic, its queues and what groups had read of it. Succeeds without one."""
+        """DELETE_TOPIC_IN_BROKER (215): the topic, its queues and all offsets in it. Succeeds if it does not exist."""
         topic = command.header(TopicRequestHeader).topic
         if not topic.strip():
             raise invalid("the topic is blank")
@@ -170,7 +177,8 @@ class TopicAdminProcessor:
             self._offsets.remove_topic(topic)
             self._stats.remove_topic(topic)
             self._long_polling.wake_topic(topic)
-            # the queues go in this turn: a send that makes the topic anew a moment later has queues of its own
+            # The store forgets the queues in this turn, before the first wait: a send that creates the topic again a
+            # moment later gets new queues.
             await self._store.delete_topic(topic)
             await self._topics.persisted()
             await self._offsets.persisted()
@@ -182,22 +190,22 @@ class TopicAdminProcessor:
         return command.reply(body=encode_json({"topicList": self._topics.system_topics()}))
 
     async def consumed_by(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe to the topic or have offsets in it."""
+        """QUERY_TOPIC_CONSUME_BY_WHO (300): the groups that subscribe to the topic or have offsets in it."""
         topic = command.header(TopicRequestHeader).topic
         groups = self._offsets.groups_of(topic) | set(self._consumers.groups_of(topic))
         return await in_slices(connection, command, object_pieces(("groupList", list_pieces(in_order(groups)))))
 
     async def clean_consume_queues(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
+        """CLEAN_EXPIRED_CONSUMEQUEUE (306): delete queues that have no message left in the log."""
         await self._store.clean_expired_consume_queues()
         return command.reply()
 
     async def clean_unused(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """CLEAN_UNUSED_TOPIC (316): queues whose topic is not there any more."""
+        """CLEAN_UNUSED_TOPIC (316): delete queues whose topic does not exist any more."""
         await self._store.clean_unused_topics(self._topics.table)
         return command.reply()
 
     async def delete_expired(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """DELETE_EXPIRED_COMMITLOG (329): look for expired files now, whatever the hour."""
+        """DELETE_EXPIRED_COMMITLOG (329): start deleting expired commit log files, at any hour."""
         await self._store.delete_expired_now()
         return command.reply()

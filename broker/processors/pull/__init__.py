@@ -1,1 +1,1 @@
-"""Pulls."""
+"""Pulls: the full path, the fast path, and their replies."""

@@ -1,7 +1,9 @@
-"""Pulling: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
+"""Pulls: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
 
-What is found goes out as views into the commit log's mapped files; a body is never copied here. Cold data is read by a
-coroutine. Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultHandler.
+This is the full path, which knows every case. Small replies are copied into one buffer; larger ones are sent as views
+of the commit log's mapped files. Data that is not in memory is read by a coroutine.
+
+Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultHandler.
 """
 
 from functools import lru_cache
@@ -45,8 +47,9 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import HELD, Outcome
 from trimq.remoting.server.out_buffer import SMALL
 
-_FILTERS_KEPT: Final = 10_000
+_MAX_FILTERS: Final = 10_000
 _LONGEST_CACHED: Final = 256
+"""Longer subscription texts are parsed at each pull, so that clients cannot fill memory with the cache."""
 _FEW: Final = 2
 _MAX_BYTES: Final = 128 * 1024 * 1024
 _LITE: Final = int(RequestCode.LITE_PULL_MESSAGE)
@@ -61,7 +64,7 @@ _cached_filter: Final = lru_cache(maxsize=4096)(_parsed_filter)
 
 
 class PullMessageProcessor:
-    """Checks a pull, asks the store, answers or holds the request until something comes."""
+    """Checks a pull and reads the store, then replies or holds the request until a message arrives."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class PullMessageProcessor:
         configuration.listeners.append(lambda _keys: self._register())
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family (the main port only: the VIP port serves no pulls)."""
+        """Register the handlers of this family (main port only: the VIP port serves no pulls)."""
         self._handlers = table
         self._terms = table.gate.terms
         self._register()
@@ -112,10 +115,10 @@ class PullMessageProcessor:
         table.register(RequestCode.LITE_PULL_MESSAGE, self.pull, header=header, fast=lite)
 
     def again(self, request: PullRequest) -> None:
-        """Serve a held pull: something arrived, or its time is over. It is not held a second time.
+        """Serve a held pull: a message has arrived, or its time is over. It is not held a second time.
 
-        Where the gate says other things of it than when it came, it has to be looked at again. Its buffers are gone:
-        the client shall ask anew.
+        If the gate's terms are not those under which the pull was let through, the features have to check it again.
+        That is impossible without the request's buffers, which are dropped: the client is asked to send it again.
         """
         connection, command = request.connection, request.command
         if self._terms(connection, command.code) != request.terms:
@@ -140,13 +143,15 @@ class PullMessageProcessor:
     def _pull(
         self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, terms: object
     ) -> Outcome:
-        """``terms``: the gate's, on which it may be held; None for one that was held already."""
+        """Serve a pull. ``terms`` are the gate's, stored with a held pull; None for a pull that was held already."""
+        # A held pull is checked again: topic, group and permissions may have changed while it waited.
         flags = self._check(command, header)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         if header.sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
             accept = None
         else:
             accept = self._filter(header)
+        # After all checks: a reset is returned once, and a refused pull must not use it up.
         if self._offsets.reset_offset_table:
             reset = self._offsets.take_reset(topic, group, queue_id)
             if reset is not None:
@@ -159,6 +164,7 @@ class PullMessageProcessor:
             return self._pull_cold(connection, command, header, flags, accept, limit, terms)
         if result.status is not _FOUND:
             return self._answer(connection, command, header, flags, accept, result, terms)
+        # A held pull committed its offset when it arrived; by now the group may have committed a later one.
         if terms is not None and header.sys_flag & PULL_COMMIT_OFFSET:
             self._commit(connection, header)
         return self._found(connection, command, header, flags, result)
@@ -166,10 +172,13 @@ class PullMessageProcessor:
     # checks, in RocketMQ's order
 
     def _check(self, command: RemotingCommand, header: PullMessageRequestHeader) -> tuple[int, int]:
-        """Whether the group may pull there; the flags of topic and group for the reply."""
+        """Check that the group may pull from the queue. Returns the sysFlags of topic and group, for the reply.
+
+        Raises RemotingError, and PullForbiddenError for missing permissions.
+        """
         config = self._section(BrokerConfig)
         if not config.broker_permission & PERM_READ:
-            raise PullForbiddenError(BROKER_FORBIDDEN, "this broker hands out no messages (brokerPermission)")
+            raise PullForbiddenError(BROKER_FORBIDDEN, "this broker does not permit reading (brokerPermission)")
         if command.code == _LITE and not config.lite_pull_message_enable:
             raise PullForbiddenError(BROKER_FORBIDDEN, "this broker serves no lite pulls (litePullMessageEnable)")
         group = self._find_group(header.consumer_group)
@@ -183,24 +192,26 @@ class PullMessageProcessor:
         if topic is None:
             raise no_such_topic(header.topic)
         if not topic.perm & PERM_READ:
-            raise PullForbiddenError(TOPIC_FORBIDDEN, f"the topic {header.topic} hands out no messages (perm)")
+            raise PullForbiddenError(TOPIC_FORBIDDEN, f"the topic {header.topic} does not permit reading (perm)")
         if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise invalid(f"the topic {header.topic} has {topic.read_queue_nums} queues to read, no {header.queue_id}")
+            raise invalid(
+                f"the topic {header.topic} has {topic.read_queue_nums} read queues, and no queue {header.queue_id}"
+            )
         if header.sys_flag & PULL_COMMIT_OFFSET:
             self._check_commit(header)
         return topic.topic_sys_flag, group.group_sys_flag
 
     def _check_commit(self, header: PullMessageRequestHeader) -> None:
-        """The commit that comes with a pull: refused together with it, as UPDATE_CONSUMER_OFFSET would refuse it."""
+        """Check the commit that comes with a pull. A commit that UPDATE_CONSUMER_OFFSET refuses fails the pull too."""
         try:
             check_commit_offset(header.commit_offset)
-            self._offsets.check_room(header.consumer_group)
+            self._offsets.check_limit(header.consumer_group)
         except RemotingError:
             self._offsets.refused += 1
             raise
 
     def _filter(self, header: PullMessageRequestHeader) -> TagFilter | None:
-        """What the pull lets through, by the subscription in the request or by that of the group's heartbeats."""
+        """The filter of a pull, from the subscription in the request or else from the group's heartbeats."""
         if header.sys_flag & PULL_SUBSCRIPTION:
             if not is_tag_type(header.expression_type):
                 raise _no_such_filter(header.expression_type)
@@ -214,11 +225,11 @@ class PullMessageProcessor:
         subscription = self._subscription(header)
         key = (header.consumer_group, header.topic)
         known = self._filters.get(key)
-        if known is not None and known[0] is subscription:
+        if known is not None and known[0] is subscription:  # a heartbeat with a new version replaces the object
             return known[1]
         if not is_tag_type(subscription.expression_type):
             raise _no_such_filter(subscription.expression_type)
-        if len(self._filters) >= _FILTERS_KEPT:
+        if len(self._filters) >= _MAX_FILTERS:
             self._filters.clear()
         accept = filter_for(subscription)
         self._filters[key] = (subscription, accept)
@@ -229,7 +240,7 @@ class PullMessageProcessor:
         info = self._group_info(name)
         if info is None:
             raise RemotingError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"no heartbeat of the consumer group {name} has come yet"
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer group {name} has not sent a heartbeat yet"
             )
         group = self._find_group(name)
         if info.message_model == BROADCASTING and (group is None or not group.consume_broadcast_enable):
@@ -245,11 +256,12 @@ class PullMessageProcessor:
             )
         if subscription.sub_version < header.sub_version:
             raise RemotingError(
-                ResponseCode.SUBSCRIPTION_NOT_LATEST, f"the subscription of {name} to {topic} is an older one"
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the last heartbeat of the consumer group {name} has an older subscription to {topic} than this pull",
             )
         return subscription
 
-    # answers
+    # replies
 
     def _reset(self, header: PullMessageRequestHeader, offset: int) -> GetMessageResult:
         return GetMessageResult(
@@ -284,17 +296,18 @@ class PullMessageProcessor:
         result: GetMessageResult,
         terms: object,
     ) -> Outcome:
-        """Answer with whatever the store has said, or hold the pull."""
+        """Reply with the store's result, or hold the pull."""
         status = result.status
         code = code_of(status, header.queue_offset)
         if terms is not None:
+            # No await between the store's look and this: a message dispatched in between would not wake the pull.
             held = (
                 code == NOT_FOUND
                 and header.sys_flag & PULL_SUSPEND
                 and self._hold(connection, command, header, accept, terms)
             )
             if header.sys_flag & PULL_COMMIT_OFFSET and status is not GetMessageStatus.OFFSET_RESET:
-                self._commit(connection, header)
+                self._commit(connection, header)  # not after a reset, which the commit would undo
             if held:
                 return HELD
         if status is _FOUND:
@@ -332,7 +345,7 @@ class PullMessageProcessor:
     ) -> Outcome:
         group, topic = header.consumer_group, header.topic
         self._commit_pull(group, topic, header.queue_id, result.next_begin_offset)
-        if command.flag & 2:
+        if command.flag & 2:  # one-way: nothing is sent, so nothing is counted
             result.release()
             return None
         buffers, size = result.buffers, result.size
@@ -350,5 +363,5 @@ class PullMessageProcessor:
 def _no_such_filter(expression_type: str | None) -> RemotingError:
     return RemotingError(
         ResponseCode.SYSTEM_ERROR,
-        f"the broker does not support consumers that filter by {expression_type}: subscribe by tags",
+        f"the broker does not support consumers that filter by {expression_type}: use tags",
     )

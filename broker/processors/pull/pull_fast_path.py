@@ -1,8 +1,8 @@
 """The fast path of a pull: from its header, decoded in one pass, to the bytes of its reply.
 
-A pull that finds messages in memory takes it, of a known group and topic, with a JSON header. What is found to be
-otherwise (nothing new, cold data, a reset, a refusal) is left to pull.py before there are side effects; it gets the
-same header, and knows every case.
+It serves pulls of a known group and topic that have a JSON header and find messages in memory. All others (nothing new,
+cold data, a reset, a refusal) are left to pull.py before there are side effects. The full path gets the same decoded
+header and knows every case.
 """
 
 import struct
@@ -26,14 +26,14 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import FastHandler
 
 COPIED: Final = 64 * 1024
-"""Up to this much goes out as one buffer: one copy costs less than views, their owner and a vector for the kernel."""
-_READERS_KEPT: Final = 10_000
+"""Up to this size a reply is one buffer: a copy costs less than views, their owner and an I/O vector for the kernel."""
+_MAX_READERS: Final = 10_000
 _MAX_BYTES: Final = 128 * 1024 * 1024
 _pack_words: Final = struct.Struct(">II").pack
 
 
 class _Reader:
-    """What a pull needs to know of a group in a topic, as long as both configurations are those in their tables."""
+    """A group's view of a topic, cached for its pulls. Valid while both configurations are those in their tables."""
 
     __slots__ = ("group", "key", "nums", "queues", "sizes", "template", "topic")
 
@@ -48,14 +48,14 @@ class _Reader:
 
 
 _Place = tuple[ConsumeQueue, int, int, int]
-"""What a pull without a filter asks for: queue, offset, messages and bytes at most."""
+"""The request of a pull without a filter: queue, offset, most messages, most bytes."""
 
 
 class PullFastPath:
-    """Serves pulls that find something in memory.
+    """Serves pulls that find messages in memory.
 
-    A consumer that works through a backlog asks for the next messages when it has these. Where the loop has nothing to
-    do until then, ``prepare`` gets them together.
+    A consumer that works through a backlog requests the next messages as soon as it has these. If the loop is idle
+    until then, ``prepare`` reads them ahead.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PullFastPath:
         store: MessageStore,
         filter_of: Callable[[PullMessageRequestHeader], TagFilter | None],
     ) -> None:
-        """``filter_of`` gives the filter of a pull, or raises RemotingError."""
+        """``filter_of`` returns the filter of a pull, or raises RemotingError."""
         self._filter_of = filter_of
         self._groups = groups.table
         self._topics = topics.table
@@ -80,40 +80,45 @@ class PullFastPath:
         self._count_found = store.count_found
         self._expected: _Place | None = None
         self._prepared: tuple[_Place, bytes, int, int] | None = None
-        """What ``prepare`` has made: for which pull, the records, their number and the offset that follows."""
+        """What ``prepare`` has read: the pull it is for, the records, their number, the offset after them."""
         self._readers: dict[tuple[str, str], _Reader] = {}
         self.serve: FastHandler = self._handler()
-        """For both kinds of pulls."""
+        """For both request codes of pulls."""
 
-    def _handler(self) -> FastHandler:  # noqa: PLR0915 - as below
+    def _handler(self) -> FastHandler:  # noqa: PLR0915 - as below: the body of ``serve`` counts here too
         readers, groups, topics = self._readers, self._groups, self._topics
         offsets, filter_of, in_memory = self._offsets, self._filter_of, self._in_memory
         commit_pull, count_found, ahead = offsets.commit_pull, self._count_found, self._ahead
         broker_get = self._stats.broker_get
 
-        def serve(  # noqa: PLR0912, PLR0915 - every pull passes here: a call more is a cost for all
+        def serve(  # noqa: PLR0912 - every pull passes here: each further call costs all of them
             connection: Connection, request: TypedRequest[Any]
         ) -> bytes | None:
+            # ``return None`` leaves the request to the full path, which serves it from the start: no side effects yet.
             header = request.header
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             reader = readers.get((group, topic))
+            # A changed configuration is a new object in its table, so identity shows that the checks of _find hold.
             if reader is None or reader.topic is not topics.get(topic) or reader.group is not groups.get(group):
                 reader = self._find(group, topic)
                 if reader is None:
                     return None
-            if request.flag or (offsets.reset_offset_table and reader.key in offsets.reset_offset_table):
-                return None
             queue = reader.queues.get(queue_id)
             if queue is None or queue.deleted:
                 queue = self._find_queue(reader, queue_id)
                 if queue is None:
                     return None
-            offset = header.queue_offset
-            if not queue.min_offset <= offset < queue.next_offset:
-                return None
-            sys_flag = header.sys_flag
-            if sys_flag & PULL_COMMIT_OFFSET and (
-                reader.key not in offsets.offset_table or not -1 <= header.commit_offset <= MAX_OFFSET
+            offset, sys_flag = header.queue_offset, header.sys_flag
+            # One-way pulls, pending resets, offsets without a message, and commits that need a check. A group that has
+            # offsets in the topic counts towards maxOffsetGroups already, so its commit cannot exceed the limit.
+            if (
+                request.flag
+                or (offsets.reset_offset_table and reader.key in offsets.reset_offset_table)
+                or not queue.min_offset <= offset < queue.next_offset
+                or (
+                    sys_flag & PULL_COMMIT_OFFSET
+                    and (reader.key not in offsets.offset_table or not -1 <= header.commit_offset <= MAX_OFFSET)
+                )
             ):
                 return None
             if sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
@@ -123,12 +128,12 @@ class PullFastPath:
                     accept = filter_of(header)
                 except RemotingError:
                     return None
-            limit = header.max_msg_bytes
-            if not limit or not 0 < limit < _MAX_BYTES:
-                limit = _MAX_BYTES
+            requested = header.max_msg_bytes
+            limit = requested if requested and 0 < requested < _MAX_BYTES else _MAX_BYTES
             nums = header.max_msg_nums
             prepared = self._prepared
             if prepared is not None and accept is None and prepared[0] == (queue, offset, nums, limit):
+                # From here on the pull is served in any case, so taking the prepared records is no early side effect.
                 self._prepared = None
                 _, body, count, following = prepared
                 buffers: list[bytes] | list[memoryview] = [body]
@@ -145,10 +150,11 @@ class PullFastPath:
                 _, (buffers, count, size), following = found
                 if not count or size > COPIED:
                     return None
-                if accept is None:
+                if accept is None:  # ``in_memory`` counts what it finds, ``ahead`` does not
                     count_found(count)
             if accept is None and following < queue.next_offset:
                 self._expected = (queue, following, nums, limit)
+            # Side effects start here.
             if sys_flag & PULL_COMMIT_OFFSET:
                 offsets.commit(connection.peer_text, group, topic, queue_id, header.commit_offset)
             commit_pull(group, topic, queue_id, following)
@@ -166,7 +172,7 @@ class PullFastPath:
         return serve
 
     def prepare(self) -> None:
-        """Get together what the last pull's consumer will ask for next: there is a moment's time."""
+        """Read what the consumer of the last pull will request next. Called while the loop is idle."""
         place, self._expected = self._expected, None
         if self._prepared is not None and self._prepared[0][0].deleted:
             self._prepared = None
@@ -175,17 +181,20 @@ class PullFastPath:
         found = self._ahead(*place)
         if found is not None:
             _, (buffers, count, size), following = found
-            # a pull that gets less than it may is answered with what there is when it comes
+            # A short result at the queue's end is not prepared: more messages may have arrived when the pull comes.
             if size <= COPIED and (count == place[2] or following < place[0].next_offset):
                 self._prepared = place, b"".join(buffers), count, following
 
     def _find(self, group: str, topic: str) -> _Reader | None:
-        """What is to be known of a group in a topic when it pulls for the first time, or again after a change."""
+        """Check and cache a group's view of a topic at its first pull, or at the first after a change.
+
+        None if the full path has to serve its pulls.
+        """
         self._readers.pop((group, topic), None)
         its, of = self._groups.get(group), self._topics.get(topic)
         if its is None or of is None or not its.consume_enable or not of.perm & PERM_READ:
             return None
-        if len(self._readers) >= _READERS_KEPT:
+        if len(self._readers) >= _MAX_READERS:
             self._readers.clear()
         reader = self._readers[group, topic] = _Reader(its, of, *self._stats.group_counters(group, topic))
         return reader

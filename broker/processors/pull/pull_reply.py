@@ -1,4 +1,4 @@
-"""What a pull is answered: codes by outcome, and the head of the reply from a template.
+"""Replies to pulls: the code for each result of the store, and headers from a template.
 
 Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultHandler.
 """
@@ -44,7 +44,7 @@ _EMPTY_QUEUE: Final = (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus
 
 
 class PullForbiddenError(RemotingError):
-    """NO_PERMISSION with RocketMQ's number of the reason in the reply's header."""
+    """NO_PERMISSION, with RocketMQ's number for the reason in the header of the reply."""
 
     def __init__(self, forbidden_type: int, remark: str) -> None:
         super().__init__(ResponseCode.NO_PERMISSION, remark)
@@ -57,20 +57,20 @@ def forbidden(command: RemotingCommand, error: PullForbiddenError) -> RemotingCo
 
 
 def code_of(status: GetMessageStatus, offset: int) -> int:
-    """The reply's code for what a pull at ``offset`` has met."""
+    """The code of the reply to a pull at ``offset`` with the result ``status``."""
     if offset != 0 and status in _EMPTY_QUEUE:
         return _MOVED
     return _CODES[status]
 
 
 def ask_again(command: RemotingCommand, offset: int) -> bytes:
-    """The reply to a held pull that nobody has looked at: nothing is there yet, the client may ask for the same."""
+    """The reply to a held pull that is not served: PULL_NOT_FOUND at its own offset, so the client sends it again."""
     nothing = GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, 0, offset)
     return pull_head(command, NOT_FOUND, nothing, (0, 0), 0)
 
 
 def found_template(topic_flag: int, group_flag: int) -> bytes:
-    """The header of the reply to a pull that finds messages: takes max, min and next offset, and the opaque."""
+    """A template for the header of replies with messages; it takes max, min and next offset, and the opaque."""
     return (
         _TEMPLATE.replace(b'"code":%d', b'"code":0', 1)
         .replace(b'"groupSysFlag":"%d"', b'"groupSysFlag":"%d"' % group_flag, 1)
@@ -82,7 +82,7 @@ def found_template(topic_flag: int, group_flag: int) -> bytes:
 def pull_head(
     command: RemotingCommand, code: int, result: GetMessageResult, flags: tuple[int, int], body_size: int
 ) -> bytes:
-    """Length word and header of the reply; the body is sent behind it. ``flags``: the topic's and the group's."""
+    """The length words and the header of a reply, without its body. ``flags``: the sysFlags of topic and group."""
     topic_flag, group_flag = flags
     if command.encoding:
         ext = {

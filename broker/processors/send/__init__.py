@@ -1,1 +1,1 @@
-"""Sends: single messages, batches, messages that consumers send back."""
+"""Sends: single messages, batches, and messages that consumers send back."""

@@ -1,4 +1,4 @@
-"""What a message's properties mean to a send: whether it waits for the disk, and where a delayed one is parked."""
+"""The properties that decide how a message is stored: TAGS, WAIT and DELAY."""
 
 from typing import Final
 
@@ -16,19 +16,19 @@ _REAL_QID: Final = PropertyName.REAL_QID.value
 
 
 def tag_hash(properties: dict[str, str]) -> int:
-    """The queue unit's tag slot: the hash of TAGS, 0 without."""
+    """The tags code of the queue unit: the hash of TAGS, 0 without tags."""
     tags = properties.get(_TAGS)
     return tags_code(tags) if tags else 0
 
 
 def waits_for_store(properties: dict[str, str]) -> bool:
-    """False where the producer does not want to wait for the disk (WAIT=false)."""
+    """False if the producer does not want to wait for the disk (WAIT=false)."""
     wait = properties.get(_WAIT)
     return wait is None or wait.lower() == "true"
 
 
 def delay_level(properties: dict[str, str]) -> int:
-    """The DELAY property. Raises RemotingError(MESSAGE_ILLEGAL) where it is not a number."""
+    """The DELAY property, 0 without one. Raises RemotingError(MESSAGE_ILLEGAL) if it is not a number."""
     text = properties.get(_DELAY)
     if not text:
         return 0
@@ -41,9 +41,10 @@ def delay_level(properties: dict[str, str]) -> int:
 
 
 def park(properties: dict[str, str], topic: str, queue_id: int, level: int) -> tuple[str, int]:
-    """Turn a message with a delay level to the schedule topic: its place there; the real one goes into its properties.
+    """Redirect a delayed message to the schedule topic. Returns the topic and queue that store it until it is due.
 
-    ``level`` is at most the highest one there is. The DELAY property is set to it.
+    The real topic and queue are saved in its properties. ``level`` is at most the highest configured one; the DELAY
+    property is set to it.
     """
     properties[_DELAY] = str(level)
     properties[_REAL_TOPIC] = topic

@@ -1,7 +1,8 @@
-"""Sending: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), with and without a reply.
+"""Sends: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), with and without a reply.
 
-This is the full path, which knows all of them. Ordinary sends are served by send_fast_path.py and send_native.py, where
-the gate lets them; what these leave comes here with its header decoded.
+This is the full path, which knows every case. Ordinary sends are served by send_fast_path.py and send_native.py if the
+gate permits it. Requests that these decline come here with their header already decoded.
+
 Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each message with its own properties only).
 """
 
@@ -62,18 +63,18 @@ def _no_body() -> RemotingError:
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Raises MESSAGE_ILLEGAL where no record can hold them; found before they are looked through."""
+    """Parse properties. Raises MESSAGE_ILLEGAL if no record can hold them, before any work is spent on parsing."""
     if len(text) > MAX_PROPERTIES:
         raise properties_too_long(len(text))
     return decode_properties(text)
 
 
-def _nobody(_result: PutMessageResult) -> None:
-    """Takes the result of a one-way send."""
+def _ignore_result(_result: PutMessageResult) -> None:
+    """Receives the result of a one-way send that had to wait."""
 
 
 class SendMessageProcessor:
-    """Checks a send, makes the message that is stored of it, and answers where it lies."""
+    """Checks a send, builds and stores its message, and replies with the message's place."""
 
     def __init__(
         self,
@@ -131,13 +132,13 @@ class SendMessageProcessor:
         self._register()
 
     def register(self, table: HandlerTable) -> None:
-        """Take the codes of this family."""
+        """Register the handlers of this family."""
         self._handlers = table
         table.gate.listeners.append(self._register)
         self._register()
 
     def _register(self) -> None:
-        """Make the routes, as the configuration and the features let them be now."""
+        """Register the routes that the configuration and the gate's features permit now."""
         table = self._handlers
         if table is None:
             return
@@ -153,11 +154,11 @@ class SendMessageProcessor:
         table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2, header=header, fast=fast, offers=Sees.PROPERTIES)
 
     def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """SEND_MESSAGE (10): whole field names."""
+        """SEND_MESSAGE (10): full field names in the header."""
         return self._send(connection, command, command.header(SendMessageRequestHeader))
 
     def send_v2(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320): one-letter names; the field ``m`` says what a batch is."""
+        """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320): one-letter field names; the field ``m`` marks a batch."""
         return self._send(connection, command, command.header(SendMessageRequestHeaderV2))
 
     def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
@@ -167,6 +168,7 @@ class SendMessageProcessor:
             return self._refuse(command, error)
 
     def _checked(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Outcome:
+        # The checks may create topics. Each creation replaces the data version, so identity shows it afterwards.
         before = self._topics.data_version
         self._checks.started()
         self._checks.permission(header)
@@ -175,7 +177,7 @@ class SendMessageProcessor:
         if header.topic.startswith(RETRY_PREFIX) and not header.batch:
             dead = self._checks.dead_letter(command, header)
         if self._topics.data_version is not before:
-            command.body = bytes(command.body)
+            command.body = bytes(command.body)  # the view of the receive buffer ends when this handler returns
             return self._when_persisted(connection, command, header, config, dead)
         return self._put(connection, command, header, config, dead)
 
@@ -187,7 +189,7 @@ class SendMessageProcessor:
         config: TopicConfig,
         dead: TopicConfig | None,
     ) -> Any:
-        """The send that made a topic waits until the topic is on disk."""
+        """Store once the topic that the send created is on disk: a kill must not lose it after the reply."""
         try:
             await self._topics.persisted()
             return self._put(connection, command, header, config, dead)
@@ -207,7 +209,7 @@ class SendMessageProcessor:
         text = header.properties or ""
         if dead is not None:
             properties = _properties(text)
-            properties[_DELAY] = "-1"
+            properties[_DELAY] = "-1"  # a dead letter is not delayed again
             return self._put_one(connection, command, header, properties, dead.topic_name, 0)
         queue_id = header.queue_id
         if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
@@ -230,9 +232,10 @@ class SendMessageProcessor:
         queue_id: int,
         as_it_came: str | None = None,
     ) -> Outcome:
-        """``as_it_came``: the text of ordinary ``properties``, which is stored as the client wrote it.
+        """Store one message.
 
-        That is what the fast path does, and makes a difference only where a name is there twice.
+        ``as_it_came`` is the text of ordinary ``properties``: it is stored as the client wrote it, as the fast path
+        does. Encoding ``properties`` again would give another text only if a property occurs twice.
         """
         if not len(command.body):
             raise _no_body()
@@ -240,10 +243,11 @@ class SendMessageProcessor:
         properties.pop(_POP_CK, None)
         unique = properties.get(_UNIQ_KEY)
         if unique is None:
-            unique = properties[_UNIQ_KEY] = self._next_unique()  # the index finds it by this one too
+            unique = properties[_UNIQ_KEY] = self._next_unique()  # the index needs one, and the reply names it
             if as_it_came is not None:
                 as_it_came = closed(as_it_came) + join_properties({_UNIQ_KEY: unique})
         properties |= self._added
+        # Place last: it may redirect a delayed message, which changes topic, queue and properties.
         stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
         text = join_properties(properties) if as_it_came is None else closed(as_it_came) + self._added_text
         message = MessageInner(
@@ -268,20 +272,20 @@ class SendMessageProcessor:
         self, connection: Connection, command: RemotingCommand, message: MessageInner, queue_id: int, unique: str
     ) -> Outcome:
         topic = message.topic
-        if command.flag & 2:
-            result = self._put_message(message, _nobody)
+        if command.flag & 2:  # one-way
+            result = self._put_message(message, _ignore_result)
             if result is not None and result.ok:
                 self._count(topic, 1, result.size)
             return None
 
         result = self._put_message(message, partial(self._later, connection, command, topic, queue_id, unique))
         if result is None:
-            command.drop_buffers()
+            command.drop_buffers()  # the waiting reply needs only the opaque, not the receive buffer
             return DEFERRED
         return self._answer(command, topic, queue_id, unique, result)
 
     def _later(self, connection: Connection, command: RemotingCommand, *of: Any) -> None:
-        """The result of a put that had to wait."""
+        """Reply to a put that had to wait."""
         connection.complete(self._answer(command, *of))
 
     def _answer(
@@ -325,7 +329,7 @@ class SendMessageProcessor:
         batch, unique = self._batch(connection, command, header, config)
         sent = SentBatch(command, batch.topic, batch.queue_id, len(batch.keys), unique)
         if command.is_oneway:
-            result = self._put_message(batch, _nobody)
+            result = self._put_message(batch, _ignore_result)
             if result is not None and result.ok:
                 self._count(sent.topic, sent.messages, result.size)
             return None

@@ -44,7 +44,7 @@ _READ_WRITE = PERM_READ | PERM_WRITE
 
 
 class SendBackProcessor:
-    """Takes messages back."""
+    """Stores messages that consumers send back."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SendBackProcessor:
         checks: SendChecks,
         store_host: bytes,
     ) -> None:
-        """``store_host`` is what SendMessageProcessor has: the packed address that clients connect to."""
+        """``store_host`` is the packed address that clients connect to, as in SendMessageProcessor."""
         self._configuration = configuration
         self._topics = topics
         self._groups = groups
@@ -67,25 +67,28 @@ class SendBackProcessor:
         self._store_host = store_host
 
     def register(self, table: HandlerTable) -> None:
-        """Take the code."""
+        """Register the handler."""
         table.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
     def send_back(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """CONSUMER_SEND_MSG_BACK (36). Replies once the copy is stored; it does not wait for the disk (WAIT=false)."""
+        """CONSUMER_SEND_MSG_BACK (36). Replies once the copy is stored, without waiting for the disk (WAIT=false)."""
         header = command.header(ConsumerSendMsgBackRequestHeader)
         group = self._groups.find(header.group)
         if group is None:
             raise self._groups.missing(header.group)
         if not self._configuration.section(BrokerConfig).broker_permission & PERM_WRITE:
-            raise RemotingError(ResponseCode.NO_PERMISSION, "this broker takes no messages (brokerPermission)")
+            raise RemotingError(ResponseCode.NO_PERMISSION, "this broker does not permit writing (brokerPermission)")
         if group.retry_queue_nums <= 0:
-            return command.reply()
+            return command.reply()  # as in RocketMQ: the group wants no retries, so the message is dropped
+        # A new retry or dead-letter topic changes the data version: the reply then waits until it is on disk.
         before = self._topics.data_version
         retry = self._topics.create_on_send_back(
             retry_topic(header.group), group.retry_queue_nums, _READ_WRITE, UNIT_RETRY if header.unit_mode else 0
         )
         if not retry.perm & PERM_WRITE:
-            raise RemotingError(ResponseCode.NO_PERMISSION, f"the topic {retry.topic_name} takes no messages (perm)")
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION, f"the topic {retry.topic_name} does not permit writing (perm)"
+            )
         record = self._store.look_message(header.offset)
         if record is None:
             return self._send_back_cold(connection, command, header, group, before)
@@ -115,6 +118,7 @@ class SendBackProcessor:
         if command.version >= V3_4_9 and header.max_reconsume_times is not None:
             limit = header.max_reconsume_times
         properties = message.properties
+        # setdefault: at the second retry these name the first topic and message, not those of the last retry.
         properties.setdefault(_RETRY_TOPIC, message.topic)
         properties.setdefault(_ORIGIN_MESSAGE_ID, message.offset_message_id)
         properties[_WAIT] = "false"
@@ -197,7 +201,7 @@ def _decode(record: Any, offset: int) -> StoredMessage:
             return decode_message(record)
         except RecordError:
             pass
-    raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message begins at the commit log offset {offset}")
+    raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message starts at the commit log offset {offset}")
 
 
 def _random_queue(topic: TopicConfig | None, group: SubscriptionGroupConfig) -> int:

@@ -1,6 +1,6 @@
-"""Batches: from the body of SEND_BATCH_MESSAGE (320) to columns for the store, and from their offsets to the reply.
+"""Batches: the body of SEND_BATCH_MESSAGE (320) as columns for the store, and the reply from the stored offsets.
 
-What can be done to all messages of a batch at once is not done to each of them.
+Work is done on whole columns where possible, not message by message.
 """
 
 import struct
@@ -22,7 +22,7 @@ _pack_offset: Final = struct.Struct(">Q").pack
 
 
 class BatchParts(NamedTuple):
-    """What a batch's messages consist of, by column: see MessageBatch."""
+    """The messages of a batch by column, as MessageBatch takes them."""
 
     messages: BatchMessages
     tags_codes: Sequence[int]
@@ -30,9 +30,9 @@ class BatchParts(NamedTuple):
 
 
 class SentBatch(NamedTuple):
-    """What the reply to a batch needs to know.
+    """The data that the reply to a batch needs.
 
-    ``messages``: how many; ``unique``: the unique key of the batch as a whole.
+    ``messages`` is their number, ``unique`` the unique key of the whole batch.
     """
 
     command: RemotingCommand
@@ -43,14 +43,16 @@ class SentBatch(NamedTuple):
 
 
 def parts_of(body: Any, check: Callable[[dict[str, str]], None], *, tags_too: bool) -> BatchParts:
-    """The messages of a batch's body. ``check`` looks at properties that a batch may not carry.
+    """Split the body of a batch into its messages.
 
-    ``tags_too``: tags are keys of the index too.
+    ``check`` is called with the properties of each message that has one of NOT_IN_A_BATCH. With ``tags_too`` tags are
+    keys of the index as well.
 
-    Raises BatchError where the body is no batch, and what ``check`` raises.
+    Raises BatchError if the body is no batch, and the errors of ``check``.
     """
     columns = split_batch(body)
     messages, raw = ListedMessages(columns), columns.properties
+    # Reads all messages in one pass. None if one of them has a property that needs ``check``, or an unusual form.
     found = columns_of(raw)
     if found is not None:
         unique, tags, words = zip(*found, strict=True)
@@ -71,13 +73,13 @@ def parts_of(body: Any, check: Callable[[dict[str, str]], None], *, tags_too: bo
 
 def _tags_codes(tags: Sequence[str]) -> list[int]:
     first = tags[0]
-    if tags.count(first) == len(tags):
+    if tags.count(first) == len(tags):  # most batches have one tag, or none: hash it once
         return [tags_code(first)] * len(tags)
     return list(map(tags_code, tags))
 
 
 def _keys(unique: Sequence[str], words: Sequence[str]) -> list[tuple[str, ...]]:
-    """The index's words of each message, of its UNIQ_KEY and its KEYS; either may be empty."""
+    """The index keys of each message from its UNIQ_KEY and KEYS, either of which may be empty."""
     if "" not in unique:
         if not any(words):
             return list(zip(unique, strict=True))
@@ -89,7 +91,7 @@ def _keys(unique: Sequence[str], words: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def message_ids(host: bytes, offsets: Iterable[int]) -> str:
-    """The offset ids of a batch's messages, as its reply names them: the packed ``host`` and the offset of each."""
+    """The offset ids of a batch's messages as the reply lists them: the packed ``host`` and each log offset, in hex."""
     packed = host.join([b"", *map(_pack_offset, offsets)])
     return packed.hex(",", len(host) + 8).upper()
 
@@ -97,9 +99,9 @@ def message_ids(host: bytes, offsets: Iterable[int]) -> str:
 def batch_reply(
     region: str, trace: str, ids: str, queue_id: int, queue_offset: int, opaque: int, unique: str | None = None
 ) -> bytes:
-    """The whole reply to a batch that was stored, in the JSON form. Texts need no escapes in JSON.
+    """The whole reply to a stored batch, in JSON. The texts given must not need escapes in JSON.
 
-    ``unique``: the unique key of the batch as a whole, where it has one.
+    ``unique``: the unique key of the whole batch, if it has one.
     """
     transaction = "" if unique is None else f',"transactionId":"{unique}"'
     header = (

@@ -1,4 +1,4 @@
-"""What a send has to pass before it is stored, and what is done to messages that are not ordinary ones.
+"""The checks of a send before it is stored, and the placement of retried, dead and delayed messages.
 
 Source: RocketMQ's AbstractSendMessageProcessor.msgCheck, SendMessageProcessor.handleRetryAndDLQ, HookUtils.
 """
@@ -31,7 +31,7 @@ _NEVER_IN_A_BATCH: Final = NOT_IN_A_BATCH - {PropertyName.DELAY.value, _TRAN_MSG
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 V3_4_9: Final = 121
-"""The first version whose clients say themselves how often a message may be retried."""
+"""The first version whose clients send the number of permitted retries."""
 TIMER_NAMES: Final = tuple(
     name.value for name in (PropertyName.TIMER_DELAY_SEC, PropertyName.TIMER_DELAY_MS, PropertyName.TIMER_DELIVER_MS)
 )
@@ -40,7 +40,7 @@ UNIT_RETRY: Final = 2
 
 
 class SendChecks:
-    """The checks in the order in which RocketMQ makes them: each has its response code."""
+    """The checks, each with its response code. The caller makes them in RocketMQ's order."""
 
     def __init__(
         self,
@@ -58,34 +58,38 @@ class SendChecks:
         self._clock = clock
 
     def started(self) -> None:
-        """Raises SYSTEM_ERROR before the time from which sends are taken."""
+        """Raises SYSTEM_ERROR before startAcceptSendRequestTimeStamp."""
         start = self._configuration.section(BrokerConfig).start_accept_send_request_time_stamp
         if self._clock.wall_ms() < start:
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the broker takes sends from {start} ms since 1970 on")
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the broker accepts sends from {start} ms since 1970 on")
 
     def permission(self, header: SendHeader) -> None:
-        """Raises NO_PERMISSION for an order topic where brokerPermission takes no writes.
+        """Raises NO_PERMISSION for an order topic if brokerPermission does not permit writing.
 
-        Sends to other topics pass, as in RocketMQ: clients that look at the route do not send them.
+        Sends to other topics pass, as in RocketMQ: clients that obey the route do not send them.
         """
         permission = self._configuration.section(BrokerConfig).broker_permission
         config = self._topics.get(header.topic)
         if config is not None and config.order and not permission & PERM_WRITE:
             raise RemotingError(
                 ResponseCode.NO_PERMISSION,
-                f"this broker takes no messages for the order topic {header.topic} (brokerPermission={permission})",
+                f"this broker does not permit writing to the order topic {header.topic}"
+                f" (brokerPermission={permission})",
             )
 
     def topic(self, header: SendHeader) -> TopicConfig:
-        """The topic of a send, made now where that is allowed.
+        """The topic of a send, created now if that is allowed.
 
-        Raises INVALID_PARAMETER for its name, NO_PERMISSION for one that clients do not send to, TOPIC_NOT_EXIST.
+        Raises INVALID_PARAMETER for an invalid name, NO_PERMISSION for a topic that clients must not send to,
+        TOPIC_NOT_EXIST if the topic may not be created.
         """
         problem = topic_problem(header.topic)
         if problem is not None:
             raise RemotingError(ResponseCode.INVALID_PARAMETER, problem)
         if header.topic in NO_SEND_TOPICS:
-            raise RemotingError(ResponseCode.NO_PERMISSION, f"nobody sends to the broker's own topic {header.topic}")
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION, f"clients may not send to the broker's own topic {header.topic}"
+            )
         known = self._topics.get(header.topic)
         return known if known is not None else self._create(header)
 
@@ -101,14 +105,14 @@ class SendChecks:
             raise RemotingError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"the topic {header.topic} does not exist and may not be created by a send"
-                f" (autoCreateTopicEnable, model {header.default_topic}): create it first",
+                f" (autoCreateTopicEnable, template {header.default_topic}): create it first",
             )
         return made
 
     def flags(self, sys_flag: int, properties: dict[str, str], reconsume_times: int) -> int:
-        """The sysFlag that is stored; without the bits that only the store sets.
+        """The sysFlag to store: the client's, without the bits that only the store sets.
 
-        Raises NO_PERMISSION for half messages and MESSAGE_ILLEGAL for inner batches: this broker has neither.
+        Raises NO_PERMISSION for half messages and MESSAGE_ILLEGAL for inner batches: this broker supports neither.
         """
         if sys_flag & (sysflag.INNER_BATCH | sysflag.NEED_UNWRAP) or _INNER_NUM in properties:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "inner batches are not supported")
@@ -119,7 +123,7 @@ class SendChecks:
         return sys_flag & ~(sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)
 
     def batch(self, header: SendHeader) -> None:
-        """Raises MESSAGE_ILLEGAL for topics that batches cannot go to."""
+        """Raises MESSAGE_ILLEGAL for topics that a batch cannot be sent to."""
         if len(header.topic) > MAX_TOPIC_LENGTH:
             raise RemotingError(
                 ResponseCode.MESSAGE_ILLEGAL, f"the topic of a batch has at most {MAX_TOPIC_LENGTH} characters"
@@ -130,7 +134,7 @@ class SendChecks:
     def batch_item(self, properties: dict[str, str]) -> None:
         """Raises MESSAGE_ILLEGAL for messages that cannot be in a batch: delayed, timed or transactional ones.
 
-        The table of properties says which names these have. Of two the value counts, of all others that they are there.
+        The table of properties marks their names. DELAY and TRAN_MSG are refused by value, all others by presence.
         """
         if delay_level(properties) > 0:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a message in a batch cannot have a delay level")
@@ -141,9 +145,9 @@ class SendChecks:
                 raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, f"a message in a batch cannot have {name}")
 
     def dead_letter(self, command: RemotingCommand, header: SendHeader) -> TopicConfig | None:
-        """The dead-letter topic where a message that a consumer sends to its retry topic has used up its tries.
+        """The dead-letter topic, if a message that a consumer sends to its retry topic has no retries left.
 
-        None where it is to be tried again. Raises SUBSCRIPTION_GROUP_NOT_EXIST.
+        None if the message is to be retried. Raises SUBSCRIPTION_GROUP_NOT_EXIST.
         """
         group = header.topic[len(RETRY_PREFIX) :]
         config = self._groups.find(group)
@@ -152,19 +156,19 @@ class SendChecks:
         limit = config.retry_max_times
         if command.version >= V3_4_9 and header.max_reconsume_times is not None:
             limit = header.max_reconsume_times
-        # a group that holds queue locks consumes in order: its messages must not come again later
+        # A group that holds queue locks consumes in order: a retry would deliver the message after its successors.
         if (header.reconsume_times or 0) <= limit and not self._locks.any_live_lock(group):
             return None
         return self._topics.create_on_send_back(dlq_topic(group), 1, PERM_READ | PERM_WRITE)
 
     def place(self, properties: dict[str, str], topic: str, queue_id: int) -> tuple[str, int]:
-        """Where a message is stored: its topic and queue, or the schedule topic when it has a delay level.
+        """The topic and queue that store a message: its own, or those of the schedule topic if it has a delay level.
 
-        Raises SYSTEM_ERROR for the timers' properties: there are no timers here.
+        Raises SYSTEM_ERROR for the properties of timers, which this broker does not support.
         """
         level = delay_level(properties)
         if level > 0:
-            for name in TIMER_NAMES:
+            for name in TIMER_NAMES:  # as in RocketMQ, a delay level takes precedence over a timer
                 properties.pop(name, None)
             highest = len(self._configuration.section(MessageStoreConfig).delay_levels_ms) - 1
             return park(properties, topic, queue_id, min(level, highest))
@@ -173,7 +177,7 @@ class SendChecks:
                 if name in properties:
                     raise RemotingError(
                         ResponseCode.SYSTEM_ERROR,
-                        f"the property {name} asks for a timer, and timers are not enabled: use a delay level (DELAY)",
+                        f"the property {name} needs a timer, and timers are not supported: use a delay level (DELAY)",
                     )
         return topic, queue_id
 
@@ -184,16 +188,16 @@ def random_queue(config: TopicConfig) -> int:
 
 
 def properties_too_long(length: int) -> RemotingError:
-    """MESSAGE_ILLEGAL for properties that no record can hold; found before they are looked through."""
+    """The error MESSAGE_ILLEGAL for properties that no record can hold."""
     return RemotingError(
         ResponseCode.MESSAGE_ILLEGAL, f"the properties have {length} characters, a record holds {MAX_PROPERTIES} bytes"
     )
 
 
 def illegal_queue(header: SendHeader, config: TopicConfig) -> RemotingError:
-    """INVALID_PARAMETER for a queue id that the topic does not have."""
+    """The error INVALID_PARAMETER for a queue id that the topic does not have."""
     return RemotingError(
         ResponseCode.INVALID_PARAMETER,
-        f"the topic {config.topic_name} has no queue {header.queue_id}: it has {config.write_queue_nums} to write"
-        f" and {config.read_queue_nums} to read",
+        f"the topic {config.topic_name} has no queue {header.queue_id}: it has {config.write_queue_nums} write queues"
+        f" and {config.read_queue_nums} read queues",
     )

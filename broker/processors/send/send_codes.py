@@ -1,4 +1,4 @@
-"""The response codes of sends, by what became of the put (SendMessageProcessor.handlePutMessageResult)."""
+"""The response codes of sends by the result of the put (RocketMQ's SendMessageProcessor.handlePutMessageResult)."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ STORED: Final = {
     PutMessageStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutMessageStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-"""For records that are in the log."""
+"""Results of puts whose records are in the log."""
 _REFUSED: Final = {
     PutMessageStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
     PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
@@ -22,5 +22,5 @@ _REFUSED: Final = {
 
 
 def refusal_code(status: PutMessageStatus) -> int:
-    """The response code for a put that did not happen."""
+    """The response code for a put that stored nothing."""
     return int(_REFUSED.get(status, ResponseCode.SYSTEM_ERROR))

@@ -1,8 +1,8 @@
-"""The fast path of a send, which most of them take: from its header, decoded in one pass, to the bytes of its reply.
+"""The fast path of a send: from its header, decoded in one pass, to the bytes of its reply.
 
-An ordinary message to an existing topic takes it: JSON header, no flag or property that means something to the broker,
-room in the log. What is found to be otherwise is left to send.py before there are side effects; it gets the same
-header, and knows every case and every refusal. Tests hold both ways to the same record and reply.
+It serves ordinary messages to existing topics: a JSON header, no flag or property that has a meaning for the broker,
+and space in the log. All other sends are left to send.py before there are side effects. The full path gets the same
+decoded header and knows every case and every refusal. Tests compare the records and replies of both paths.
 """
 
 from collections.abc import Callable
@@ -42,18 +42,18 @@ HEADERS: Final[dict[int, type[Struct]]] = {
     RequestCode.SEND_MESSAGE: SendMessageRequestHeader,
     RequestCode.SEND_MESSAGE_V2: SendMessageRequestHeaderV2,
 }
-"""Both forms of a send."""
+"""The header of each form of a send."""
 MEANINGLESS: Final = sysflag.COMPRESSED | sysflag.MULTI_TAGS | sysflag.COMPRESSION_MASK
-"""Bits of sysFlag that are stored as they come."""
+"""Bits of sysFlag that have no meaning for the broker and are stored as they are."""
 _LONGEST_REPLY: Final = 1024
 _LONGEST_UNIQUE: Final = 256
-"""Longer unique keys, which no client makes, are answered by the full path."""
+"""Sends with longer unique keys, which no client makes, go to the full path: _WORDS has no entry for their replies."""
 _WORDS: Final = tuple((size + 4).to_bytes(4, "big") + size.to_bytes(4, "big") for size in range(_LONGEST_REPLY))
-"""The two words in front of a reply's header, by the header's length."""
+"""The two length words in front of a reply's header, by the length of the header."""
 
 
 class SendTopic:
-    """What a send needs to know of a topic, as long as ``config`` is the one in the topics' table."""
+    """A topic's data for sends. Valid while ``config`` is the object in the table of topics."""
 
     __slots__ = ("config", "nums", "queues", "sizes")
 
@@ -78,12 +78,12 @@ class SendFastPath:
         answer: Callable[..., bytes | RemotingCommand],
     ) -> None:
         self.answer = answer
-        """Makes the reply of (command, topic, queue id, unique key, result), whatever came of the put."""
+        """Makes the reply for (command, topic, queue id, unique key, result), for any result of the put."""
         self.store_host = store_host
         self.put = store.put_now
         self.waits = store.syncs_each_put
         self.tags = store.indexes_tags
-        """Whether tags are keys of the index too."""
+        """Whether tags are keys of the index as well."""
         self.broker_put = stats.broker_put
         self.topics = topics
         self._configuration = configuration
@@ -92,20 +92,20 @@ class SendFastPath:
         self._topic_queue = store.topic_queue
         self._topics: dict[str, SendTopic] = {}
         self.usable = False
-        """Whether the configuration lets any send go this way."""
+        """Whether the configuration permits any send on the fast path."""
         self.ordinary: Matcher = ordinary(frozenset())
-        """Matches the properties of messages that may go this way."""
+        """Matches the properties of messages that may take the fast path."""
         self.store: Callable[..., bytes | Literal[Later.DEFERRED] | None]
-        """The second half of ``serve``, for who has read the header already: see ``_handler``."""
+        """The second half of ``serve``, for a caller that has read the request already: see ``_handler``."""
         self.serve: FastHandler = self._handler()
         """For both forms of a send."""
         self.configure(frozenset())
         topics.delete_listeners.append(self._forget)
 
     def configure(self, reserved: frozenset[str]) -> None:
-        """Work out what all sends have in common, as the configuration says now.
+        """Compute the parts that all sends share from the current configuration.
 
-        ``reserved``: messages with one of these properties go the full path.
+        ``reserved``: messages with one of these properties take the full path.
         """
         self.reserved = reserved
         self.ordinary = ordinary(reserved)
@@ -122,7 +122,7 @@ class SendFastPath:
         self.usable = bool(
             len(self.store_host) == 8
             and not config.start_accept_send_request_time_stamp
-            and config.broker_permission & PERM_WRITE  # send.py knows which topics it means
+            and config.broker_permission & PERM_WRITE  # without it only order topics are refused: send.py decides
             and len(self.template) < _LONGEST_REPLY // 2
             and region.isascii()
             and region.isprintable()
@@ -137,7 +137,7 @@ class SendFastPath:
         broker_put = self.broker_put
         tags = self.tags
 
-        def store(  # noqa: PLR0913, PLR0917 - one call for what both readers have found
+        def store(  # noqa: PLR0913, PLR0917 - one call with all values that both readers have parsed
             connection: Connection,
             topic: SendTopic,
             queue_id: int,
@@ -176,11 +176,11 @@ class SendFastPath:
             )
             done = partial(self._durable, connection, topic, queue_id, unique, opaque) if waits else None
             result = put(message, done)
-            if result is None:
+            if result is None:  # nothing was appended: no space now, or a limit that the full path reports
                 return None
-            if waits:
+            if waits:  # not counted before the disk has it: ``_durable`` counts
                 return DEFERRED
-            nums = topic.nums
+            nums = topic.nums  # as ``_count``, without the call
             nums.value += 1
             nums.times += 1
             sizes = topic.sizes
@@ -195,6 +195,7 @@ class SendFastPath:
             header = request.header
             name = header.topic
             topic = topics.get(name)
+            # A changed topic is a new object in the table, so identity shows that the checks of ``_find`` still hold.
             if topic is None or topic.config is not table.get(name):
                 topic = self._find(name)
                 if topic is None:
@@ -244,9 +245,10 @@ class SendFastPath:
         opaque: int,
         result: PutMessageResult,
     ) -> None:
-        """The end of a send that has waited for the disk."""
+        """Reply to a send that has waited for the disk."""
         status = result.status
         if status:
+            # The request was not retained. A reply needs only its opaque, and is the same for both forms of a send.
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque)
             connection.complete(self.answer(command, topic.config.topic_name, queue_id, unique.decode(), result))
             return
@@ -255,7 +257,7 @@ class SendFastPath:
         connection.complete(_WORDS[len(reply)] + reply)
 
     def _count(self, topic: SendTopic, size: int) -> None:
-        """One that was stored; in ``store`` without the call."""
+        """Count a stored message. ``store`` does the same without the call."""
         nums, sizes, broker_put = topic.nums, topic.sizes, self.broker_put
         nums.value += 1
         nums.times += 1
@@ -265,19 +267,19 @@ class SendFastPath:
         broker_put.times += 1
 
     def topic(self, name: str) -> SendTopic | None:
-        """What sends to a topic need to know of it; None where they have to go the full path."""
+        """A topic's data for sends; None if they have to take the full path."""
         topic = self._topics.get(name)
         if topic is None or topic.config is not self._table.get(name):
             topic = self._find(name)
         return topic
 
     def queue(self, topic: SendTopic, queue_id: int) -> TopicQueue | None:
-        """A queue of a topic that can be written to, kept in ``topic.queues``; None where there is none."""
+        """A writable queue of a topic, cached in ``topic.queues``; None if there is none."""
         queue = topic.queues.get(queue_id)
         return queue if queue is not None and not queue.deleted else self._find_queue(topic, queue_id)
 
     def _find(self, name: str) -> SendTopic | None:
-        """What is to be known of a topic that is sent to for the first time since it was made or changed."""
+        """Check and cache a topic at its first send, or at the first after a change."""
         self._topics.pop(name, None)
         config = self._table.get(name)
         if (
@@ -285,7 +287,7 @@ class SendFastPath:
             or name in NO_SEND_TOPICS
             or name == SCHEDULE_TOPIC
             or name[:1] == "%"
-            or topic_problem(name) is not None  # one that a state file has brought
+            or topic_problem(name) is not None  # a state file may hold a name that no request could create
         ):
             return None
         topic = self._topics[name] = SendTopic(config, *self._stats.topic_counters(name))

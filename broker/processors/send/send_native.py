@@ -1,8 +1,8 @@
-"""Sends of a round, and batches, by the native extension: records are laid out without an object for each message.
+"""Sends of a round, and batches, by the native extension: records are laid out without an object per message.
 
-It does for all of them what send_fast_path.py and send.py do for one request, by the same rules. Requests that the
-extension does not know are handed back before there are side effects. Tests hold both paths to the same records, queue
-units, index entries and replies.
+It does for all of them what send_fast_path.py and send.py do for a single request, by the same rules. Requests that the
+extension does not support are handed back before there are side effects. Tests compare the records, queue units, index
+entries and replies of both paths.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import DEFERRED, Later, Served, Span
 
 BatchAnswer = Callable[[SentBatch, PutMessageResult], bytes | RemotingCommand]
-"""Counts the messages of a batch that was stored, and makes the reply."""
+"""Counts the messages of a stored batch and makes its reply."""
 
 
 class NativeSends:
-    """What the extension does for sends, as the configuration and the features let it. ``configure`` comes first."""
+    """The extension's reader for sends, as configuration and features permit it. Call ``configure`` first."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class NativeSends:
         store: MessageStore,
         answer_batch: BatchAnswer,
     ) -> None:
-        """``fast_path`` does the same for one send, and knows topics and queues that can be sent to."""
+        """``fast_path`` serves single sends, and finds the topics and queues that can be sent to."""
         self.fast_path = fast_path
         self.answer_batch = answer_batch
         self.store = store
@@ -51,11 +51,11 @@ class NativeSends:
 
     @property
     def reader(self) -> Reader | None:
-        """None while the extension is off, whoever has found the mistake in it."""
+        """The reader; None while the extension is off, whichever module has found the fault."""
         return self._reader if self._native.is_on else None
 
     def configure(self) -> None:
-        """As ``fast_path`` is configured now."""
+        """Make the reader again from the current configuration of ``fast_path``."""
         extension, fast_path = self._native.extension, self.fast_path
         if extension is None or not fast_path.usable:
             self._reader = None
@@ -76,7 +76,10 @@ class NativeSends:
         )
 
     def failed(self, error: Exception) -> None:
-        """The extension has raised ``error``, and nothing has been written. It is switched off if it is its fault."""
+        """Handle ``error``, which a call of the extension has raised before anything was written.
+
+        A fault of the extension switches it off for the process. Any other error is raised again.
+        """
         if not isinstance(error, self._native.fault):
             raise error
         self._native.turn_off(str(error))
@@ -87,7 +90,7 @@ def _raw(names: Any) -> list[bytes]:
 
 
 class _Queues(NamedTuple):
-    """The queues of messages, a row for each: counters of its topic, the queue, how many messages, and their bytes."""
+    """The queues that messages of a round go to, a row each: topic, queue, number of messages, and their bytes."""
 
     topics: Sequence[SendTopic]
     queues: Sequence[TopicQueue]
@@ -95,8 +98,8 @@ class _Queues(NamedTuple):
     sizes: Sequence[int]
 
 
-class _Asked(NamedTuple):
-    """What the replies need to know."""
+class _GroupedPut(NamedTuple):
+    """A put of a round's sends, with the data that their replies need."""
 
     spans: Sequence[Span]
     parts: list[tuple[int, int]]
@@ -111,7 +114,7 @@ class GroupedSends:
         self._native = native
         self._code = code
         self._targets: dict[tuple[str, int], tuple[SendTopic, TopicQueue]] = {}
-        """Where messages of a topic and a queue id go, as long as the topics are those of ``_version``."""
+        """Topic and queue by name and queue id, cached while the topics are those of ``_version``."""
         self._version: DataVersion | None = None
 
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
@@ -122,23 +125,25 @@ class GroupedSends:
             return None
         places = [(span.begin, span.end, span.most) for span in spans]
         hosts = [span.connection.data.get("host") or born_host(span.connection) for span in spans]
+        # Until ``put`` returns a result nothing is stored, and the round can be left to the other paths. The replies
+        # are requested from the extension before that: after a later fault the sends would be stored a second time.
         try:
             messages = reader.read(frames, self._code, places, hosts, most, native.store.limits)
             queues = self._queues(messages)
             if queues is None:
                 return None
             put = MessageRows(messages, frames, queues.queues, queues.counts)
-            asked = _Asked(spans, messages.parts(), put, queues)
-            result = fast_path.put(put, partial(self._durable, asked) if fast_path.waits else None)
-        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the extension
+            grouped = _GroupedPut(spans, messages.parts(), put, queues)
+            result = fast_path.put(put, partial(self._durable, grouped) if fast_path.waits else None)
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises errors that are no fault of the extension
             native.failed(error)
             return None
         if result is None:
             return None
         if fast_path.waits:
-            return Served(asked.parts, deferred=True)
-        self._count(asked)
-        return Served(asked.parts, put.replies)
+            return Served(grouped.parts, deferred=True)
+        self._count(grouped)
+        return Served(grouped.parts, put.replies)
 
     def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
         """See GroupedServer."""
@@ -148,7 +153,7 @@ class GroupedSends:
             return None
         try:
             found = reader.send(frame, self._code)
-        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the extension
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises errors that are no fault of the extension
             native.failed(error)
             return None
         if found is None:
@@ -163,15 +168,16 @@ class GroupedSends:
         )
 
     def _queues(self, messages: Messages) -> _Queues | None:
-        """Where they go; what goes nowhere is left out of them. None where nothing is left."""
+        """Find the queue of each message. Messages without one are left out; None if no message remains."""
         targets = self._targets
         version = self._native.fast_path.topics.data_version
         if version is not self._version:
             targets.clear()
             self._version = version
+        # Leaving messages out changes the counts and sizes of the others, so the loop reads them again.
         while len(messages):
             names, ids, counts, sizes = zip(*messages.queues(), strict=True)
-            found = list(map(targets.get, zip(names, ids, strict=True)))  # most rounds have been here before
+            found = list(map(targets.get, zip(names, ids, strict=True)))  # usually all queues are in the cache
             if None in found or any(target[1].deleted for target in found if target is not None):
                 found = list(map(self._target, names, ids))
             known = [target for target in found if target is not None]
@@ -190,50 +196,53 @@ class GroupedSends:
         target = self._targets[name, queue_id] = (topic, queue)
         return target
 
-    def _count(self, asked: _Asked) -> None:
-        for topic, count, size in zip(asked.queues.topics, asked.queues.counts, asked.queues.sizes, strict=True):
+    def _count(self, grouped: _GroupedPut) -> None:
+        for topic, count, size in zip(grouped.queues.topics, grouped.queues.counts, grouped.queues.sizes, strict=True):
             nums, volume = topic.nums, topic.sizes
             nums.value += count
             nums.times += count
             volume.value += size
             volume.times += count
         put = self._native.fast_path.broker_put
-        count = asked.put.count
+        count = grouped.put.count
         put.value += count
         put.times += count
 
-    def _durable(self, asked: _Asked, result: PutMessageResult) -> None:
-        """The end of sends that have waited for the disk."""
+    def _durable(self, grouped: _GroupedPut, result: PutMessageResult) -> None:
+        """Reply to sends that have waited for the disk."""
         if result.status:
-            self._refuse(asked, result)
+            self._refuse(grouped, result)
             return
-        self._count(asked)
-        for of, (count, _), replies in zip(asked.spans, asked.parts, asked.put.replies, strict=True):
+        self._count(grouped)
+        for span, (count, _), replies in zip(grouped.spans, grouped.parts, grouped.put.replies, strict=True):
             if count:
-                of.connection.complete(replies, count)
+                span.connection.complete(replies, count)
 
-    def _refuse(self, asked: _Asked, failure: PutMessageResult) -> None:
-        """What has become of all of them: the full path's reply to each request, which it counts."""
-        fast_path, spans = self._native.fast_path, asked.spans
+    def _refuse(self, grouped: _GroupedPut, failure: PutMessageResult) -> None:
+        """Reply to each request of a put that the disk did not confirm; ``answer`` makes and counts the replies.
+
+        After a timeout of the sync the records are in the log (FLUSH_DISK_TIMEOUT): the replies name their places.
+        """
+        fast_path, spans = self._native.fast_path, grouped.spans
         try:
-            requests = asked.put.messages.requests()
-        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the extension
+            requests = grouped.put.messages.requests()
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises errors that are no fault of the extension
             self._native.failed(error)
-            for of in spans:  # which requests there were is not known any more
-                of.connection.close("a fault of the server: the native extension has failed")
+            for one in spans:  # the opaques of the requests are lost, so none of them can get a reply
+                one.connection.close("a fault of the server: the native extension has failed")
             return
-        for span, opaque, binary, number, unique, physical, in_queue, size in requests:
-            queue = asked.queues.queues[number]
+        for span_number, opaque, binary, number, unique, physical, in_queue, size in requests:
+            queue = grouped.queues.queues[number]
             command = RemotingCommand(self._code, opaque, encoding=Encoding.ROCKETMQ if binary else Encoding.JSON)
             own = PutMessageResult(failure.status, remark=failure.remark)
             if failure.physical_offset >= 0:
                 own.physical_offset, own.queue_offset, own.size = physical, in_queue, size
             reply = fast_path.answer(command, queue.topic, queue.queue_id, unique, own)
-            spans[span].connection.complete(reply)
+            spans[span_number].connection.complete(reply)
 
 
 class NativeBatches:
-    """The fast path of batches: to a topic that exists, with ordinary messages, where the log has room."""
+    """The fast path of batches of ordinary messages to an existing topic, if the log has space."""
 
     def __init__(self, native: NativeSends) -> None:
         self._native = native
@@ -266,7 +275,7 @@ class NativeBatches:
             sent = SentBatch(command, queue.topic, queue.queue_id, count, unique)
             put = MessageRows(messages, request.body, (queue,), (count,), is_batch=True)
             result = fast_path.put(put, partial(self._durable, connection, sent) if fast_path.waits else None)
-        except Exception as error:  # noqa: BLE001 - ``failed`` raises what is not a mistake in the extension
+        except Exception as error:  # noqa: BLE001 - ``failed`` raises errors that are no fault of the extension
             native.failed(error)
             return None
         if result is None:
@@ -277,5 +286,5 @@ class NativeBatches:
         return reply if isinstance(reply, bytes) else encode(reply)
 
     def _durable(self, connection: Connection, sent: SentBatch, result: PutMessageResult) -> None:
-        """The end of a batch that has waited for the disk."""
+        """Reply to a batch that has waited for the disk."""
         connection.complete(self._native.answer_batch(sent, result))

@@ -9,7 +9,7 @@ from trimq.broker.services.group_notifier import (
     MEMBERS_A_SECOND,
     PAUSE_SECONDS,
     GroupNotifier,
-    tell,
+    notify,
 )
 from trimq.broker.services.producers import ProducerManager
 from trimq.protocol.body import SubscriptionData
@@ -73,7 +73,7 @@ def test_a_group_is_there_from_its_first_heartbeat_until_its_last_member_left() 
     assert world.consumers.unregister("G", connection.real)
     assert not world.consumers.unregister("G", connection.real)
     assert world.consumers.group("G") is None
-    assert world.told == [("G", GroupChange.CHANGED), ("G", GroupChange.GONE)]
+    assert world.told == [("G", GroupChange.CHANGED), ("G", GroupChange.EMPTY)]
 
 
 async def test_a_closed_connection_leaves_all_its_groups() -> None:
@@ -81,12 +81,12 @@ async def test_a_closed_connection_leaves_all_its_groups() -> None:
     for group in ("G", "H"):
         world.heartbeat(first, sub("T"), group=group)
     world.heartbeat(second, sub("T"), client="d")
-    await world.consumers.notifier.tell_due()
+    await world.consumers.notifier.notify_due()
     notified(second)
     world.clock.advance(PAUSE_SECONDS)
     first.close("gone")
     assert list(world.consumers.table) == ["G"]
-    await world.consumers.notifier.tell_due()
+    await world.consumers.notifier.notify_due()
     assert notified(second) == ["G"]
     assert len(first.on_close) == 0
     second.close("gone")
@@ -194,7 +194,7 @@ def test_a_member_that_is_over_its_mark_again_is_told_later() -> None:
     # guards the last change: what is sent when a connection has drained may bring it over its mark again
     slow = FakeConnection("slow")
     slow.over = True
-    tell(slow.real, "G")
+    notify(slow.real, "G")
     slow.over_again = True
     slow.drain()
     assert notified(slow) == []
@@ -237,7 +237,7 @@ async def test_the_pause_of_a_very_large_group_has_an_end() -> None:
     notifier = GroupNotifier(clock, lambda group: [member.real] * 100_000)
     for told in (100_000, 200_000):
         notifier.changed("G")
-        await notifier.tell_due()
+        await notifier.notify_due()
         assert len(member.sent) == told
         clock.advance(LONGEST_PAUSE_SECONDS)
 
@@ -308,7 +308,7 @@ async def test_who_is_not_to_be_notified_is_not() -> None:
     world, connection = World(), FakeConnection()
     world.heartbeat(connection, sub("T"), model="BROADCASTING")
     world.heartbeat(connection, sub("T"), group="H", notify=False)
-    await world.consumers.notifier.tell_due()
+    await world.consumers.notifier.notify_due()
     assert notified(connection) == []
     assert len(world.told) == 2
 
@@ -316,7 +316,7 @@ async def test_who_is_not_to_be_notified_is_not() -> None:
 async def test_notification_can_be_switched_off() -> None:
     world, connection = World(configuration(notifyConsumerIdsChangedEnable=False)), FakeConnection()
     world.heartbeat(connection, sub("T"))
-    await world.consumers.notifier.tell_due()
+    await world.consumers.notifier.notify_due()
     assert notified(connection) == []
 
 

@@ -87,7 +87,7 @@ async def test_broken_and_no_backup_is_an_error_and_not_an_empty_state(broken: b
         fd = disk.create(name, 0)
         disk.pwrite(fd, broken, 0)
         disk.close(fd)
-    with pytest.raises(StateFileError, match=rf"{names[0]}: .*: put a backup of {PATH} in its place, or delete it"):
+    with pytest.raises(StateFileError, match=rf"{names[0]}: .*: restore {PATH} from a backup, or delete it"):
         await State(disk).file.load()
 
 

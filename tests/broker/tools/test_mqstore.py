@@ -163,7 +163,7 @@ def test_units_that_lead_to_no_record(store: Path, conf: str) -> None:
     change(last, 5 * UNIT_SIZE, last.read_bytes()[:UNIT_SIZE])
     code, report = verify(store, conf)
     assert code == 1
-    assert "1 units from 5 on lead to no record" in report["consume_queues"]["shown"][0]
+    assert "1 units from 5 on point to no record" in report["consume_queues"]["shown"][0]
 
 
 def test_an_index_entry_that_cannot_be_reached(store: Path, conf: str) -> None:
@@ -186,7 +186,7 @@ def test_an_index_file_that_is_missing(store: Path, conf: str) -> None:
 def test_index_files_of_another_configuration(store: Path) -> None:
     done = run("verify", store)
     assert done.exit_code == 1
-    assert "give the broker's configuration with -c" in done.stdout
+    assert "pass the broker's configuration with -c" in done.stdout
 
 
 def _start(store: Path) -> None:
@@ -363,7 +363,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     for command in ("verify", "dump", "stat", "rebuild"):
         done = run(command, tmp_path)
         assert done.exit_code == 2
-        assert "is no store" in done.stderr
+        assert "is not a store" in done.stderr
         assert run(command, tmp_path / "nowhere").exit_code == 2
     assert not (tmp_path / "nowhere").exists()
 
@@ -502,7 +502,7 @@ def test_a_store_that_is_looked_at_cannot_be_changed(store: Path) -> None:
         lambda: disk.truncate(fd, 0),
         lambda: disk.delete(path),
     ):
-        with pytest.raises(PermissionError, match="opened for reading"):
+        with pytest.raises(PermissionError, match="open for reading only"):
             change_it()
     disk.close(fd)
     assert log(store, 0).read_bytes() == before
@@ -519,7 +519,7 @@ def test_stores_that_cannot_be_looked_at(store: Path, tmp_path: Path) -> None:
     (store / "consumequeue" / "CURRENT").write_text("MANIFEST-000001")
     done = run("verify", store)
     assert done.exit_code == 2
-    assert "kept in RocksDB" in done.stderr
+    assert "stored in RocksDB" in done.stderr
 
 
 def test_an_empty_newest_log_file_is_told(store: Path, conf: str) -> None:
