@@ -1,4 +1,4 @@
-"""Code and documents use the field's words: a few words that hide who does what are not used at all (CONTRIBUTING.md)."""
+"""Code and documents use the field's words: a few words that hide who does what are not used (CONTRIBUTING.md)."""
 
 import re
 import subprocess
