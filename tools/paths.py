@@ -151,7 +151,7 @@ async def _traced(client: _Client, sent: Sent) -> dict[str, dict[str, int]]:
 
 
 async def dynamic(flush: str) -> dict[str, dict[str, dict[str, int]]]:
-    """The functions that run for each kind of request, by file, including the broker's tasks that run meanwhile."""
+    """The functions that run for each kind of request, by file, including those of background tasks of the broker."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     with tempfile.TemporaryDirectory(prefix="trimq-paths-") as directory:
         async with running_broker(Path(directory), flushDiskType=flush) as broker:
@@ -246,7 +246,7 @@ def _name(node: ast.expr) -> str:
 
 
 def reads_property_text(text: str) -> bool:
-    """Whether a module parses properties, that is uses their separators in any other way than to write them."""
+    """Whether a module parses properties: whether it uses their separators other than to write them."""
     tree = ast.parse(text)
     # Separators inside f-strings, concatenations and joins are written, unless they become a regular expression.
     written = set()

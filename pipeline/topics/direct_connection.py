@@ -126,7 +126,7 @@ class DirectConnection:
             connect(self._address, self._timeout) as connection,
         ):
             yield from self._pulled(connection)
-        # After an error too: what is ready is complete up to ``at``.
+        # After an error too: the pieces that are ready follow ``at`` without a gap.
         yield from self._take_ready()
 
     def _pulled(self, connection: socket.socket) -> Iterator[ReplyBatch]:

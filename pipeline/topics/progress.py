@@ -66,7 +66,7 @@ class Progress:
         self._planned: StreamOffset | None = None
         """The last end that this reader has planned: its queues were compared with the checkpoint then."""
 
-    # -- bounds of queues ---------------------------------------------------------------------------------------------
+    # -- bounds of queues ------------------------------------------------------------------------------------------
 
     def bounds(self, start: StreamOffset = _NOTHING) -> Bound:
         """The bounds of all queues, at most FRESH seconds old. Queues of a broker that is down keep their old bounds.
@@ -177,7 +177,7 @@ class Progress:
             target = bound.end if self._target is None else min(bound.end, self._target.get(queue, 0))
             # Never before an end that Spark has already: a slave that answers now may lag behind the master.
             ends[queue] = max(known[queue], target, self._highest.get(queue, 0))
-            # Deleted messages do not count for the limit: else batches without a row would pass until they are skipped.
+            # Deleted messages do not count for the limit: else the stream would skip them in many batches without rows.
             first[queue] = min(ends[queue], max(known[queue], bound.first))
         if most is not None:
             ends = limited(first, ends, most)
@@ -207,7 +207,7 @@ class Progress:
         again = {queue: known[queue] for queue in short | set(other)}
         if not again:
             return {}, undecided
-        # The only case in which an offset moves back: what is known of the old queue does not apply to the new one.
+        # The only case in which an offset moves back: the state of the old queue does not apply to the new one.
         for queue in again:
             self._highest.pop(queue, None)
             self._trimmed.discard(queue)
@@ -216,8 +216,8 @@ class Progress:
     def _sightings(self, seen: Sightings, known: Positions, ends: Positions) -> Sightings:
         """The messages by which later batches recognise the queues: the last one of each queue if its time is known.
 
-        If the batch ends with the queue, the bounds contain that time. Else the old message is kept as long as it
-        exists, and only then the time of another one is queried, without waiting: a batch does not depend on it.
+        If the batch ends where the queue ends, the bounds contain that time. Else the old message is used as long as it
+        exists. After that the time of another one is queried, without waiting: a batch does not depend on it.
         """
         found: Sightings = {}
         wanted: Positions = {}
@@ -235,7 +235,7 @@ class Progress:
         return found
 
     def _patience(self) -> Patience:
-        """The time to wait for a broker: none in a run that goes on, since the next batch queries it again."""
+        """The time to wait for a broker: none in a run without an end, whose next batch queries the broker again."""
         return Patience(self._settings.poll_timeout if self._pins else 0.0)
 
     def _check_begin(self, queue: MessageQueue, known: int, bound: Bounds) -> None:
@@ -295,7 +295,7 @@ class Progress:
             return position.time_ms
         return now_ms - int(CLOCKS * 1000) if position.kind in ("latest", "time") else None
 
-    # -- the ranges of a batch ----------------------------------------------------------------------------------------
+    # -- the ranges of a batch -------------------------------------------------------------------------------------
 
     def ranges(self, start: StreamOffset, end: StreamOffset) -> list[Range]:
         """The ranges between two offsets.
@@ -328,7 +328,7 @@ class Progress:
         for queue, time_ms in sorted(other.items()):
             continuity.report_other(self._settings, queue, end.seen[queue], time_ms, bounds[queue])
 
-    # -- progress of the group ----------------------------------------------------------------------------------
+    # -- progress of the group -------------------------------------------------------------------------------------
 
     def show(self, reached: Mapping[MessageQueue, int]) -> None:
         """Commit for the group the offsets that Spark has committed. Failed commits are retried after SHOWN_AGAIN."""
