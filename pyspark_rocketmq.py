@@ -1,7 +1,7 @@
-"""Spark finds the data source of the package ``pipeline`` under this name: it imports every ``pyspark_*`` module.
+"""The module by which Spark finds the data source ``rocketmq``: it imports every top-level ``pyspark_*`` module.
 
-``DefaultSource`` is what Spark registers; ``register(spark)`` registers both sources by hand, for a session that was
-started before the package was installed.
+Spark registers the class that the module calls ``DefaultSource``. ``register(spark)`` registers both sources by hand,
+for a session that was started before the package was installed.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ __all__ = ["DefaultSource", "register"]
 
 
 def register(spark: "SparkSession") -> None:
-    """Makes ``format("rocketmq")`` and ``format("rocketmq-store")`` known to a running session."""
+    """Registers ``format("rocketmq")`` and ``format("rocketmq-store")`` with a running session."""
     from trimq.pipeline.registration import make_known  # noqa: PLC0415 - Spark's workers do not need it
     from trimq.pipeline.store.source import RocketMQStoreDataSource  # noqa: PLC0415 - they need only one of the two
 

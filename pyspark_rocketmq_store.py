@@ -1,4 +1,4 @@
-"""Spark finds the data source ``rocketmq-store`` under this name: one module for each source is its convention."""
+"""The module by which Spark finds the data source ``rocketmq-store``; Spark expects one module for each source."""
 
 from trimq.pipeline.store.source import RocketMQStoreDataSource as DefaultSource
 

@@ -1,1 +1,1 @@
-"""Benchmarks: run with `make bench`; the last report lies beside them."""
+"""Benchmarks: run with `make bench`, which writes REPORT.md in this folder."""

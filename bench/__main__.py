@@ -1,8 +1,8 @@
 """``make bench``: micro-benchmarks, footprint and the comparison with Apache's broker; writes bench/REPORT.md.
 
 python -m bench [--skip side_by_side,footprint] [--rows send64,batch] [--rounds 3] [--seconds 6] [--runs 1]
-[--beside PYTHON]. Raw numbers go to bench/results/, one JSON file for each part; a part that is skipped keeps the
-numbers of its last run in the report.
+[--beside PYTHON]. Raw numbers go to bench/results/, one JSON file for each part. For a part that is skipped the report
+shows the numbers of its last run.
 """
 
 import argparse
@@ -62,14 +62,14 @@ FLOORS = {
     "sync64": (2.4, 0.7),
     "syncpipelined": (2.4, 0.7),
 }
-"""Throughput at least, and p99 latency at most, of ours divided by Apache's, where the native extension runs.
+"""The least throughput and the largest p99 latency, ours divided by Apache's, with the native extension.
 
-e2e sends the same to both brokers: what counts is its latency, and messages that do not arrive are failures.
+e2e sends at the same rate to both brokers: only its latency matters, and messages that do not arrive are failures.
 """
 
 
 def run_part(name: str, extra: list[str], software: dict[str, str] | None = None) -> None:
-    """One benchmark in a process of its own; its numbers and the machine they come from go to its file."""
+    """Run one benchmark in its own process; write its numbers and a description of the machine to its file."""
     path = RESULTS / f"{name}.json"
     print(f"== {name}", flush=True)
     subprocess.run([sys.executable, "-m", f"bench.{name}", "--json", str(path), *extra], check=True)
@@ -79,7 +79,7 @@ def run_part(name: str, extra: list[str], software: dict[str, str] | None = None
 
 
 def machine() -> dict[str, str]:
-    """What the numbers depend on."""
+    """A description of the machine and software, on which the numbers depend."""
     cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "?")
     memory = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
@@ -97,9 +97,9 @@ def machine() -> dict[str, str]:
 
 
 def _build(found: dict[str, Any]) -> str:
-    """An interpreter in words. A distributor may not say how theirs was built (Debian's does not)."""
+    """An interpreter as text. A distributor's build may not report how it was built (Debian's does not)."""
     marks = [mark for mark in ("profile-guided", "link-time optimised") if found[mark]]
-    text = ", ".join(marks) or "its configuration tells of no optimisation by profile or at link time"
+    text = ", ".join(marks) or "its configuration reports neither profile-guided nor link-time optimisation"
     text += "" if found["global lock"] else ", without the global lock"
     text += ", with its just-in-time compiler" if found.get("just-in-time compiler") else ""
     return f"{found['version']} ({text})"
@@ -110,16 +110,16 @@ def _lines(path: str) -> list[str]:
 
 
 def report() -> str:
-    """The page, from the numbers that there are."""
+    """The text of REPORT.md, made of the stored numbers."""
     text = ["# Benchmarks", "", "Written by `make bench`; raw numbers in `bench/results/`. Ratios are ours / Apache's."]
     for title, name, table in (
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
         ("The SDK beside the Java client", "sdk", _sdk),
         ("Footprint", "footprint", _footprint),
-        ("Sends with and without somebody who scrapes a page of 10,000 topics", "scrape", _footprint),
+        ("Sends with and without scrapes of a page of 10,000 topics", "scrape", _footprint),
         ("CPU time of one request, in process", "requests", _requests),
         ("How the cost of a request grows", "sweeps", _sweeps),
-        ("How late the loop comes under load", "stalls", _stalls),
+        ("Delay of the event loop under load", "stalls", _stalls),
         ("Two brokers on one machine", "two_brokers", _two_brokers),
         ("Other interpreters", "interpreters", _interpreters),
         ("Micro-benchmarks", "micro_benchmarks", _micro_benchmarks),
@@ -142,10 +142,10 @@ def _read(name: str) -> Any:
 
 def _side_by_side(numbers: dict[str, Any]) -> list[str]:
     text = [
-        "Medians of all rounds. A load that had failures, or a floor that is not reached, is marked.",
+        "Medians of all rounds. Loads with failures and floors that are not reached are marked.",
         "Brokers that are not measured are idle."
         if numbers["together"]
-        else "Brokers that are not measured are paused; what they have written is on the device.",
+        else "Brokers that are not measured are paused, and everything that they wrote is on the device.",
         "",
         "| row | Apache msg/s | ours msg/s | throughput | floor | Apache p99 ms | ours p99 ms | p99 | ceiling | |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
@@ -170,24 +170,24 @@ def _side_by_side(numbers: dict[str, Any]) -> list[str]:
 
 
 def _written(rows: dict[str, Any]) -> list[str]:
-    """What consumers who come late have found: it differs by how fast a broker takes it."""
+    """The backlogs that consumers have read: they differ, because a faster broker takes more in the same time."""
     text = []
     for row, found in rows.items():
         for broker, loads in found.get("written", {}).items():
             amounts = " and ".join(f"{load['messages']:,} of {load['size']:,} bytes" for load in loads)
-            text.append(f"- {row}, {broker}: messages that were written before: {amounts}")
+            text.append(f"- {row}, {broker}: backlog that was written before: {amounts}")
     return [*text, ""] if text else []
 
 
 def _runs(numbers: dict[str, Any]) -> list[str]:
-    """Ratios of all runs, throughput and p99, for each interpreter of ours; bold where a floor holds.
+    """A table of throughput and p99 ratios for each interpreter: a column for each run, and the medians.
 
-    In their order, and the medians behind them.
+    Ratios that reach their floor are bold.
     """
     text = []
     for name, python in numbers["pythons"].items():
         count = len(numbers["runs"])
-        text += [f"Run after run with {_build(python)}, throughput / p99; what reaches its floor is bold:", ""]
+        text += [f"All runs with {_build(python)}, throughput / p99; ratios that reach their floor are bold:", ""]
         text += ["| row | floor |" + "".join(f" run {number + 1} |" for number in range(count)) + " median |"]
         text += ["|---|--:|" + "--:|" * (count + 1)]
         for row in numbers["rows"]:
@@ -205,7 +205,7 @@ def _runs(numbers: dict[str, Any]) -> list[str]:
 
 
 def _ratios(rows: dict[str, Any]) -> list[str]:
-    """Pictures of both ratios; a black mark is the floor, the line across is Apache's own."""
+    """Plots of both ratios. The black mark of a bar is its floor, the line across all bars is Apache's broker."""
     fast = [Bar(row, found["ratios"]["ours"]["throughput"], FLOORS[row][0]) for row, found in rows.items()]
     late = [Bar(row, found["ratios"]["ours"]["p99"], FLOORS[row][1]) for row, found in rows.items()]
     return [
@@ -223,7 +223,7 @@ def _footprint(numbers: dict[str, Any]) -> list[str]:
 
 
 def _requests(numbers: dict[str, Any]) -> list[str]:
-    rows = ["| request | path | us a request | us a message | index work behind it, us |", "|---|---|--:|--:|--:|"]
+    rows = ["| request | path | us a request | us a message | index work afterwards, us |", "|---|---|--:|--:|--:|"]
     for name, found in numbers.items():
         costs = f"{found['us_request']:.1f} | {found['us_message']:.2f} | {found['us_index']:.2f}"
         rows.append(f"| {name} | {found.get('path', '')} | {costs} |")
@@ -232,8 +232,8 @@ def _requests(numbers: dict[str, Any]) -> list[str]:
 
 def _sdk(numbers: dict[str, Any]) -> list[str]:
     text = [
-        "Against the same broker of ours, 1 KiB, medians. Sends: beside the faster of Java's two ways.",
-        "Consuming: beside a loop that takes the same frames and looks only at where to go on.",
+        "Against the same broker of ours, 1 KiB, medians. Sends: relative to the faster of Java's two methods.",
+        "Consuming: relative to a loop that receives the same frames and reads only the next offset.",
         "",
         "| load | msg/s | ratio | floor | |",
         "|---|--:|--:|--:|---|",
@@ -244,13 +244,13 @@ def _sdk(numbers: dict[str, Any]) -> list[str]:
         mark = "slower" if floor is not None and ratio < floor else ""
         text.append(f"| {name} | {rate:,.0f} | {cells[0]} | {cells[1]} | {mark} |")
     for name, functions in numbers["profiles"].items():
-        text += ["", f"Where the time of {name} goes (own time, waiting left out):", ""]
+        text += ["", f"The functions in which `{name}` spends its time (own time, without waiting):", ""]
         text += [f"- {share:.1%} `{function}`" for share, function in functions]
     return text
 
 
 def _sweeps(numbers: dict[str, dict[str, list[tuple[float, float]]]]) -> list[str]:
-    """A picture for each thing that a cost may grow with."""
+    """A plot for each quantity that the cost of a request may grow with."""
     text = ["CPU time of the loop for one request, in microseconds.", ""]
     for name, rows in numbers.items():
         picture = partial(lines, f"By {UNITS[name]}", UNITS[name], "us of a request", rows)
@@ -259,9 +259,9 @@ def _sweeps(numbers: dict[str, dict[str, list[tuple[float, float]]]]) -> list[st
 
 
 def _stalls(numbers: dict[str, Any]) -> list[str]:
-    """A task asks for the loop every millisecond."""
+    """The delays of a task that sleeps for a millisecond at a time."""
     text = [
-        "The loop's own: without the time in which its thread was ready to run and the kernel ran others (schedstat).",
+        "Own delay: without the time in which the loop's thread was ready but the kernel ran others (schedstat).",
         "",
         "| load | messages/s | p50 ms | p99 | p99.9 | worst | own p50 | p99 | p99.9 | worst |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -269,7 +269,7 @@ def _stalls(numbers: dict[str, Any]) -> list[str]:
     for load, found in numbers.items():
         places = [f"{part[place]:.2f}" for part in (found, found["own"]) for place in ("p50", "p99", "p99.9", "max")]
         text.append(f"| {load} | {found['msg_s']:,.0f} | {' | '.join(places)} |")
-    text += ["", "The loop's looks by how late they were served:", ""]
+    text += ["", "The probes by their delay:", ""]
     names = [f"up to {end:g} ms" for end in ENDS_MS] + [f"over {ENDS_MS[-1]:g} ms"]
     for load, found in numbers.items():
         shares = [100 * count / max(1, found["looks"]) for count in found["classes"]]
@@ -287,7 +287,7 @@ def _two_brokers(numbers: dict[str, dict[str, float]]) -> list[str]:
 
 
 def _interpreters(numbers: dict[str, Any]) -> list[str]:
-    """The same broker and loads; the interpreters took turns."""
+    """The same broker and loads with several interpreters, in turns."""
     text = [f"- {name}: {_build(found)}" for name, found in numbers["pythons"].items()]
     text += ["", "| load | interpreter | messages/s | p99 ms | us of CPU a request |", "|---|---|--:|--:|--:|"]
     for row, by_name in numbers["rows"].items():
@@ -301,19 +301,19 @@ def _micro_benchmarks(numbers: dict[str, float]) -> list[str]:
 
 
 def main() -> None:
-    """Runs what is asked for and writes the report."""
+    """Run the selected parts and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--skip", default="", help="parts that are not run: " + ", ".join(PARTS))
+    parser.add_argument("--skip", default="", help="parts not to run: " + ", ".join(PARTS))
     parser.add_argument("--rows", default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=6)
-    parser.add_argument("--runs", type=int, default=1, help="how often the comparison with Apache's broker is run")
+    parser.add_argument("--runs", type=int, default=1, help="number of runs of the comparison with Apache's broker")
     parser.add_argument("--beside", help="another interpreter, for a second broker of ours in that comparison")
-    parser.add_argument("--together", action="store_true", help="in that comparison idle brokers are not paused")
+    parser.add_argument("--together", action="store_true", help="do not pause idle brokers in that comparison")
     arguments = parser.parse_args()
     skipped = set(filter(None, arguments.skip.split(",")))
     if skipped - set(PARTS):
-        parser.error(f"--skip knows {', '.join(PARTS)}")
+        parser.error(f"--skip accepts {', '.join(PARTS)}")
     RESULTS.mkdir(exist_ok=True)
     comparison = ["--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds), "--runs", str(arguments.runs)]
     comparison += ["--beside", arguments.beside] if arguments.beside else []

@@ -1,4 +1,4 @@
-"""Messages a second that the store takes in process: put_message of 1 KiB with two keys, no socket.
+"""Messages a second that the store appends in this process: put_message of 1 KiB with two keys, without a socket.
 
 python -m bench.append [--seconds 3] [--body 1024] [--sync] [--profile]
 """
@@ -52,7 +52,7 @@ def _message(body: bytes, number: int) -> MessageInner:
 
 
 class _Load:
-    """As many puts as go in: bursts of 64, then a look at the other tasks, as the reactor does."""
+    """Puts at the highest rate: bursts of 64, and after each a checkpoint for other tasks, as in the reactor."""
 
     def __init__(self, path: WritePath, body: bytes) -> None:
         self._put = path.put_message
@@ -133,11 +133,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--body", type=int, default=1024)
-    parser.add_argument("--step", type=int, default=64, help="MiB reserved at a time")
-    parser.add_argument("--sync", action="store_true", help="SYNC_FLUSH")
+    parser.add_argument("--step", type=int, default=64, help="MiB to reserve in one step")
+    parser.add_argument("--sync", action="store_true", help="use SYNC_FLUSH")
     parser.add_argument("--place", choices=[place.value for place in SyncPlace], default="auto")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--dir", help="where to write; a temporary directory otherwise")
+    parser.add_argument("--dir", help="directory for the store; default: a temporary one")
     options = parser.parse_args()
     sys.setswitchinterval(0.0005)  # as the broker does
     with tempfile.TemporaryDirectory(dir=options.dir or Path.cwd()) as directory:

@@ -1,7 +1,7 @@
 """Start-up time and memory: ``python -m bench.footprint [--messages 1000000] [--json FILE]``.
 
-Prints the seconds from process start to the first accepted connection (several starts on an empty store, the middle
-one), then the resident anonymous memory when idle and after that many messages of 1 KiB. Needs Go for the load.
+Prints the seconds from the start of the process to the first accepted connection (the median of several starts on an
+empty store), then the resident anonymous memory when idle and after that many messages of 1 KiB. Needs Go for the load.
 """
 
 import argparse
@@ -17,7 +17,7 @@ STARTS = 5
 
 
 def main() -> None:
-    """Measures and prints one JSON object."""
+    """Measure, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--json", type=Path)

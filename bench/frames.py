@@ -1,4 +1,4 @@
-"""Frames as the load generator (bench/rmqload) makes them, and what the broker that gets them is configured like."""
+"""Frames as the load generator (bench/rmqload) makes them, and the configuration of the broker that gets them."""
 
 import struct
 from typing import Final
@@ -7,9 +7,9 @@ from trimq.protocol.batch import encode_batch
 
 BODY: Final = bytes(range(256)) * 4
 BATCH: Final = 32
-"""Messages in a batch, and at most in a pull."""
+"""Messages of a batch, and the most messages of a pull."""
 FIRST: Final = 1_000_000
-"""Numbers count on from here, so that all of them have as many digits: frames of one kind have one length."""
+"""The first number. All numbers have the same count of digits, so that frames of one kind have one length."""
 BIG: Final = {
     "mappedFileSizeCommitLog": 1 << 30,
     "commitLogReserveStep": 64 << 20,
@@ -17,12 +17,12 @@ BIG: Final = {
     "maxHashSlotNum": 5_000_000,
     "maxIndexNum": 20_000_000,
 }
-"""Sizes of a broker's files as in production, or nearly."""
-_ASKED_FOR: Final = 4000
+"""File sizes of a broker as in production, or nearly."""
+_QUERIED: Final = 4000
 
 
 def frame(code: int, opaque: int, fields: str, body: bytes = b"") -> bytes:
-    """A request in the JSON form."""
+    """A request in JSON encoding."""
     header = (
         f'{{"code":{code},"extFields":{{{fields}}},"flag":0,"language":"JAVA","opaque":{opaque},'
         '"serializeTypeCurrentRPC":"JSON","version":479}'
@@ -31,7 +31,7 @@ def frame(code: int, opaque: int, fields: str, body: bytes = b"") -> bytes:
 
 
 def send_fields(topic: str, queue_id: int, properties: str, *, batch: bool = False) -> str:
-    """Ext fields of a send; ``properties`` as they stand inside a JSON string."""
+    """The ext fields of a send; ``properties`` as escaped inside a JSON string."""
     return (
         f'"a":"load","b":"{topic}","c":"TBW102","d":"4","e":"{queue_id}","f":"0","g":"1700000000000","h":"0",'
         f'"i":"{properties}","j":"0","k":"false","l":"0","m":"{str(batch).lower()}","n":"broker-a"'
@@ -44,7 +44,7 @@ def unique(number: int) -> str:
 
 
 def key(number: int) -> str:
-    """The key of a message, by which ``query`` asks."""
+    """The key of a message, which ``query`` uses."""
     return f"k{FIRST + number}"
 
 
@@ -53,7 +53,7 @@ def _properties(number: int) -> str:
 
 
 def escaped(text: str) -> str:
-    """Separators of properties as JSON has them; for texts that need no other escapes."""
+    """Escape the separators of properties for JSON; for texts that need no other escapes."""
     return text.replace("\x01", "\\u0001").replace("\x02", "\\u0002")
 
 
@@ -70,7 +70,7 @@ def batch(number: int) -> bytes:
 
 
 def pull_fields(topic: str, queue_id: int, offset: int, count: int) -> str:
-    """Ext fields of a pull."""
+    """The ext fields of a pull."""
     return (
         f'"consumerGroup":"load","topic":"{topic}","queueId":"{queue_id}","queueOffset":"{offset}",'
         f'"maxMsgNums":"{count}","sysFlag":"4","commitOffset":"0","suspendTimeoutMillis":"0","subscription":"*",'
@@ -79,15 +79,15 @@ def pull_fields(topic: str, queue_id: int, offset: int, count: int) -> str:
 
 
 def pull(number: int) -> bytes:
-    """Up to 32 messages of a queue, of the first 1,280 of each."""
+    """A pull of up to 32 messages, among the first 1,280 of each queue."""
     return frame(11, FIRST + number, pull_fields("Requests", number % 4, number % 40 * BATCH, BATCH))
 
 
 def query(number: int) -> bytes:
-    """The one message with a key, of the first 4,000."""
+    """A query by key for one message, among the first 4,000."""
     return frame(
         12,
         FIRST + number,
-        f'"topic":"Requests","key":"{key(number % _ASKED_FOR)}","maxNum":"32","beginTimestamp":"0",'
+        f'"topic":"Requests","key":"{key(number % _QUERIED)}","maxNum":"32","beginTimestamp":"0",'
         '"endTimestamp":"9223372036854775807"',
     )

@@ -1,4 +1,4 @@
-"""CPU cost of what is derived from a record: dispatch with its queue unit, and index entries with and without numpy.
+"""CPU cost of dispatch: the queue unit of a record, and its index entries with and without numpy.
 
 python -m bench.index [--messages 200000]
 """
@@ -23,7 +23,7 @@ from trimq.protocol.index_batch import Batch, PlainBatch, make_batch
 
 NOW_MS = 1_700_000_000_000
 SIZE = 1200
-_AT_ONCE = 256  # with three keys each they are one slice of the index's work
+_AT_ONCE = 256  # messages; with three keys each they are one slice of the index's work
 
 
 def _keys(messages: int, *, tags: bool) -> list[tuple[str, ...]]:
@@ -32,7 +32,7 @@ def _keys(messages: int, *, tags: bool) -> list[tuple[str, ...]]:
 
 
 async def _dispatch(root: str, keys: list[tuple[str, ...]], batch: Batch | None) -> tuple[float, float]:
-    """Microseconds a message for the dispatch itself, and for putting its keys afterwards."""
+    """Microseconds a message, for the dispatch itself and for writing its keys to the index afterwards."""
     disk = RealDisk()
     queues = ConsumeQueueStore(disk, root, QueueShape(300_000, 1 << 30))
     index = None

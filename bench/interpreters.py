@@ -1,7 +1,7 @@
-"""The same broker under several Python interpreters, in turn under the same loads.
+"""The same broker with several Python interpreters, in turns under the same loads.
 
 python -m bench.interpreters --python PATH --python PATH [--rows send64,batch] [--rounds 2] [--seconds 2] [--json FILE].
-Each needs the broker's requirements installed beside it; the code comes from this checkout. Needs Go.
+Each interpreter needs the broker's requirements installed; the code is that of this checkout. Needs Go.
 """
 
 import argparse
@@ -19,17 +19,17 @@ from bench.side_by_side import ROWS, WARM_UP, load
 ROWS_HERE = ("send64", "pipelined", "batch", "pull8", "query8")
 TICK = os.sysconf("SC_CLK_TCK")
 WARM_SECONDS = 2
-"""What ``load`` does not count, but the broker works."""
+"""The warm-up of ``load``: its requests are not counted, but the broker's CPU time is."""
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, all its threads."""
+    """The processor time that all threads of a process have used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def measure(pythons: dict[str, str], rows: list[str], rounds: int, seconds: int) -> dict[str, Any]:
-    """Medians for each row and interpreter."""
+    """The medians for each row and interpreter."""
     results: dict[str, Any] = {"pythons": {name: describe(path) for name, path in pythons.items()}, "rows": {}}
     with tempfile.TemporaryDirectory(prefix="trimq-pythons-") as directory, ExitStack() as stack:
         root = Path(directory)
@@ -56,7 +56,7 @@ def measure(pythons: dict[str, str], rows: list[str], rounds: int, seconds: int)
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--rows", default=",".join(ROWS_HERE))

@@ -1,9 +1,9 @@
-"""Memory as on a machine that has been in use for a while: little of it is free, and new pages were old ones before.
+"""Simulates the memory of a machine that has run for a while: little is free, and new pages are recycled ones.
 
-A virtual machine may give free memory back to its host (free page reporting). The first touch of a page that was free
-is a fault of the host then: 10.9 us for 4 KiB on one such machine, where a page that was in use before costs 1.2. A log
-that grows by 100 MB/s takes a quarter of a core for that alone, whatever program writes it, and what its messages cost
-cannot be seen behind it. So ``in_use`` holds most of the memory, and writes a file as large as the rest.
+A virtual machine may return free memory to its host (free page reporting). The first access to a page that was free is
+then a fault in the host: 10.9 us for 4 KiB on one such machine, where a recycled page costs 1.2. A log that grows by
+100 MB/s uses a quarter of a core for these faults alone, whatever program writes it, and they hide the cost of its
+messages. So ``in_use`` allocates most of the memory, and writes a file as large as the rest.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ _GIB: Final = 1 << 30
 _CHUNK: Final = 4 << 20
 _PROBE: Final = 256 << 20
 _POPULATE_WRITE: Final = 23
-"""MADV_POPULATE_WRITE, which Linux has since 5.14."""
+"""MADV_POPULATE_WRITE, available since Linux 5.14."""
 
 
 def page_us(directory: Path) -> float:
-    """Microseconds for one more page of a file, in the page cache."""
+    """Microseconds to write one new page of a file into the page cache."""
     path = directory / "probe"
     try:
         started = time.perf_counter()
@@ -35,7 +35,10 @@ def page_us(directory: Path) -> float:
 
 @contextlib.contextmanager
 def in_use(leave_gib: float, directory: Path) -> Iterator[None]:
-    """Holds all available memory but ``leave_gib``, with a file in ``directory`` that fills the page cache."""
+    """Allocate all available memory but ``leave_gib``, and fill the rest with the cached pages of a file.
+
+    ``directory`` gets that file. Memory and file are released at the end of the block.
+    """
     leave = int(leave_gib * _GIB)
     held = mmap.mmap(-1, max(PAGE, _available() - leave))
     try:
@@ -63,4 +66,4 @@ def _available() -> int:
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo tells no MemAvailable")
+    raise RuntimeError("/proc/meminfo has no MemAvailable")

@@ -1,4 +1,4 @@
-"""Micro-benchmarks of functions that a native version could replace, each alone.
+"""Micro-benchmarks of single functions that a native version could replace.
 
 python -m bench.micro_benchmarks [--json FILE].
 """
@@ -23,7 +23,7 @@ REPEATS = 5
 
 
 def micro_benchmarks() -> dict[str, tuple[Callable[[], object], int]]:
-    """Name to a call, and how many units of work it does."""
+    """By name: a call, and the units of work that it does."""
     frame = memoryview(send(7)[4:])
     text = "KEYS\x01k7\x02UNIQ_KEY\x017F0000011F9018B4AAC2000000000007\x02TAGS\x01TagA\x02"
     body = encode_batch([(0, BODY, text.encode())] * 32)
@@ -47,7 +47,7 @@ def micro_benchmarks() -> dict[str, tuple[Callable[[], object], int]]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -1,8 +1,9 @@
-"""Mixed traffic: messages that are not all alike, drawn from a seed, so that every broker gets the same ones.
+"""Mixed traffic: messages of different kinds, drawn from a seed, so that every broker gets the same ones.
 
-What is fast only where all messages are of one kind shows nothing here. Bodies of 20 bytes to 32 KiB (many small, few
-large: log-uniform), 20 topics of which some are busy and most are not, none to three keys, tags and properties of all
-lengths. ``write`` writes them for the load generator (bench/rmqload, ``-mixed FILE``), a JSON object a line.
+A shortcut that works only for messages of one kind gains nothing here. Bodies have 20 bytes to 32 KiB (log-uniform:
+many small, few large). There are 20 topics, of which some are busy and most are not, none to three keys, and tags and
+properties of all lengths. ``write`` writes the messages for the load generator (bench/rmqload, ``-mixed FILE``), a JSON
+object on each line.
 """
 
 import json
@@ -18,7 +19,7 @@ from trimq.protocol.batch import encode_batch
 
 SEED: Final = 22
 COUNT: Final = 4096
-"""So many are drawn; a load goes through them again and again."""
+"""The number of messages drawn; a load cycles through them."""
 TOPICS: Final = 20
 QUEUES: Final = 4
 SHORTEST: Final = 20
@@ -26,24 +27,24 @@ LONGEST: Final = 32 * 1024
 """Bytes of a body."""
 NUMBER: Final = "{number}"
 UNIQUE: Final = "{unique}"
-"""What stands in a text for the message's number, which makes its keys its own, and for its unique key."""
+"""Placeholders in a text for the message's number, which makes its keys unique, and for its unique key."""
 FILE: Final = "mixed.jsonl"
 
 _KEYS: Final = (2, 5, 2, 1)
-"""How many of ten messages have none, one, two, three keys."""
+"""Of ten messages, how many have none, one, two, three keys."""
 _TAGGED: Final = 0.8
 _PROPERTIES: Final = (6, 5, 3, 2, 1, 1, 1, 1)
-"""How many of twenty messages have none, one ... seven properties of the user's."""
+"""Of twenty messages, how many have none, one ... seven user properties."""
 _PLAIN: Final = string.ascii_letters + string.digits
 _OTHER: Final = _PLAIN + "äöüßéñ漢字🚀 \"\\/'<>&%={}[]()*+-.,:;!?"
 _OTHER_VALUES: Final = 0.1
-"""The part of properties whose values need escapes in JSON or more than a byte a letter."""
+"""The share of properties whose values need escapes in JSON, or more than one byte for a character."""
 
 
 class Message(NamedTuple):
-    """What a message is like.
+    """The description of a message.
 
-    ``body``: bytes of its body. ``text``: its properties' text, with NUMBER and UNIQUE in the places of both.
+    ``body``: the size of its body in bytes. ``text``: its encoded properties, with the placeholders NUMBER and UNIQUE.
     """
 
     topic: str
@@ -52,7 +53,7 @@ class Message(NamedTuple):
     text: str
 
     def properties(self, number: int) -> str:
-        """The text of the message that is sent as the ``number``-th."""
+        """The encoded properties, if the message is sent as the ``number``-th."""
         return self.text.replace(NUMBER, str(FIRST + number)).replace(UNIQUE, unique(number))
 
     def content(self) -> bytes:
@@ -62,7 +63,7 @@ class Message(NamedTuple):
 
 
 def draw(seed: int = SEED, count: int = COUNT) -> list[Message]:
-    """``count`` messages; the same for the same seed."""
+    """Draw ``count`` messages; the same ones for the same seed."""
     draws = random.Random(seed)
     topics = [f"Mixed{number:02d}{_word(draws, 1, 40)}" for number in range(TOPICS)]
     tags = {topic: [_word(draws, 1, 64) for _ in range(_between(draws, 1, 12))] for topic in topics}
@@ -87,7 +88,7 @@ def draw(seed: int = SEED, count: int = COUNT) -> list[Message]:
 
 
 def _between(draws: random.Random, least: int, most: int) -> int:
-    """From ``least`` to ``most``, log-uniform: as often between 20 and 40 as between 2,000 and 4,000."""
+    """A number from ``least`` to ``most``, log-uniform: as often between 20 and 40 as between 2,000 and 4,000."""
     return int(math.exp(draws.uniform(math.log(least), math.log(most + 1))))
 
 
@@ -101,7 +102,7 @@ def _word(draws: random.Random, least: int, most: int, letters: str = _PLAIN) ->
 
 @lru_cache(maxsize=1)
 def messages() -> tuple[Message, ...]:
-    """Those of SEED."""
+    """The messages of SEED."""
     return tuple(draw())
 
 
@@ -111,21 +112,21 @@ def _noise() -> bytes:
 
 
 def write(path: Path) -> None:
-    """All of them, a line for each."""
+    """Write all messages, one on each line."""
     with path.open("w", encoding="utf-8") as file:
         for message in messages():
             file.write(json.dumps(message._asdict(), ensure_ascii=False) + "\n")
 
 
 def send(number: int, like: int | None = None) -> bytes:
-    """The ``number``-th message, which is like the one of another number where ``like`` says so."""
+    """The frame of the ``number``-th message. It has the content of message ``like``, if that is given."""
     message = messages()[(number if like is None else like) % COUNT]
     text = json.dumps(message.properties(number), ensure_ascii=False)[1:-1]
     return frame(310, FIRST + number, send_fields(message.topic, message.queue_id, text), message.content())
 
 
 def batch(number: int, like: int | None = None) -> bytes:
-    """32 messages in one request, all of them to the topic and queue of the first."""
+    """The frame of a batch of 32 messages, all of them to the topic and queue of the first."""
     begin = (number if like is None else like) * BATCH
     chosen = [messages()[at % COUNT] for at in range(begin, begin + BATCH)]
     items = [

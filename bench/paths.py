@@ -1,7 +1,7 @@
-"""Which path requests take, counted beside the hot path.
+"""Counts which path requests take, without a cost on the fast path.
 
-Full handlers and grouped servers are wrapped in the route table: a call more for each full request and for each group.
-Fast handlers are not touched; what was served and did not come by there has gone through them.
+Full handlers and grouped servers are wrapped in the route table, which costs a call for each full request and each
+group. Fast handlers are not wrapped: requests that were served by none of the others took the fast path.
 """
 
 from collections import Counter
@@ -19,14 +19,14 @@ RequestPath: TypeAlias = Literal["fast", "single", "grouped", "full"]
 
 
 class OtherPathError(RuntimeError):
-    """A row's requests have taken another path than the one that it measures."""
+    """Requests of a row took another path than the one that the row measures."""
 
 
 class PathCounter:
-    """Counts for the time of its block what the routes of ``codes`` serve."""
+    """A context manager that counts the requests served by the routes of ``codes``."""
 
     def __init__(self, table: HandlerTable, codes: Iterable[int]) -> None:
-        """``table``: that of the connections that are served."""
+        """``table`` is the handler table of the measured connections."""
         self._table = table
         self._codes = list(codes)
         self._stack = ExitStack()
@@ -36,7 +36,7 @@ class PathCounter:
         self._full = 0
 
     def __enter__(self) -> Self:
-        """Counts from now on."""
+        """Replace the routes by counting ones."""
         for code in self._codes:
             route = self._table.routes[code]
             grouped = None if route.grouped is None else _Group(route.grouped, self._served, self._served_one)
@@ -47,14 +47,17 @@ class PathCounter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The routes are what they were."""
+        """Restore the routes."""
         self._stack.close()
 
     def taken(self, requests: int) -> Counter[RequestPath]:
-        """How many of ``requests``, which are all that were served since this was called last, took which path."""
+        """The number of requests by path. ``requests`` is the number of all that were served since the last call.
+
+        Raises OtherPathError if a route was replaced, because its requests were not counted.
+        """
         for code, placed in self._placed.items():
             if self._table.routes[code] is not placed:
-                raise OtherPathError(f"the route of the code {code} has been replaced: its paths are not counted")
+                raise OtherPathError(f"the route of the code {code} was replaced: its requests are not counted")
         grouped, single, full = self._grouped, self._single, self._full
         self._grouped = self._single = self._full = 0
         found: Counter[RequestPath] = Counter()
@@ -77,7 +80,7 @@ class PathCounter:
 
 
 class _Group:
-    """A GroupedServer; ``served`` is told how many requests it has served, ``served_one`` of each that came alone."""
+    """A GroupedServer that calls ``served`` with the number of requests, and ``served_one`` for each single one."""
 
     def __init__(self, server: GroupedServer, served: Callable[[int], None], served_one: Callable[[], None]) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""The report's pictures: bars, and lines over a logarithmic axis, as SVG text that needs no library."""
+"""The report's plots: bars, and lines over a logarithmic axis, written as SVG without a library."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ _HEIGHT: Final = 260
 
 
 class Bar(NamedTuple):
-    """A row of a bar chart; ``mark`` is where a line across it stands, if there is one."""
+    """A row of a bar chart. ``mark`` is the value at which a line crosses it, if any."""
 
     label: str
     value: float
@@ -36,9 +36,9 @@ def _picture(height: float, title: str, parts: Iterator[str]) -> str:
 
 
 def bars(title: str, rows: Sequence[Bar], unit: str, base: float | None = None, *, least: bool = False) -> str:
-    """Horizontal bars; ``base`` is a value that a line across all of them shows.
+    """Horizontal bars. A line across all of them marks the value ``base``.
 
-    A bar that does not come up to its mark (with ``least``: that goes beyond it) has another colour.
+    A bar below its mark has another colour; with ``least``, a bar above its mark.
     """
     left, right, top = 190, 70, 34
     most = max([row.value for row in rows] + [row.mark or 0 for row in rows] + [base or 0], default=1) or 1
@@ -65,7 +65,7 @@ def bars(title: str, rows: Sequence[Bar], unit: str, base: float | None = None, 
 
 
 def lines(title: str, x_unit: str, y_unit: str, rows: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Values over a logarithmic axis, a line for each row."""
+    """Values over a logarithmic axis, with a line for each row."""
     left, right, top, bottom = 60, 20, 34, 40
     below = _HEIGHT - bottom
     xs = sorted({x for points in rows.values() for x, _ in points})
@@ -104,14 +104,14 @@ def lines(title: str, x_unit: str, y_unit: str, rows: Mapping[str, Sequence[tupl
 
 
 class Plots:
-    """Writes pictures into a directory and gives the lines of the page that show them."""
+    """Writes plots into a directory and returns the lines of the page that show them."""
 
     def __init__(self, directory: Path) -> None:
-        """``directory`` lies beside the page."""
+        """``directory`` is in the same folder as the page."""
         self._directory = directory
 
     def show(self, name: str, alt: str, picture: Callable[[], str]) -> list[str]:
-        """The picture in a file of its own, and the line that shows it."""
+        """Write a plot to its file; returns the lines that show it."""
         self._directory.mkdir(exist_ok=True)
         (self._directory / f"{name}.svg").write_text(picture(), encoding="utf-8")
         return [f"![{alt}]({self._directory.name}/{name}.svg)", ""]

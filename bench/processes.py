@@ -1,4 +1,4 @@
-"""Broker processes for the benchmarks: start, wait for the first accepted connection, look at memory, stop."""
+"""Broker processes for the benchmarks: start, wait for the first accepted connection, read the memory use, stop."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ print(json.dumps({
 
 
 def port_open(port: int) -> bool:
-    """True where something on loopback accepts a connection."""
+    """Whether a process accepts connections at this port on loopback."""
     with socket.socket() as probe:
         probe.settimeout(0.2)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def anonymous_memory_mib(pid: int) -> float:
-    """RssAnon of a process and its children: mapped store files belong to the page cache and are not counted."""
+    """RssAnon of a process and its children. Mapped store files belong to the page cache and are not included."""
     total, todo = 0, [pid]
     while todo:
         current = Path("/proc") / str(todo.pop())
@@ -61,13 +61,13 @@ def anonymous_memory_mib(pid: int) -> float:
 
 
 class BrokerProcess:
-    """A broker in the foreground of its own session, with the properties file that both brokers understand.
+    """A broker in a session of its own, with a properties file that both brokers accept.
 
-    ``boot_seconds``: from starting the process to its first accepted connection.
+    ``boot_seconds``: from the start of the process to its first accepted connection.
     """
 
     def __init__(self, name: str, command: Sequence[str], root: Path, **properties: object) -> None:
-        """``command`` has ``{conf}`` where the path of the configuration file goes."""
+        """``command`` contains ``{conf}`` for the path of the configuration file."""
         self.name = name
         self.port = free_port()
         self.log_path = root / f"{name}.log"
@@ -90,7 +90,7 @@ class BrokerProcess:
         self.boot_seconds = 0.0
 
     def __enter__(self) -> Self:
-        """Starts the process and waits until it accepts connections."""
+        """Start the process and wait until it accepts connections."""
         started = time.perf_counter()
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -105,12 +105,12 @@ class BrokerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the process."""
+        """Stop the process."""
         self.stop()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """The process and its children do nothing meanwhile."""
+        """Stop the process and its children (SIGSTOP) for the time of the block."""
         os.killpg(self.process.pid, signal.SIGSTOP)
         try:
             yield
@@ -118,11 +118,11 @@ class BrokerProcess:
             os.killpg(self.process.pid, signal.SIGCONT)
 
     def memory_mib(self) -> float:
-        """Anonymous memory now."""
+        """The anonymous memory that the process and its children use now."""
         return anonymous_memory_mib(self.process.pid)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL after 30 s."""
+        """Send SIGTERM, and SIGKILL after 30 s."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
             try:
@@ -133,14 +133,14 @@ class BrokerProcess:
 
 
 def our_command(python: str | None = None) -> list[str]:
-    """How this checkout's broker is started, by the interpreter that runs this or by another one."""
+    """The command that starts this checkout's broker, with this interpreter or with another one."""
     if python is not None:
         return [python, "-m", "trimq.broker", "-c", "{conf}"]
     return [str(Path(sys.executable).parent / "mqbroker"), "-c", "{conf}"]
 
 
 def describe(python: str) -> dict[str, Any]:
-    """Version, compiler and how it was built, as far as the interpreter knows."""
+    """The version of an interpreter and how it was built, as far as the interpreter reports it."""
     run = subprocess.run([python, "-c", _DESCRIBE], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(run.stdout)
     return found
@@ -148,7 +148,7 @@ def describe(python: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def load_tool(root: Path) -> Iterator[Path]:
-    """The load generator (bench/rmqload), compiled into ``root``, beside the mixed messages. Needs Go."""
+    """Compile the load generator (bench/rmqload) into ``root``, and write the mixed messages there. Needs Go."""
     tool = root / "rmqload"
     subprocess.run(["go", "build", "-o", tool, "."], cwd=HERE / "rmqload", check=True)
     mixed.write(root / mixed.FILE)

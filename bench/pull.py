@@ -1,4 +1,4 @@
-"""CPU cost of reading in process: a pull of 32 messages, a tag-filtered one, a query by key.
+"""CPU cost of reads in this process: a pull of 32 messages, one with a tag filter, a query by key.
 
 python -m bench.pull [--messages 100000] [--body 1024] [--profile]
 """
@@ -26,7 +26,7 @@ PULL_BYTES = 256 << 10
 
 
 class _Tag:
-    """Every tenth message has the tag."""
+    """A filter by a tag that every tenth message has."""
 
     needs_properties = False
 

@@ -1,11 +1,11 @@
-"""How many requests a second the reactor alone serves, and how much processor time each one costs it.
+"""The requests a second that the reactor alone serves, and its processor time for each.
 
     python -m bench.reactor_echo [--seconds 3] [--rows 1x1,64x1,8x32] [--handler fixed|header|echo] [--body 1024]
 
-A row is connections x requests in flight on each. The load comes from a child process that sends ready-made
-SEND_MESSAGE_V2 frames and only counts the bytes that come back, so that it takes as little as possible of a small
-machine. Handlers: ``fixed`` answers with ready-made bytes (transport and frame decoding alone), ``header`` also decodes
-the typed header, ``echo`` sends the body back through RemotingCommand.reply.
+A row is connections x requests in flight on each. The load comes from a child process. It sends ready-made
+SEND_MESSAGE_V2 frames and only counts the bytes of replies, so that it uses as little as possible of a small machine.
+Handlers: ``fixed`` returns ready-made bytes (transport and frame decoding alone), ``header`` also decodes the typed
+header, ``echo`` returns the body through RemotingCommand.reply.
 """
 
 import logging
@@ -50,7 +50,7 @@ def sample(body: int) -> RemotingCommand:
 
 
 def handlers(kind: str, body: int) -> tuple[HandlerTable, int]:
-    """The table, and the length of each reply."""
+    """The handler table, and the length of each reply."""
     fixed = encode(sample(body).reply(header=REPLY_EXT))
 
     def answer(_connection: Connection, _command: RemotingCommand) -> Outcome:
@@ -69,7 +69,10 @@ def handlers(kind: str, body: int) -> tuple[HandlerTable, int]:
 
 
 def load(pipe: Pipe, address: tuple[str, int], row: tuple[int, int], body: int, reply: int) -> None:
-    """In the child: keep ``row`` requests in flight until told to stop; sends the count and the slowest answers."""
+    """In the child: keep ``row`` requests in flight until ``pipe`` has a message.
+
+    Sends "started" when all windows are full, and at the end the number of requests, their median and p99 latency.
+    """
     connections, window = row
     block = encode(sample(body)) * window
     poll = select.epoll()
@@ -87,14 +90,14 @@ def load(pipe: Pipe, address: tuple[str, int], row: tuple[int, int], body: int, 
     pipe.send("started")
     while not pipe.poll():
         for fd, _ in poll.poll(1):
-            left = missing[fd] - len(socks[fd].recv(1 << 20))
-            if not left:
+            outstanding = missing[fd] - len(socks[fd].recv(1 << 20))
+            if not outstanding:
                 now = time.perf_counter()
                 times.append(now - since[fd])
                 since[fd] = now
-                left = reply * window
+                outstanding = reply * window
                 socks[fd].sendall(block)
-            missing[fd] = left
+            missing[fd] = outstanding
     times.sort()
     pipe.send((len(times) * window, times[len(times) // 2], times[len(times) * 99 // 100]))
 

@@ -1,10 +1,10 @@
-"""CPU cost of requests in process: frames as rmqload makes them through the real broker, which does not wait for them.
+"""CPU cost of requests in this process: frames as rmqload makes them, served by the real broker, without waiting.
 
 python -m bench.requests [--rows send,batch,pull,query] [--count 20000] [--profile] [--json FILE] [--set KEY=VALUE].
-Each figure is the loop thread's time for a request, and for the index work behind it: the frame lies in a socket, is
-received in a round of the reactor's, served, and its reply is sent. Each row has a broker of its own and says which
-path its requests take, with the native extension or without (bench/paths.py, TRIMQ_NATIVE). Where they take another
-one it fails: the figure would be of something else.
+Each figure is the loop thread's time for a request, and for the index work after it. The frame is in a socket; a round
+of the reactor receives it, serves it and sends the reply. Each row has its own broker and states which path its
+requests take, with the native extension or without (bench/paths.py, TRIMQ_NATIVE). If they take another path the row
+fails, because its figure would be that of another path.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.native import NATIVE
 
 WINDOW: Final = 32
-"""Requests of a connection in one turn."""
+"""Requests of one connection in a turn."""
 FILLED: Final = 6400
-"""Messages of the store before a row begins."""
+"""Messages in the store before a row starts."""
 OTHERS: Final = 0.05
-"""The part of turns that may take another path: those for which the log makes room, say. They are not in the figure."""
+"""The share of turns that may take another path, such as when the log allocates space. They are not in the figure."""
 _CODES: Final = (
     RequestCode.SEND_MESSAGE,
     RequestCode.SEND_MESSAGE_V2,
@@ -46,7 +46,7 @@ _CODES: Final = (
 
 
 class Make(Protocol):
-    """Makes the ``number``-th request, which is like the ``like``-th."""
+    """Makes the ``number``-th request, with the content of the ``like``-th."""
 
     def __call__(self, number: int, like: int, /) -> bytes:
         """The frame."""
@@ -56,9 +56,9 @@ class Make(Protocol):
 class Row(NamedTuple):
     """Requests of one kind.
 
-    ``path``: what they have to take, ``path_without_native`` where the native extension is off. ``connections`` have
-    ``window`` requests each in a turn, with ``messages`` in each. ``kinds``: so many turns differ from each other, and
-    then they come again.
+    ``path``: the path that they must take; ``path_without_native`` if the native extension is off. In a turn there are
+    ``window`` requests with ``messages`` each on each of the ``connections``. ``kinds``: the number of different turns,
+    which are then repeated.
     """
 
     path: RequestPath
@@ -71,12 +71,12 @@ class Row(NamedTuple):
 
     @property
     def expected(self) -> RequestPath:
-        """The path that has to be taken here."""
+        """The path that the requests must take in this process."""
         return self.path if NATIVE.is_on else self.path_without_native
 
     @property
     def requests(self) -> int:
-        """Of a turn."""
+        """The number of requests in a turn."""
         return self.connections * self.window
 
 
@@ -103,7 +103,7 @@ class Load:
         self._turns = 0
 
     async def turn(self) -> Turn:
-        """The next one."""
+        """Make and serve the requests of the next turn."""
         row = self._row
         begin = self._turns * row.requests
         same = self._turns % row.kinds * row.requests
@@ -115,9 +115,10 @@ class Load:
 async def measure(
     wire: Wire, name: str, count: int, profile: cProfile.Profile | None = None
 ) -> dict[str, float | str | dict[RequestPath, int]]:
-    """Microseconds of a row's requests: for each kind of turn the one that a tenth are faster than, and their mean.
+    """Measure the requests of a row in microseconds: the first decile of each kind of turn, and the mean of these.
 
-    What else the machine does hardly shows in that. ``count``: about so many messages. Raises OtherPathError.
+    The first decile is hardly affected by other processes on the machine. ``count`` is the approximate number of
+    messages. Raises OtherPathError.
     """
     row = ROWS[name]
     expected = row.expected
@@ -128,7 +129,7 @@ async def measure(
     waiting = others = 0
     load = Load(wire, row)
     with PathCounter(wire.connections[0].table, _CODES) as counter:
-        for _ in range(max(row.kinds, 8)):  # topics and queues are made, and what can be learnt is
+        for _ in range(max(row.kinds, 8)):  # creates topics and queues, and fills caches
             counter.taken((await load.turn()).requests)
             await trio.lowlevel.checkpoint()
         turns = max(count // (row.requests * row.messages), 2 * row.kinds)
@@ -156,8 +157,8 @@ async def measure(
                 await trio.lowlevel.checkpoint()
     if others > OTHERS * turns or not all(took):
         raise OtherPathError(
-            f"the row {name} is of requests that take the path {expected!r}; in {others} of {turns} turns not all of"
-            f" them did, or their replies were waited for: {_shares(paths)}"
+            f"the requests of row {name} must take the path {expected!r}; in {others} of {turns} turns not all of them"
+            f" did, or a reply had to be waited for: {_shares(paths)}"
         )
     each = sum(sorted(kind)[len(kind) // 10] for kind in took) / row.kinds / row.requests * 1e6
     return {
@@ -176,7 +177,7 @@ def _shares(paths: Counter[RequestPath]) -> str:
 async def measure_row(
     name: str, count: int, settings: Mapping[str, object], profile: cProfile.Profile | None = None
 ) -> dict[str, Any]:
-    """The figures of a row, on a broker with ``settings`` and a store that has something in it."""
+    """The figures of a row, on a new broker with ``settings`` and a filled store."""
     with tempfile.TemporaryDirectory() as directory:
         async with running_broker(Path(directory), clock=None, disk=None, **settings) as broker:
             async with connected(broker) as wire:
@@ -186,7 +187,7 @@ async def measure_row(
 
 
 async def fill(wire: Wire) -> None:
-    """Send what pulls and queries ask for, and wait until the index has it."""
+    """Send the messages that pulls and queries read, and wait until they are in the index."""
     for begin in range(0, FILLED, WINDOW):
         await wire.turn([b"".join([frames.send(number) for number in range(begin, begin + WINDOW)])])
         await trio.lowlevel.checkpoint()
@@ -196,14 +197,14 @@ async def fill(wire: Wire) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    """All rows."""
+    """Measure the selected rows."""
     profile = cProfile.Profile() if arguments.profile else None
     results: dict[str, Any] = {}
     for name in arguments.rows.split(","):
         result = results[name] = await measure_row(name, arguments.count, BIG | arguments.set, profile)
         print(
             f"{name:12s} {result['us_request']:8.2f} us a request  {result['us_message']:7.2f} us a message  "
-            f"index behind it {result['us_index']:6.2f} us  {result['path']}",
+            f"index afterwards {result['us_index']:6.2f} us  {result['path']}",
             flush=True,
         )
     if profile is not None:
@@ -213,17 +214,19 @@ async def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--set", type=_setting, action="append", default=[], help="KEY=VALUE of the broker")
+    parser.add_argument(
+        "--set", type=_setting, action="append", default=[], help="KEY=VALUE of the broker's configuration"
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.rows.split(",")) - set(ROWS)
     if unknown:
-        parser.error(f"--rows knows {', '.join(ROWS)}")
+        parser.error(f"--rows accepts {', '.join(ROWS)}")
     arguments.set = dict(arguments.set)
     trio.run(run, arguments)
 

@@ -1,7 +1,7 @@
-"""What scraping costs: sends with and without a Prometheus that fetches a large page, in turns; prints the ratio.
+"""The cost of scrapes: sends with and without a scraper that fetches a large page, in turns; prints the ratios.
 
 ``python -m bench.scrape [--topics 10000] [--every 5] [--seconds 10] [--rounds 4] [--json FILE]``. The broker runs in
-this process, its counters know that many topics and groups; the load (Go) and the scraper are processes of their own.
+this process, and its counters have that many topics and groups. The load (Go) and the scraper are separate processes.
 """
 
 import argparse
@@ -38,7 +38,7 @@ while True:
 
 
 def fill(broker: BrokerController, topics: int) -> None:
-    """Counters as if so many topics had been written and read."""
+    """Set the broker's counters as if so many topics had been written and read."""
     for number in range(topics):
         name = f"topic-{number:05}"
         broker.context.stats.topic_put(name, 1, 100)
@@ -48,7 +48,7 @@ def fill(broker: BrokerController, topics: int) -> None:
 
 @contextmanager
 def scraped(broker: BrokerController, every: float, pages: list[tuple[int, float]]) -> Iterator[None]:
-    """Somebody fetches the page each ``every`` seconds; sizes and times go to ``pages``."""
+    """Run a scraper that fetches the page each ``every`` seconds; appends (bytes, seconds) to ``pages``."""
     host, port = broker.web_endpoints[0]
     command = [sys.executable, "-c", SCRAPER, f"http://{host}:{port}/metrics", str(every)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -61,7 +61,7 @@ def scraped(broker: BrokerController, every: float, pages: list[tuple[int, float
 
 
 async def load(tool: Path, broker: BrokerController, seconds: int) -> dict[str, Any]:
-    """One run of the load generator, and the CPU time that this process took for a message."""
+    """Run the load generator once; its figures, and the CPU time of this process."""
     command = [str(tool), "-addr", f"127.0.0.1:{broker.endpoint[1]}", "-dur", f"{seconds}s", *LOAD.split()]
     began = time.process_time()
     run = await trio.to_thread.run_sync(
@@ -73,7 +73,7 @@ async def load(tool: Path, broker: BrokerController, seconds: int) -> dict[str, 
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of one run without and one with scraping, each round in the other order."""
+    """Run rounds of one load with and one without scrapes; each round in the opposite order of the last."""
     got: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     pages: list[tuple[int, float]] = []
     changes: dict[str, Any] = {**BIG, "metricsExporterType": "PROM", "metricsPromExporterPort": 0}
@@ -97,7 +97,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def summary(
     arguments: argparse.Namespace, got: dict[bool, list[dict[str, Any]]], pages: list[tuple[int, float]]
 ) -> dict[str, Any]:
-    """The middle of the rounds' ratios, scraped divided by not scraped."""
+    """The medians of the rounds' ratios, with scrapes divided by without."""
 
     def ratio(figure: str) -> float:
         ratios: list[float] = [one[figure] / other[figure] for one, other in zip(got[True], got[False], strict=True)]
@@ -119,7 +119,7 @@ def summary(
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topics", type=int, default=10_000)
     parser.add_argument("--every", type=float, default=5.0, help="seconds; docker/monitoring has 15")

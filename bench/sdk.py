@@ -1,11 +1,11 @@
-"""The SDK beside the Java client, against the same broker of ours in the same minutes; prints the ratios.
+"""Compares the SDK with the Java client, against the same broker of ours in the same minutes; prints the ratios.
 
 ``python -m bench.sdk [--seconds 4] [--rounds 3] [--messages 1000000] [--profile] [--json FILE]``. Each load is a
-process of its own with one message size, 1 KiB.
+separate process; messages have 1 KiB.
 
-Sends: awaited, 64 in flight, against the faster of Java's two ways to have 64
-in flight. Consuming: from a warm topic, against a loop that takes the same frames and looks only at where to go on.
-Needs a JDK and Maven.
+Sends: awaited, 64 in flight, relative to the faster of Java's two methods to have 64 in flight. Consuming: from a topic
+in the page cache, relative to a loop that receives the same frames and reads only the next offset. Needs a JDK and
+Maven.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.interop.harness import partners, probe
 HERE = Path(__file__).resolve().parent
 QUEUES = 4
 FLOORS = {"send64": 0.5, "linger64": 1.0, "linger1024": 1.0, "process": 0.25, "batches": 0.75}
-"""Row to its least ratio: sends to Java's, consuming to the raw loop's."""
+"""The least ratio of each row: sends relative to Java's, consuming relative to the raw loop."""
 
 SENDS = {
     "java sync64": ("java", "sync", 64),
@@ -72,7 +72,7 @@ def java(namesrv: str, topic: str, mode: str, in_flight: int, seconds: float) ->
 
 
 def sends(namesrv: str, seconds: float) -> dict[str, float]:
-    """Each way to send, once."""
+    """Measure each method to send once."""
     found = {}
     for name, (who, mode, in_flight) in SENDS.items():
         if who == "java":
@@ -85,7 +85,7 @@ def sends(namesrv: str, seconds: float) -> dict[str, float]:
 
 
 def consumes(namesrv: str, seconds: float, messages: int) -> dict[str, float]:
-    """Each way to consume, once."""
+    """Measure each method to consume once."""
     found = {}
     for name, (backend, load) in CONSUMES.items():
         options = ("--backend", backend, "--messages", str(messages))
@@ -95,7 +95,7 @@ def consumes(namesrv: str, seconds: float, messages: int) -> dict[str, float]:
 
 
 def profiles(namesrv: str, root: Path, seconds: float, messages: int) -> dict[str, list[list[Any]]]:
-    """Where the time goes: the functions with the largest time of their own, in share of all."""
+    """Profile some loads: the functions with the largest own time, as shares of the total."""
     found = {}
     for name in PROFILED:
         path = root / "profile"
@@ -118,7 +118,7 @@ def _top(path: Path) -> list[list[Any]]:
 
 
 def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All rounds against one broker; the medians of the ratios within a round."""
+    """Run all rounds against one broker; the medians of the rates, and of the ratios within a round."""
     root = Path(tempfile.mkdtemp(prefix="trimq-sdk-"))
     port = free_port()
     settings: dict[str, object] = {"namesrvAddr": "", "embeddedNamesrvPort": port, "brokerName": "broker-a"}
@@ -148,11 +148,11 @@ def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
 def _base(name: str, figures: dict[str, float]) -> float:
     if name in CONSUMES:
         return figures["raw pull loop"]
-    return max(figures[f"java {way}"] for way in JAVA)
+    return max(figures[f"java {method}"] for method in JAVA)
 
 
 def main() -> None:
-    """Runs the comparison that the command line asks for."""
+    """Run the comparison as given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=3)

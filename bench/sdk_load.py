@@ -1,4 +1,4 @@
-"""The SDK's part of bench/sdk.py, a process of its own: one load for a while, its figures as a line of JSON.
+"""One load of bench/sdk.py in a process of its own: runs for some seconds and prints its figures as a line of JSON.
 
 python -m bench.sdk_load NAMESRV TOPIC LOAD SECONDS [--messages N] [--backend asyncio] [--in-flight 64] [--profile FILE]
 where LOAD is: fill (writes N messages), send, linger, raw_pull, process, batches, poll (from a topic with N messages).
@@ -26,14 +26,14 @@ from trimq.protocol.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 SIZE = 1024
 WARM_SECONDS = 1.5
 WARM_PART, LAST_PART = 0.1, 0.9
-"""The part of a topic that is read before the measurement begins, and when it ends: no queue is empty before that."""
-LOOK = 0.02
+"""The shares of the topic at which the measurement starts and ends at the latest: until then no queue is empty."""
+POLL = 0.02
 BATCH = 32
 """Messages of a pull, and of a batch."""
 
 
 class Count:
-    """What is done, and when to stop: when the time is over, or the topic is nearly read."""
+    """Counts messages, and ends the measurement when the time is over or the topic is nearly read."""
 
     def __init__(self, seconds: float, messages: int) -> None:
         self.done = 0
@@ -42,21 +42,21 @@ class Count:
         self.rate = self.cpu_us = 0.0
 
     def is_over(self, began: float, seconds: float, part: float) -> bool:
-        """Whether a period of so long is over, or so much of the topic is read."""
+        """Whether ``seconds`` since ``began`` are over, or the share ``part`` of the topic is read."""
         return time.perf_counter() - began >= seconds or self.done >= self._messages * part
 
     async def watch(self) -> None:
-        """Sets the rate, when it is over."""
+        """Wait for the warm-up and the measurement, and set the rate."""
         began = time.perf_counter()
         while not self.is_over(began, WARM_SECONDS, WARM_PART):  # noqa: ASYNC110 - an event would cost each message
-            await anyio.sleep(LOOK)
+            await anyio.sleep(POLL)
         before, began, used = self.done, time.perf_counter(), time.process_time()
         while not self.is_over(began, self._seconds, LAST_PART):  # noqa: ASYNC110 - as above
-            await anyio.sleep(LOOK)
+            await anyio.sleep(POLL)
         self.took(before, began, used)
 
     def took(self, before: int, began: float, used: float) -> None:
-        """Sets the rate, and what a message cost, from then to now."""
+        """Set the rate and the CPU time of a message for the period from ``began`` to now."""
         done = max(self.done - before, 1)
         self.rate = done / (time.perf_counter() - began)
         self.cpu_us = (time.process_time() - used) * 1e6 / done
@@ -119,7 +119,7 @@ async def consume(namesrv: str, topic: str, count: Count, how: str) -> None:
 
 
 class RawPull:
-    """The least that a reader can do: asks, takes the frame, looks where to go on, counts. A request a queue is out."""
+    """The least work of a reader: pull, receive the frame, read the next offset, count. One request for each queue."""
 
     def __init__(self, address: str, topic: str, queues: int) -> None:
         host, _, port = address.rpartition(":")
@@ -130,7 +130,7 @@ class RawPull:
         self.at = dict.fromkeys(range(queues), 0)
 
     def ask(self, queue: int, offset: int) -> None:
-        """Sends a pull; its answer has the queue as its number."""
+        """Send a pull; its opaque, and so its reply's, is the number of the queue."""
         header = PullMessageRequestHeader(
             consumer_group="bench_raw",
             topic=self.topic,
@@ -149,19 +149,21 @@ class RawPull:
         self.sock.sendall(encode(command))
 
     def run(self, count: Count, seconds: float, part: float) -> None:
-        """Adds to what is done until it is over."""
+        """Read and count until the period is over."""
         decoder, receive, began = self.decoder, self.sock.recv, time.perf_counter()
         while not count.is_over(began, seconds, part):
             for reply in decoder.feed(receive(64 * 1024)):
                 if reply.code:
-                    raise RuntimeError(f"the topic is at its end, or worse: {reply.code} {reply.remark}")
+                    raise RuntimeError(
+                        f"no message found; the end of the topic, or an error: {reply.code} {reply.remark}"
+                    )
                 offset = reply.header(PullMessageResponseHeader).next_begin_offset
                 count.done += offset - self.at[reply.opaque]
                 self.at[reply.opaque] = offset
                 self.ask(reply.opaque, offset)
 
     def measure(self, count: Count, seconds: float) -> None:
-        """All queues together."""
+        """Measure, with pulls on all queues."""
         for queue in self.at:
             self.ask(queue, 0)
         self.run(count, WARM_SECONDS, WARM_PART)
@@ -199,7 +201,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     arguments = parser.parse_args()
     count = Count(arguments.seconds, arguments.messages)
-    profile = cProfile.Profile(time.process_time)  # waiting is not what is looked for
+    profile = cProfile.Profile(time.process_time)  # CPU time: waiting does not count
     if arguments.profile:
         profile.enable()
     if arguments.load == "raw_pull":

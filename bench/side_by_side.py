@@ -1,10 +1,10 @@
-"""Apache's broker and ours under the same load, one after the other in the same minutes; prints the ratios.
+"""Compares Apache's broker with ours under the same loads, in turns within the same minutes; prints the ratios.
 
 ``python -m bench.side_by_side [--rows send64,batch] [--seconds 6] [--rounds 3] [--runs 1] [--python PATH]
-[--beside PATH] [--together] [--json FILE]``. All brokers get the same properties file but for ports and directories.
-While one is measured, what the others have written is on the device, and they are paused (SIGSTOP): an idle broker of
-Apache's takes a tenth of a core, by so many wake-ups that one beside it loses up to a fifth. Needs Go, a JDK and Maven,
-and about 60 GB of disk for all rows.
+[--beside PATH] [--together] [--json FILE]``. All brokers get the same properties file except for ports and directories.
+While one broker is measured, the others are paused (SIGSTOP), and everything that they wrote is on the device. An idle
+broker of Apache's uses a tenth of a core, with so many wake-ups that another broker loses up to a fifth of its
+throughput. Needs Go, a JDK and Maven, and about 60 GB of disk for all rows.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from tests.interop.harness.servers import APACHE_OPENINGS
 class Row(NamedTuple):
     """A load of the comparison.
 
-    ``load``: arguments of the load generator; ``{mixed}`` is the file of mixed messages. ``stores``: rows of a flush
-    mode that name the same run one after the other on the same stores, which are fresh before the first of them.
-    ``writes``: loads that write, behind the first messages that each broker has, what the row reads.
+    ``load``: arguments of the load generator; ``{mixed}`` is the file of mixed messages. ``stores``: rows with the same
+    flush mode and name run one after the other on the same stores, which are new for the first of them. ``writes``:
+    loads that write the backlog that the row reads, behind the messages of the warm-up.
     """
 
     flush: str
@@ -44,10 +44,10 @@ BACKLOG = (
     "-mode send -conns 8 -window 32 -warm 0s",
     "-mode send -conns 8 -size 65536 -topic LargeBodies -warm 0s",
 )
-"""What consumers find who come late: messages of 1 KiB, which they read from the log's begin, and behind them bodies of
-64 KiB. All are written as fast as it goes, within bounds of time and disk."""
+"""The backlog of late consumers: messages of 1 KiB, which they read from the start of the log, and behind them bodies
+of 64 KiB. They are written at the highest rate, within limits of time and disk space."""
 BACKLOG_BYTES = (1300, 65_900)
-"""Bytes of such a message in the log, about."""
+"""Approximate bytes of such a message in the log."""
 
 ROWS = {
     "send1": Row("ASYNC_FLUSH", "-mode send -conns 1"),
@@ -72,11 +72,12 @@ ROWS = {
 }
 """The names are used wherever these figures are quoted.
 
-batch and large8 come behind those that read. Where new memory is dear, our broker gives back old parts of a log that is
-written in bulk. Apache's takes what lies more than accessMessageInMemoryMaxRatio (40 %) of the memory behind the end of
-the log for being on disk, and gives out 8 of such messages in a pull instead of 32; ours looks whether it is in memory.
-catchup1 and catchup8 are about just that: who writes more in the same time has more to read that is no longer in
-memory. What was written is in the figures.
+batch and large8 come after the rows that read, because they push older messages out of memory. Where new memory is
+expensive, our broker evicts old parts of a log that is written in bulk. Apache's broker takes messages that lie more
+than accessMessageInMemoryMaxRatio (40 %) of the memory before the end of the log as being on disk, and returns 8 of
+them in a pull instead of 32; ours asks the kernel whether they are in memory. catchup1 and catchup8 measure exactly
+this: the broker that writes more in the same time has a larger backlog that is no longer in memory. The figures include
+the amount written.
 """
 
 APACHE_MEMORY = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=4g")
@@ -85,14 +86,14 @@ WARM_UP = "-mode send -conns 8 -window 32 -n 60000"
 
 
 def apache_command(home: Path) -> list[str]:
-    """How Apache's broker is started, with a heap of 2 GiB."""
+    """The command that starts Apache's broker, with a heap of 2 GiB."""
     jars = partners.apache_servers()
     main = "org.apache.rocketmq.broker.BrokerStartup"
     return ["java", *APACHE_MEMORY, f"-Duser.home={home}", *APACHE_OPENINGS, "-cp", f"{jars}/*", main, "-c", "{conf}"]
 
 
 def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
-    """One run of the load generator; its figures."""
+    """Run the load generator once; returns its figures."""
     command = [str(tool), "-addr", f"127.0.0.1:{port}", "-queues", "4", "-dur", f"{seconds}s", "-warm", "2s"]
     command += [word.format(mixed=tool.with_name(mixed.FILE)) for word in arguments.split()]
     run = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 90, check=False)
@@ -105,11 +106,11 @@ def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
 def compare(
     tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, seconds: int, *, together: bool = False
 ) -> dict[str, Any]:
-    """A row's medians for each broker, and ours divided by Apache's; with ``together`` the others are not paused."""
+    """Measure a row: medians of each broker, and ours divided by Apache's. ``together``: do not pause the others."""
     got: dict[str, list[dict[str, Any]]] = {broker.name: [] for broker in brokers}
     for _ in range(rounds):
         for broker in brokers:
-            os.sync()  # else what the other one has written would go to the device meanwhile
+            os.sync()  # else dirty pages of the previous broker would be written during this measurement
             with ExitStack() as stack:
                 for other in brokers:
                     if other is not broker and not together:
@@ -143,9 +144,9 @@ def compare(
 def write_backlog(
     tool: Path, brokers: list[BrokerProcess], row: str, seconds: int, most: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Write what a row reads, to one broker after the other; the figures of each broker's loads.
+    """Write the backlog that a row reads, to one broker after the other; returns the figures of each broker's loads.
 
-    Each load ends after ``seconds``, and all of them write ``most`` bytes at most, a quarter of it with the first.
+    Each load ends after ``seconds``. Together they write at most ``most`` bytes, a quarter of it with the first load.
     """
     got: dict[str, list[dict[str, Any]]] = {}
     shares = (most // 4, most - most // 4)
@@ -164,13 +165,13 @@ def write_backlog(
 
 
 def most_bytes(root: Path, brokers: int) -> int:
-    """What may be written to each broker: more than memory is taken to hold, and half of the free disk for all."""
+    """The most bytes to write to each broker: three quarters of memory, and half of the free disk for all brokers."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(memory * 3 // 4, shutil.disk_usage(root).free // (2 * brokers))
 
 
 def shared_stores(rows: list[str]) -> list[list[str]]:
-    """The rows in the order in which they run: those of asynchronous flush first, each list on fresh stores."""
+    """The rows in the order in which they run: asynchronous flush first, and each list on new stores."""
     found: dict[tuple[str, str], list[str]] = {}
     for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
         for row in rows:
@@ -182,10 +183,10 @@ def shared_stores(rows: list[str]) -> list[list[str]]:
 def run_all(
     rows: list[str], rounds: int, seconds: int, pythons: dict[str, str | None], *, together: bool = False
 ) -> dict[str, Any]:
-    """All rows. ``pythons``: of each broker of ours."""
+    """Measure all rows. ``pythons``: the interpreter of each broker of ours, None for this one."""
     results: dict[str, Any] = {"rows": {}, "processes": {}}
     for todo in shared_stores(rows):
-        settle()  # the stores before have just been deleted
+        settle()  # the previous stores have just been deleted
         root = Path(tempfile.mkdtemp(prefix="trimq-sidebyside-"))
         try:
             _run_on(root, todo, results, rounds, seconds, pythons, together=together)
@@ -204,7 +205,7 @@ def _run_on(
     *,
     together: bool,
 ) -> None:
-    """Rows that share their stores, which are in ``root``."""
+    """Measure the rows that share the stores in ``root``; adds to ``results``."""
     flush, _, stores, writes = ROWS[todo[0]]
     with ExitStack() as stack:
         tool = stack.enter_context(load_tool(root))
@@ -214,11 +215,11 @@ def _run_on(
             stack.enter_context(BrokerProcess(name, command, root, flushDiskType=flush))
             for name, command in commands.items()
         ]
-        for broker in brokers:  # something to pull and query on both; it warms the JIT compiler too
+        for broker in brokers:  # messages for pulls and queries; this warms up the JIT compiler too
             load(tool, broker.port, WARM_UP, 60)
         for row in todo:
             written = None
-            if writes:  # for as long as rows of that many rounds before it would write
+            if writes:  # for as long as a row of sends with these rounds would write
                 most = most_bytes(root, len(brokers))
                 written = write_backlog(tool, brokers, row, rounds * (seconds + 2), most)
             results["rows"][row] = compare(tool, brokers, row, rounds, seconds, together=together)
@@ -233,20 +234,20 @@ def _run_on(
 
 
 def main() -> None:
-    """Runs the comparison that the command line asks for."""
+    """Run the comparison as given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--seconds", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--runs", type=int, default=1, help="all of it so often; the figures are those of the last one")
-    parser.add_argument("--python", help="what runs our broker; its requirements have to be installed beside it")
+    parser.add_argument("--runs", type=int, default=1, help="number of runs; the figures are those of the last one")
+    parser.add_argument("--python", help="the interpreter of our broker; it needs the broker's requirements installed")
     parser.add_argument("--beside", help="another interpreter, for a second broker of ours in the same rounds")
-    parser.add_argument("--together", action="store_true", help="idle brokers go on beside the one that is measured")
+    parser.add_argument("--together", action="store_true", help="do not pause idle brokers during a measurement")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = arguments.rows.split(",")
     if set(rows) - set(ROWS):
-        parser.error(f"--rows knows {', '.join(ROWS)}")
+        parser.error(f"--rows accepts {', '.join(ROWS)}")
     if arguments.python or arguments.beside:
         os.environ["PYTHONPATH"] = str(HERE.parent)
     pythons = {"ours": arguments.python} | ({"beside": arguments.beside} if arguments.beside else {})

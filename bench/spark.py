@@ -2,9 +2,9 @@
 
     .venv-spark-newest/bin/python -m bench.spark [topics] [store] [rebuild] [--directory DIR] [--rows N] [--leave GIB]
 
-Those that are not named keep the numbers of their last run. ``--directory`` keeps what store and rebuild have made.
-``--rows``: of topics and store; the fewer, the more of a run is what it costs once.
-``--leave``: writing to topics once more with all memory held but so many GiB (memory_in_use).
+For parts that are not named the report shows the numbers of their last run. ``--directory`` stores the inputs of store
+and rebuild for the next run. ``--rows``: for topics and store; with fewer rows, Spark's fixed costs weigh more.
+``--leave``: measure writing to topics a second time, with all memory allocated but so many GiB (memory_in_use).
 """
 
 import argparse
@@ -17,9 +17,9 @@ PARTS = ("topics", "store", "rebuild")
 
 
 def main() -> None:
-    """Runs what is asked for and writes the report."""
+    """Run the selected parts and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=PARTS, help="of " + ", ".join(PARTS))
+    parser.add_argument("parts", nargs="*", default=PARTS, help="one or more of " + ", ".join(PARTS))
     parser.add_argument("--directory", default="")
     parser.add_argument("--rows", default="")
     parser.add_argument("--leave", default="")
@@ -29,12 +29,12 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.splitlines()[0]
     for name in given.parts:
-        kept = ["--directory", given.directory] if given.directory and name != "topics" else []
+        options = ["--directory", given.directory] if given.directory and name != "topics" else []
         if given.rows and name != "rebuild":
-            kept += ["--rows", given.rows]
+            options += ["--rows", given.rows]
         if given.leave and name == "topics":
-            kept += ["--leave", given.leave]
-        run_part(f"spark_{name}", kept, {"pyspark": version("pyspark"), "java": java})
+            options += ["--leave", given.leave]
+        run_part(f"spark_{name}", options, {"pyspark": version("pyspark"), "java": java})
     (HERE / "REPORT.md").write_text(report(), encoding="utf-8")
     print(f"written: {HERE / 'REPORT.md'}")
 

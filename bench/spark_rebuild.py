@@ -1,6 +1,6 @@
-"""``rebuild`` on Spark beside ``mqstore rebuild``: the same log, times side by side, results compared byte for byte.
+"""Compares ``rebuild`` on Spark with ``mqstore rebuild`` on the same log: the times, and the results byte for byte.
 
-python -m bench.spark_rebuild [--rows 3000000] [--directory DIR] [--json FILE]. With ``--directory`` the log is kept
+python -m bench.spark_rebuild [--rows 3000000] [--directory DIR] [--json FILE]. With ``--directory`` the log is stored
 there for the next run. Needs the spark extra and a Java runtime.
 """
 
@@ -24,7 +24,7 @@ TOPICS, QUEUES, BODY = 10, 4, 20
 
 
 def prepare(directory: Path, rows: int) -> Path:
-    """The log, unless it is there."""
+    """Write the log, unless it exists; returns its directory."""
     root = directory / f"log-{rows}"
     done = root / "complete"
     if not done.exists():
@@ -35,7 +35,7 @@ def prepare(directory: Path, rows: int) -> Path:
 
 
 def copied(log: Path, target: Path) -> Path:
-    """A store with nothing but the same log."""
+    """Make a store that has only a copy of the log."""
     shutil.rmtree(target, ignore_errors=True)
     (target / "commitlog").mkdir(parents=True)
     for path in (log / "commitlog").iterdir():
@@ -44,7 +44,7 @@ def copied(log: Path, target: Path) -> Path:
 
 
 def measure(directory: Path, rows: int, cores: int) -> dict[str, Any]:
-    """Both rebuilds of one log, and whether they agree."""
+    """Rebuild one log with both, and compare the results."""
     log = prepare(directory, rows)
     ours, brokers = copied(log, directory / "spark"), copied(log, directory / "broker")
     code = f"import sys; sys.argv[1:] = ['rebuild', {str(brokers)!r}]; from trimq.broker.tools.cli import main; main()"
@@ -83,7 +83,7 @@ def _queue_files(root: Path) -> dict[str, str]:
 
 
 def _index_files(root: Path) -> list[tuple[bytes, str, str]]:
-    """Header, slots and entries in use; a file's name is the time of its birth."""
+    """Header, used slots and entries of each file. Names are not compared: they are the times of creation."""
     found = []
     for path in sorted((root / "index").iterdir()):
         with path.open("rb") as file:
@@ -99,12 +99,12 @@ def _digest(data: bytes) -> str:
 
 
 def main() -> None:
-    """Measures once: a rebuild is no matter of milliseconds."""
+    """Measure once: a rebuild takes long enough for one run to be meaningful."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--directory", type=Path)
-    parser.add_argument("--prepare", action="store_true", help="make the log and measure nothing")
+    parser.add_argument("--prepare", action="store_true", help="write the log without measuring")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -1,17 +1,17 @@
-"""Spark's sections of bench/REPORT.md, from the numbers in bench/results/spark_*.json."""
+"""The sections on Spark of bench/REPORT.md, made of the numbers in bench/results/spark_*.json."""
 
 from typing import Any, Final
 
 FLOORS: Final = {"store": 0.7, "read": 0.4, "write": 0.4}
-"""The least that was asked for of a source or sink, as a share of what PySpark's API can do."""
+"""The least rate required of a source or sink, as a share of the most that PySpark's API can do."""
 
 
 def topics(numbers: dict[str, Any]) -> list[str]:
-    """A live broker and the sink, each beside its ceiling."""
+    """A live broker and the sink, each with its ceiling."""
     text = [
         f"{numbers['rows']:,} rows with 1 KiB bodies, the broker on the same two cores.",
-        "Reading: beside a source of ready-made Arrow batches.",
-        "Writing: beside a sink that drops its batches.",
+        "The ceiling of reading is a source of ready-made Arrow batches,",
+        "that of writing a sink that drops its batches.",
         "",
         *_rates(numbers),
     ]
@@ -19,8 +19,8 @@ def topics(numbers: dict[str, Any]) -> list[str]:
     if again is not None:
         text += [
             "",
-            f"Writing, with all memory held but {again['left GiB']:g} GiB, as on a machine that has been in use.",
-            f"One more page of a file costs {again['us a page']:.1f} us then, {numbers['us a page']:.1f} above;",
+            f"Writing with all memory allocated but {again['left GiB']:g} GiB, as on a machine that has been in use.",
+            f"A new page of a file costs {again['us a page']:.1f} us in this case, {numbers['us a page']:.1f} above;",
             "a row needs a third of a page (bench/memory_in_use.py).",
             "",
             *_rates(again),
@@ -48,10 +48,10 @@ def _line(name: str, ratio: float, floor: float | None) -> str:
 
 
 def store(numbers: dict[str, Any]) -> list[str]:
-    """A store beside ready-made batches of the same rows."""
+    """A store, relative to ready-made batches of the same rows."""
     text = [
         f"{numbers['rows']:,} rows with 1 KiB bodies, {numbers['topics']} topics; medians of {numbers['rounds']}.",
-        "With one core the whole process tree has no more than that.",
+        "With one core, the whole process tree is limited to it.",
         "",
         "| | of the ceiling | floor | |",
         "|---|--:|--:|---|",
@@ -68,12 +68,12 @@ def store(numbers: dict[str, Any]) -> list[str]:
         "",
         f"- two cores / one: {numbers['two cores / one']:.2f}",
         f"- one topic of {numbers['topics']}, through its queues: {two['one topic / all']:.1%} of the time for all",
-        f"- the same without queues: {two['one topic, scanned / all']:.1%}",
+        f"- the same by a scan of the log: {two['one topic, scanned / all']:.1%}",
     ]
 
 
 def rebuild(numbers: dict[str, Any]) -> list[str]:
-    """Queues and index of one log by Spark and by the broker's own recovery."""
+    """Queues and index of one log, built by Spark and by the broker's recovery."""
     steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in numbers["spark steps s"].items())
     equal = {True: "equal byte for byte", False: "NOT EQUAL"}
     return [
@@ -85,7 +85,7 @@ def rebuild(numbers: dict[str, Any]) -> list[str]:
         "|---|--:|",
         f"| `mqstore rebuild`, one core | {numbers['mqstore rebuild s']:.1f} |",
         f"| `rebuild` on Spark, {numbers['cores']} cores | {numbers['spark rebuild s']:.1f} |",
-        f"| (Spark's own start before that) | {numbers['start of spark s']:.1f} |",
+        f"| (the start of Spark before that) | {numbers['start of spark s']:.1f} |",
         "",
         f"- steps on Spark, in seconds: {steps}",
         f"- queue files: {equal[numbers['queue files equal']]}",
@@ -98,4 +98,4 @@ SECTIONS: Final = (
     ("Stores on Spark", "spark_store", store),
     ("Rebuild on Spark", "spark_rebuild", rebuild),
 )
-"""Title, name of the file with the numbers, and what makes a section of them."""
+"""The title of a section, the name of the file with its numbers, and the function that makes its text."""

@@ -1,8 +1,9 @@
-"""``rocketmq-store`` on Spark, as ratios within one run: 1 KiB bodies, two cores and one.
+"""``rocketmq-store`` on Spark: ratios within one run, with 1 KiB bodies, two cores and one.
 
-python -m bench.spark_store [--rows 1000000] [--rounds 3] [--directory DIR] [--json FILE]: against a source that yields
-ready-made Arrow batches of the same rows (the most that PySpark's data source API can do); by file count; one topic of
-a hundred. With ``--directory`` the stores are kept there for the next run. Needs the spark extra and a Java runtime.
+python -m bench.spark_store [--rows 1000000] [--rounds 3] [--directory DIR] [--json FILE]: relative to a source that
+yields ready-made Arrow batches of the same rows (the most that PySpark's data source API can do); by the number of
+files; one topic of a hundred. With ``--directory`` the stores remain there for the next run. Needs the spark extra and
+a Java runtime.
 """
 
 import argparse
@@ -37,12 +38,12 @@ BROKER, PRODUCER = pack_host("10.0.0.1", 10911), pack_host("10.0.0.2", 40_000)
 START = 1_700_000_000_000
 MEBI = 1 << 20
 FILE_SIZES: Final = (1024, 64, 16, 4)
-"""Sizes of log files in MiB; all but the first only tell how reading grows with their number."""
+"""Sizes of log files in MiB. All but the first only show how the time grows with the number of files."""
 TOPICS: Final = 100
 
 
 def write_store(root: Path, rows: int, *, topics: int, queues: int, body: int, file_size: int, units: bool) -> None:
-    """A log of ``rows`` records as a broker writes it, topics in turns; with ``units`` its consume queues too."""
+    """Write a log of ``rows`` records as a broker does, topics in turn; with ``units`` its consume queues too."""
     (root / "commitlog").mkdir(parents=True)
     chance = random.Random(1)
     bodies = [chance.randbytes(body) for _ in range(64)]
@@ -104,7 +105,7 @@ class ReadyPart(InputPartition):
 
 
 class ReadyReader(DataSourceReader):
-    """Yields batches of mapped files as they are."""
+    """Yields the batches of mapped files unchanged."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -114,7 +115,7 @@ class ReadyReader(DataSourceReader):
         return [ReadyPart(str(path)) for path in sorted(Path(self.directory).iterdir())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """No work but the mapping."""
+        """The batches of a mapped file."""
         assert isinstance(partition, ReadyPart)
         with pa.memory_map(partition.path) as mapped:
             reader = pa.ipc.open_file(mapped)
@@ -123,7 +124,7 @@ class ReadyReader(DataSourceReader):
 
 
 class ReadySource(DataSource):
-    """``ready``: what PySpark can take at most."""
+    """``ready``: the ceiling, the most rows that PySpark can take."""
 
     @classmethod
     def name(cls) -> str:
@@ -135,12 +136,12 @@ class ReadySource(DataSource):
         return spark_schema()
 
     def reader(self, schema: Any) -> ReadyReader:  # noqa: ARG002 - PySpark's signature
-        """All of it."""
+        """A reader of all files."""
         return ReadyReader(self.options["path"])
 
 
 def write_ready(root: Path, directory: Path) -> None:
-    """The rows of a store as Arrow files, one for each part that the store is read in."""
+    """Write the rows of a store as Arrow files, one for each part of a planned read."""
     directory.mkdir(parents=True)
     options = parse({"path": str(root)})
     files = StoreFiles(str(root))
@@ -157,7 +158,7 @@ def write_ready(root: Path, directory: Path) -> None:
 
 
 def session(cores: int, directory: Path) -> SparkSession:
-    """Spark in this process, with nothing that listens beyond loopback."""
+    """Spark in this process, listening only on loopback."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{cores}]").appName("bench")
     for key, value in {
@@ -178,19 +179,19 @@ def session(cores: int, directory: Path) -> SparkSession:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds that it takes."""
+    """The seconds that ``work`` takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def read_all(spark: SparkSession, source: str, path: Path, **options: str) -> None:
-    """Every row with every column, thrown away by the JVM."""
+    """Read every row with every column; the JVM discards them."""
     spark.read.format(source).options(**options).load(str(path)).write.format("noop").mode("overwrite").save()
 
 
 def prepare(directory: Path, rows: int) -> None:
-    """The stores, and the ceiling's rows, unless they are there."""
+    """Write the stores and the rows of the ceiling, unless they exist."""
     done = directory / f"ready-{rows}"
     if done.exists():
         return
@@ -203,7 +204,7 @@ def prepare(directory: Path, rows: int) -> None:
 
 
 def measure(directory: Path, rows: int, rounds: int, cores: int) -> dict[str, Any]:
-    """All measurements of reading with so many cores, in turns."""
+    """Measure all reads with so many cores, in turns."""
     spark = session(cores, directory)
     one = directory / f"store-{FILE_SIZES[0]}"
     works: dict[str, Callable[[], None]] = {
@@ -236,12 +237,12 @@ def measure(directory: Path, rows: int, rounds: int, cores: int) -> dict[str, An
 
 
 def main() -> None:
-    """Measures with two cores and with one, each in a process that has no more of them."""
+    """Measure with two cores and with one, each in a process that is limited to them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", type=Path)
-    parser.add_argument("--cores", type=int, help="measure here and now with so many")
+    parser.add_argument("--cores", type=int, help="measure in this process, limited to so many cores")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trimq-bench-") as temporary:
@@ -255,8 +256,8 @@ def main() -> None:
         for cores in (2, 1):
             command = [sys.executable, "-m", "bench.spark_store", "--cores", str(cores), "--directory", str(directory)]
             command += ["--rows", str(given.rows), "--rounds", str(given.rounds)]
-            told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            numbers["cores"][str(cores)] = json.loads(told.splitlines()[-1])
+            printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            numbers["cores"][str(cores)] = json.loads(printed.splitlines()[-1])
     two, one = (numbers["cores"][cores]["rows a second"]["store"] for cores in "21")
     numbers["two cores / one"] = round(two / one, 2)
     print(json.dumps(numbers, indent=1))

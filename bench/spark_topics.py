@@ -1,10 +1,10 @@
-"""Topics on Spark against the ceiling of the API: ratios in one run, 1 KiB bodies, two cores.
+"""Topics on Spark, relative to the ceiling of the API: ratios in one run, with 1 KiB bodies and two cores.
 
     .venv-spark-newest/bin/python -m bench.spark_topics [--rows 1000000] [--rounds 3] [--leave GIB] [--json FILE]
 
-Reading: a live broker against a Python source that yields ready-made Arrow batches of the same rows. Writing: the sink
-against one that drops its batches, both fed by that source. The broker is a process of its own on the same cores.
-``--leave``: writing once more with all memory held but so many GiB (memory_in_use).
+Reading: a live broker, relative to a Python source that yields ready-made Arrow batches of the same rows. Writing: the
+sink, relative to one that drops its batches, both with that source. The broker is a separate process on the same cores.
+``--leave``: measure writing a second time, with all memory allocated but so many GiB (memory_in_use).
 """
 
 import argparse
@@ -49,11 +49,11 @@ SINK_SCHEMA: Final = "body binary not null, tags string"
 
 
 class ReadySource(DataSource):
-    """Rows that are there already: what Spark and the Arrow transport cost by themselves."""
+    """Ready-made rows: the cost of Spark and the Arrow transport alone."""
 
     @classmethod
     def name(cls) -> str:
-        """Its name."""
+        """``ready``."""
         return "ready"
 
     def schema(self) -> str:
@@ -66,14 +66,14 @@ class ReadySource(DataSource):
 
 
 class ReadyReader(DataSourceReader):
-    """Makes one batch and yields it again and again."""
+    """Makes one batch and yields it repeatedly."""
 
     def __init__(self, rows: int, sink: bool) -> None:
         self.rows = rows
         self.sink = sink
 
     def partitions(self) -> list[InputPartition]:
-        """As many as the topic has queues."""
+        """As many partitions as the topic has queues."""
         return [InputPartition(number) for number in range(PARTITIONS)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - all are alike
@@ -85,11 +85,11 @@ class ReadyReader(DataSourceReader):
 
 
 class DroppingSource(DataSource):
-    """A sink that takes its batches and drops them."""
+    """A sink that drops its batches."""
 
     @classmethod
     def name(cls) -> str:
-        """Its name."""
+        """``dropping``."""
         return "dropping"
 
     def writer(self, schema: Any, overwrite: bool) -> "DroppingWriter":  # noqa: ARG002 - Spark passes them
@@ -98,17 +98,17 @@ class DroppingSource(DataSource):
 
 
 class DroppingWriter(DataSourceArrowWriter):
-    """Looks at nothing."""
+    """Takes all batches and drops them."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Takes all batches."""
+        """Take all batches of a task."""
         for _ in iterator:
             pass
         return WriterCommitMessage()
 
 
 def topic_batch(count: int) -> pa.RecordBatch:
-    """Rows like those of the topic that is read."""
+    """Rows like those of the measured topic."""
     moment = 1_700_000_000_000_000
     values = {
         "topic": ["Bench"] * count,
@@ -156,7 +156,7 @@ def measure(spark: SparkSession, folder: Path, rows: int, rounds: int, *, only_w
         actions = writing(spark, cluster, rows)
         if not only_writing:
             actions = reading(spark, cluster, rows) | actions
-        for action in actions.values():  # Spark compiles, the broker makes its files
+        for action in actions.values():  # warm-up: Spark compiles its plans, the broker creates its files
             action()
         times: dict[str, list[float]] = {name: [] for name in actions}
         for _ in range(rounds):
@@ -225,13 +225,13 @@ def main() -> int:
         spark.stop()
     for title, part in (("", found), ("memory in use", found.get("memory in use"))):
         if part is not None:
-            tell(title, part)
+            print_figures(title, part)
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def tell(title: str, found: dict[str, Any]) -> None:
+def print_figures(title: str, found: dict[str, Any]) -> None:
     print(f"{title:28} {found['us a page']:12.1f} us a page")
     for name, rate in found["rows a second"].items():
         print(f"{name:28} {rate:12,.0f} rows/s")

@@ -1,9 +1,9 @@
-"""How late the event loop comes under load: file rolls, syncs, cleaning and garbage collection included.
+"""The delay of the event loop under load, including file rolls, syncs, cleaning and garbage collection.
 
-python -m bench.stalls [--seconds 10] [--json FILE]. The broker runs here, the load generator (bench/rmqload, needs Go)
-in a process of its own; a task asks for the loop every millisecond and notes how late it is served. A loop that works
-on a full core comes late by its turns (``limits.turn``): what matters is the tail. With fewer processors than threads
-that want one, the loop's thread waits for a processor too; what is left of a delay without that is the loop's own.
+python -m bench.stalls [--seconds 10] [--json FILE]. The broker runs in this process, the load generator (bench/rmqload,
+needs Go) in another one. A task sleeps for a millisecond at a time and records how late it wakes up. A loop that uses a
+full core is late by the length of its turns (``limits.turn``), so the tail matters. With fewer processors than threads
+that are ready, the loop's thread waits for a processor too; a delay without that wait is the loop's own.
 """
 
 import argparse
@@ -26,18 +26,19 @@ LOADS = {
     "pulls": ("ASYNC_FLUSH", "-mode pull -conns 8"),
 }
 ENDS_MS = (0.25, 0.5, 1, 2, 3, 5, 10, 20, 50)
-"""Upper ends of the histogram's classes; the last one has none."""
+"""The upper ends of the histogram's classes; the last class has none."""
 
 
 def waited_ms() -> float:
-    """How long this thread has waited for a processor so far: Linux's schedstat, second field, nanoseconds."""
+    """The time that this thread has waited for a processor so far: the second field of Linux's schedstat, in ns."""
     return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e6
 
 
 async def probe(late: list[float], own: list[float]) -> None:
-    """Ask for the loop every millisecond, for ever.
+    """Sleep for a millisecond at a time, forever, and record the delays.
 
-    ``own`` is at most too large: of the wait for a processor a millisecond is taken to lie before the look was due.
+    ``own`` may be too large but not too small: one millisecond of the wait for a processor is taken to be before the
+    task was due.
     """
     while True:
         waited = waited_ms()
@@ -49,7 +50,7 @@ async def probe(late: list[float], own: list[float]) -> None:
 
 
 def figures(late: list[float]) -> dict[str, Any]:
-    """Milliseconds at the usual places, and how many looks fell into each class."""
+    """Quantiles in milliseconds, and the number of probes in each class."""
     late = sorted(late)
     found: dict[str, Any] = {
         name: round(late[int(part * (len(late) - 1))], 2)
@@ -62,7 +63,7 @@ def figures(late: list[float]) -> dict[str, Any]:
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    """All loads, each with a broker of its own whose log rolls every 256 MiB."""
+    """Measure all loads, each with its own broker, whose log rolls over every 256 MiB."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory, load_tool(Path(directory)) as tool:
         for name, (flush, load) in LOADS.items():
@@ -89,7 +90,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--json", type=Path)

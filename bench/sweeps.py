@@ -1,8 +1,8 @@
-"""How the cost of a request grows: the loop's CPU time against size, connections, topics, queues, keys, store.
+"""How the cost of a request grows: the loop's CPU time by size, connections, topics, queues, keys and store.
 
-python -m bench.sweeps [--sweeps size,connections,topics,queues,keys,store] [--store-gb 2] [--json FILE]. In process, as
-bench.requests measures: the turn that a tenth of all turns are faster than. ``--store-gb 20`` fills a store of that
-size; it needs the room in the temporary directory.
+python -m bench.sweeps [--sweeps size,connections,topics,queues,keys,store] [--store-gb 2] [--json FILE]. Measured in
+this process as by bench.requests: the first decile of all turns. ``--store-gb 20`` fills a store of that size, which
+needs the space in the temporary directory.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from trimq.protocol.batch import encode_batch
 from trimq.protocol.body import TopicConfig
 
 Points = list[tuple[float, float]]
-"""What grew, and microseconds a request."""
+"""The quantity that grows, and the microseconds of a request."""
 Sweep = Callable[[BrokerController, argparse.Namespace], Awaitable[dict[str, Points]]]
 
 TURN_BYTES = 200_000
@@ -32,26 +32,26 @@ GIB = 1 << 30
 
 
 def send_frame(number: int, topic: str, queue_id: int, body: bytes, keys: int = 1) -> bytes:
-    """A send of one message with a unique key and ``keys`` more."""
+    """The frame of a send, with a unique key and ``keys`` more keys."""
     words = " ".join(f"k{number}-{at}" for at in range(keys))
     text = rf"UNIQ_KEY\u0001{unique(number)}\u0002" + (rf"KEYS\u0001{words}\u0002" if keys else "")
     return frame(310, number, send_fields(topic, queue_id, text), body)
 
 
 def add_topic(broker: BrokerController, name: str, queues: int) -> None:
-    """A topic, without the wait for its file."""
+    """Add a topic to the broker's table, without writing its file."""
     broker.context.topics.table[name] = TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
 
 
 async def cost(wire: Wire, make: Callable[[int], bytes], window: int, turns: int = 300) -> float:
-    """Microseconds of one of ``window`` requests in a turn; index work behind them is counted."""
+    """The microseconds of a request in turns of ``window`` requests, including the index work after them."""
     index = wire.broker.context.store.index
     took: list[float] = []
     behind = 0.0
     for turn in range(turns):
         seconds = (await wire.turn([b"".join([make(turn * window + at) for at in range(window)])])).seconds
         began = time.thread_time()
-        if index is not None and len(index.pending) >= 256:  # before the index's own service does it, unseen
+        if index is not None and len(index.pending) >= 256:  # before the index's own service does it, unmeasured
             index.apply()
         behind += time.thread_time() - began
         took.append(seconds)
@@ -78,7 +78,7 @@ async def sweep_size(broker: BrokerController, _: argparse.Namespace) -> dict[st
 
 
 async def sweep_connections(broker: BrokerController, arguments: argparse.Namespace) -> dict[str, Points]:
-    """One send on each of 1 to 2,000 connections, all of them ready at once."""
+    """One send on each of 1 to 2,000 connections, all of them ready at the same time."""
     add_topic(broker, "Connections", 4)
     points: Points = []
     for count in (1, 8, 64, 500, arguments.connections):
@@ -110,7 +110,7 @@ async def sweep_topics(broker: BrokerController, arguments: argparse.Namespace) 
                 return frame(11, number, pull_fields(f"Topic{number % count}", 0, 0, 1))
 
             turns = max(60, count // 32 + 1)
-            await cost(wire, send_to, 32, turns)  # the first message of a topic makes its queue
+            await cost(wire, send_to, 32, turns)  # warm-up: the first message of a topic creates its queue
             sends.append((count, await cost(wire, send_to, 32, turns)))
             await cost(wire, pull_from, 32, turns)
             pulls.append((count, await cost(wire, pull_from, 32, turns)))
@@ -133,7 +133,7 @@ async def sweep_queues(broker: BrokerController, _: argparse.Namespace) -> dict[
 
 
 async def sweep_keys(broker: BrokerController, _: argparse.Namespace) -> dict[str, Points]:
-    """Sends with more and more keys; the index's work is counted."""
+    """Sends with an increasing number of keys, including the index work."""
     add_topic(broker, "Keys", 4)
     points: Points = []
     async with connected(broker) as wire:
@@ -148,7 +148,7 @@ async def sweep_keys(broker: BrokerController, _: argparse.Namespace) -> dict[st
 
 
 async def sweep_store(broker: BrokerController, arguments: argparse.Namespace) -> dict[str, Points]:
-    """Requests at both ends of a store that grows, and of a queue whose backlog grows with it."""
+    """Requests at both ends of a growing store, and of a queue whose backlog grows with it."""
     add_topic(broker, "Requests", 4)
     add_topic(broker, "Filler", 1)
     store = broker.context.store
@@ -180,18 +180,18 @@ async def sweep_store(broker: BrokerController, arguments: argparse.Namespace) -
 
 
 def _later_send(number: int) -> bytes:
-    """A send whose key nobody asks for."""
+    """A send with a key that is never queried."""
     return _keyed(1_000_000 + number)
 
 
 def _keyed(number: int) -> bytes:
-    """A send with the key that ``query`` asks for."""
+    """A send with the key that ``query`` uses."""
     text = rf"KEYS\u0001{key(number)}\u0002UNIQ_KEY\u0001{unique(number)}\u0002"
     return frame(310, number, send_fields("Requests", number % 4, text), BODY)
 
 
 async def _fill(wire: Wire, end: int) -> None:
-    """Make the log ``end`` bytes long with batches of large messages."""
+    """Grow the log to ``end`` bytes with batches of large messages."""
     store = wire.broker.context.store
     body = encode_batch([(0, BODY * 64, f"UNIQ_KEY\x01{at:032X}\x02".encode()) for at in range(3)])
     request = frame(320, 1, send_fields("Filler", 0, "", batch=True), body)
@@ -210,7 +210,7 @@ SWEEPS: dict[str, Sweep] = {
 }
 UNITS = {
     "size": "bytes of a body",
-    "connections": "connections, all ready at once",
+    "connections": "connections, all ready at the same time",
     "topics": "topics",
     "queues": "queues of a topic",
     "keys": "keys of a message",
@@ -219,7 +219,7 @@ UNITS = {
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    """All sweeps, each with a broker and a store of its own."""
+    """Run all sweeps, each with its own broker and store."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     results: dict[str, dict[str, Points]] = {}
@@ -235,7 +235,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweeps", default=",".join(SWEEPS))
     parser.add_argument("--connections", type=int, default=2000)

@@ -1,7 +1,7 @@
-"""What one broker reaches, and two on the same machine together: each is a process, and its loop one core.
+"""The throughput of one broker, and of two on the same machine: each is a process with one loop on one core.
 
-python -m bench.two_brokers [--seconds 6] [--json FILE]. Each broker has a load generator of its own (bench/rmqload,
-needs Go), which shares the cores with the brokers.
+python -m bench.two_brokers [--seconds 6] [--json FILE]. Each broker has its own load generator (bench/rmqload, needs
+Go), which shares the cores with the brokers.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FILL = "-mode send -conns 8 -window 32 -n 40000 -dur 60s -warm 0s"
 
 
 def together(tool: Path, brokers: list[BrokerProcess], load: str) -> float:
-    """Messages a second of all brokers under the same load at the same time."""
+    """The total messages a second of all brokers, each under the same load at the same time."""
     runs = [
         subprocess.Popen(
             [str(tool), "-addr", f"127.0.0.1:{broker.port}", "-queues", "4", *load.split()],
@@ -34,7 +34,7 @@ def together(tool: Path, brokers: list[BrokerProcess], load: str) -> float:
 
 
 def measure(seconds: int) -> dict[str, dict[str, float]]:
-    """Each load on one broker, then on two."""
+    """Measure each load with one broker, then with two."""
     results: dict[str, dict[str, float]] = {name: {} for name in LOADS}
     with tempfile.TemporaryDirectory(prefix="trimq-two-") as directory:
         root = Path(directory)
@@ -54,7 +54,7 @@ def measure(seconds: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=6)
     parser.add_argument("--json", type=Path)

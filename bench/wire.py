@@ -1,7 +1,7 @@
-"""Clients of a broker in this process, whose rounds are driven by hand, so that their time can be taken.
+"""Clients of a broker in this process, whose rounds are driven from here, so that their time can be measured.
 
-What runs is what the reactor runs where it is not waiting: it asks its selector, and serves who is ready in a round of
-its own (``Reactor._round``). A client's side of the sockets is not in the time; no wait is without an end.
+The measured code is the reactor's when it does not wait: poll the selector, and serve the ready sockets in a round
+(``Reactor._round``). The time does not include the clients' side of the sockets. Each wait has a limit.
 """
 
 import select
@@ -19,21 +19,21 @@ from trimq.protocol.frame import decode
 from trimq.remoting.server.connection import Connection
 
 LIMIT_SECONDS: Final = 20.0
-"""A turn whose replies are not there by then has failed."""
+"""A turn fails if its replies have not arrived after this time."""
 _BUFFER: Final = 8 << 20
 _RECEIVED: Final = 1 << 20
 _length_at = struct.Struct(">I").unpack_from
 
 
 class RefusedError(RuntimeError):
-    """A request was not answered with success, or not at all."""
+    """A request got a reply other than success, or none."""
 
 
 class Turn(NamedTuple):
-    """What it took to serve the requests of a turn.
+    """The cost of the requests of a turn.
 
-    ``seconds``: processor time of the broker's thread. ``requests``: how many. ``waited``: replies have come by other
-    tasks, whose time is not in ``seconds``.
+    ``seconds``: the processor time of the broker's thread. ``requests``: their number. ``waited``: other tasks may have
+    served some of them, and their time is not in ``seconds``.
     """
 
     seconds: float
@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 
 
 class _Client:
-    """One socket: what is still to be sent, and the replies that are still to come."""
+    """A client's socket, with the bytes to send and the number of replies to receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -52,19 +52,19 @@ class _Client:
         self._waste = bytearray(_RECEIVED)
 
     def begin(self, frames: bytes) -> int:
-        """Have ``frames`` to send; how many they are."""
+        """Set the frames to send; returns their number. Raises ValueError if the last one is incomplete."""
         self.unsent = memoryview(frames)
         count = at = 0
         while at < len(frames):
             at += 4 + _length_at(frames, at)[0]
             count += 1
         if at != len(frames):
-            raise ValueError("the last frame is cut")
+            raise ValueError("the last frame is incomplete")
         self.expected = count
         return count
 
     def push(self) -> bool:
-        """Send what goes; whether something went."""
+        """Send as many bytes as the socket takes; returns whether it took any."""
         if not self.unsent:
             return False
         try:
@@ -75,7 +75,7 @@ class _Client:
         return True
 
     def take(self) -> bool:
-        """Receive what is there; whether something was. Raises RefusedError for a reply other than success."""
+        """Receive what has arrived; returns whether there was anything. Raises RefusedError for an error reply."""
         try:
             count = self.sock.recv_into(self._waste)
         except BlockingIOError:
@@ -99,7 +99,7 @@ class _Client:
 
 
 class Wire:
-    """Clients' sockets, and the broker's connections at the other end of them in the same order."""
+    """The clients' sockets, and in the same order the broker's connections at their other ends."""
 
     def __init__(self, broker: BrokerController, clients: list[socket.socket], connections: list[Connection]) -> None:
         """See ``connected``."""
@@ -118,9 +118,9 @@ class Wire:
             client.sock.close()
 
     async def turn(self, frames: Sequence[bytes]) -> Turn:
-        """Serve what each client sends: ``frames`` has whole requests of it, one after the other.
+        """Serve one turn. ``frames`` has for each client its whole requests, one after the other.
 
-        Raises RefusedError where a reply is not success, or is not there in time.
+        Raises RefusedError for a reply other than success, or if one does not arrive in time.
         """
         requests = sum(client.begin(own) for client, own in zip(self._clients, frames, strict=True))
         active = [client for client in self._clients if client.expected]
@@ -141,7 +141,7 @@ class Wire:
         return Turn(seconds, requests, waited)
 
     async def _wait(self, deadline: float) -> None:
-        """Until a client can go on: meanwhile the broker's own tasks run, and may serve requests too."""
+        """Wait until a client can continue. The broker's own tasks run during the wait, and may serve requests too."""
         unsent = [client for client in self._clients if client.unsent]
         for client in unsent:
             self._poll.modify(client.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
@@ -151,20 +151,20 @@ class Wire:
             self._poll.modify(client.sock.fileno(), select.EPOLLIN)
 
     async def _round(self) -> float:
-        """One round of the reactor's; its seconds, 0 where nobody was ready."""
+        """Run one round of the reactor; returns its seconds, 0 if no socket was ready."""
         reactor = self._reactor
         began = time.thread_time()
         events = reactor._epoll.poll(0)  # noqa: SLF001 - the reactor's loop is driven from here
         if not (events or reactor._sender.ready):  # noqa: SLF001 - as above
             return 0.0
-        reactor.intake.turn_end = float("inf")  # other tasks, which would get the loop then, are not in the time
+        reactor.intake.turn_end = float("inf")  # no end of the turn: other tasks would run, and be in the time
         await reactor._round(events)  # noqa: SLF001 - as above
         return time.thread_time() - began
 
 
 @asynccontextmanager
 async def connected(broker: BrokerController, count: int = 1) -> AsyncIterator[Wire]:
-    """``count`` clients, as the reactor has accepted them."""
+    """Connect ``count`` clients and wait until the reactor has accepted them."""
     clients: list[socket.socket] = []
     by_peer: dict[tuple[str, int], Connection] = {}
     try:
@@ -187,7 +187,7 @@ async def connected(broker: BrokerController, count: int = 1) -> AsyncIterator[W
         finally:
             wire.close()
             with trio.fail_after(LIMIT_SECONDS):
-                while any(not connection.closed for connection in connections):  # noqa: ASYNC110 - there is no event for it
+                while any(not connection.closed for connection in connections):  # noqa: ASYNC110 - closing sets no event
                     await trio.sleep(0.001)
     finally:
         for client in clients:

@@ -1,4 +1,4 @@
-"""The command ``mqnamesrv``: RocketMQ's flags, the effective configuration, the server in the foreground."""
+"""The command ``mqnamesrv``: parses RocketMQ's flags, prints the effective configuration, runs the server."""
 
 import os
 import time
@@ -18,9 +18,9 @@ _PROGRAM: Final = "mqnamesrv"
 @click.option("-p", "--printConfigItem", "show", is_flag=True, help="Print the effective configuration and exit.")
 @click.pass_context
 def main(context: click.Context, file: str | None, show: bool) -> None:
-    """A name server that Apache RocketMQ's brokers and clients can use.
+    """A name server for Apache RocketMQ's brokers and clients.
 
-    Each key of the configuration is an environment variable too: listenPort is TRIMQ_LISTEN_PORT.
+    Each key of the configuration can be set by an environment variable too: listenPort by TRIMQ_LISTEN_PORT.
     """
     if context.invoked_subcommand is not None:
         context.obj = file
@@ -40,15 +40,15 @@ def main(context: click.Context, file: str | None, show: bool) -> None:
 @click.option("-t", "--timeout", type=float, default=3.0, show_default=True, help="Seconds to wait for an answer.")
 @click.pass_context
 def health(context: click.Context, file: str | None, timeout: float) -> None:
-    """Ask the name server on this machine whether it is ready: exit code 0, or 1 and the reasons.
+    """Query whether the name server on this machine is ready: exit code 0, or 1 and the reasons.
 
-    It finds the name server by the same configuration (file and environment), which has to have a healthPort.
+    The name server's address comes from its configuration (file and environment), which must have a healthPort.
     """
     tell_readiness(_PROGRAM, lambda: load_namesrv(file or context.obj, environment=os.environ), timeout)
 
 
 def run(configuration: Configuration, began: float) -> None:
-    """The name server until SIGTERM or SIGINT; exit code 1 where it cannot start."""
+    """Run the name server until SIGTERM or SIGINT; the exit code is 1 if it cannot start."""
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
     from trimq.namesrv.controller import NamesrvController, StartError  # noqa: PLC0415 - as above
@@ -77,7 +77,7 @@ def run(configuration: Configuration, began: float) -> None:
 
 
 def banner(configuration: Configuration, host: str, port: int, seconds: float) -> list[str]:
-    """What somebody who has just started a name server wants to know."""
+    """The lines that are printed after the start: addresses, and what survives a restart."""
     where = f"port {port} of all addresses" if host in ("0.0.0.0", "::") else f"{host}:{port}"  # noqa: S104 - compared
     kv_path = configuration.section(NamesrvConfig).kv_config_path
     return [

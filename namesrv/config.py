@@ -10,7 +10,7 @@ from trimq.remoting.http.web_config import WebConfig
 
 
 def ports_problem(text: str) -> str:
-    """What was expected of ``namedListenPorts``; empty for a good value."""
+    """The expected form of ``namedListenPorts``; empty for a valid value."""
     for name, port in named_ports(text).items():
         if not name or not port.isdigit() or int(port) > 65535:
             return "NAME=PORT, several separated by ;"
@@ -18,63 +18,65 @@ def ports_problem(text: str) -> str:
 
 
 def named_ports(text: str) -> dict[str, str]:
-    """`external=9877;vpn=9878` -> its ports by name."""
+    """The ports by name of `external=9877;vpn=9878`."""
     pairs = [part.partition("=") for part in text.split(";") if part.strip()]
     return {name.strip(): port.strip() for name, _, port in pairs}
 
 
 @dataclass(frozen=True)
 class NamesrvConfig:
-    """What the name server does and where it keeps its table of keys and values (RocketMQ's NamesrvConfig)."""
+    """Ports, files and behaviour of the name server (RocketMQ's NamesrvConfig)."""
 
     listen_port: int = option(9876, "Port for brokers and clients.", minimum=0, maximum=65535)
     named_listen_ports: str = option(
         "",
-        "More ports, as NAME=PORT separated by ;. Clients that come there are sent to the addresses that brokers "
+        "More ports, as NAME=PORT separated by ;. Routes that clients get there contain the addresses that brokers "
         "advertise under this name (their advertisedListeners).",
         check=ports_problem,
         ours=True,
     )
     kv_config_path: str = option(
         lambda: str(Path("~/namesrv/kvConfig.json").expanduser()),
-        "File of the table of keys and values (order of topics among them).",
+        "File of the table of keys and values, such as the order of topics.",
         shown="namesrv/kvConfig.json in the home directory",
     )
     config_store_path: str = option(
         lambda: str(Path("~/namesrv/namesrv.properties").expanduser()),
-        "File that changes of the configuration at run time are written to when none was given with -c.",
+        "File for changes of the configuration at run time, if none was given with -c.",
         shown="namesrv/namesrv.properties in the home directory",
     )
     scan_not_active_broker_interval: int = option(
-        5000, "Time between two looks for brokers that are silent.", unit="ms", minimum=100
+        5000, "Time between two checks for silent brokers.", unit="ms", minimum=100
     )
     broker_expired_timeout: int = option(
         120000,
-        "A broker that is silent for this long is taken out of the routes, unless it names a time of its own.",
+        "A broker that is silent for this long is removed from the routes, unless it registers with its own timeout.",
         unit="ms",
         minimum=1000,
         ours=True,
     )
     order_message_enable: bool = option(False, "Put the order of queues of ordered topics into routes.", dynamic=True)
     return_order_topic_config_to_broker: bool = option(
-        True, "Tell brokers about ordered topics when they register.", dynamic=True
+        True, "Send the ordered topics to brokers when they register.", dynamic=True
     )
     delete_topic_with_broker_registration: bool = option(
-        False, "A topic that is missing from a broker's registration is taken out of its routes.", dynamic=True
+        False, "Remove a topic from a broker's routes if the broker's registration lacks it.", dynamic=True
     )
     support_acting_master: bool = option(
         False,
-        "Let the slave with the lowest number stand in for a missing master, for brokers that want that.",
+        "Show the slave with the lowest id as master if the master is missing, for brokers that have this enabled.",
         dynamic=True,
     )
     enable_all_topic_list: bool = option(True, "Answer requests for the list of all topics.", dynamic=True)
     enable_topic_list: bool = option(True, "Answer requests for lists of topics.", dynamic=True)
     need_wait_for_service: bool = option(
-        False, "Answer no routes in the first time after the start, while brokers register.", dynamic=True
+        False, "Refuse routes for some time after the start, while brokers register.", dynamic=True
     )
-    wait_seconds_for_service: int = option(45, "How long that is.", unit="s", minimum=0, dynamic=True)
+    wait_seconds_for_service: int = option(
+        45, "The time after the start without routes, with needWaitForService.", unit="s", minimum=0, dynamic=True
+    )
     config_black_list: str = option(
-        "configBlackList;configStorePath;kvConfigPath", "Keys that nobody may change from outside, separated by ;."
+        "configBlackList;configStorePath;kvConfigPath", "Keys that requests may not change, separated by ;."
     )
 
 
@@ -96,16 +98,16 @@ _INERT = dict.fromkeys(
     ),
     "there are no thread pools; requests run in one event loop",
 ) | {
-    "rocketmqHome": "where this program is installed does not matter",
-    "productEnvName": "nothing depends on it",
+    "rocketmqHome": "the directory of the installation is not used",
+    "productEnvName": "it has no effect",
 }
 
 _UNSUPPORTED = {
-    "clusterTest": "the name server that asks another cluster for routes is not there",
-    "notifyMinBrokerIdChanged": "acting masters are not told apart by notification",
+    "clusterTest": "requesting routes from another cluster's name server is not implemented",
+    "notifyMinBrokerIdChanged": "brokers are not notified of a change of the acting master",
     "enableControllerInNamesrv": "there is no controller mode",
-    "enableShutdownGracefully": "a stop is always orderly; shutdownWaitTimeSeconds bounds it",
-    "useTLS": "TLS is not there yet",
+    "enableShutdownGracefully": "a stop is always orderly; shutdownWaitTimeSeconds limits it",
+    "useTLS": "TLS is not implemented yet",
 }
 
 SCHEMA = Schema(
@@ -128,9 +130,9 @@ def load_namesrv(
     flags: Mapping[str, tuple[str, str]] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Configuration:
-    """The name server's configuration from a file, the environment, and flags (key -> (value, name of the flag)).
+    """Load the name server's configuration from a file, the environment, and flags (key -> (value, name of the flag)).
 
-    The later ones win. Raises ConfigError for the first value that cannot be used.
+    Later sources override earlier ones. Raises ConfigError for the first invalid value.
     """
     configuration = Configuration(SCHEMA)
     if file is not None:

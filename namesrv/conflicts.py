@@ -1,8 +1,8 @@
-"""Two living broker processes that claim one broker name and id: the first keeps the route, and both are told.
+"""Two live broker processes that claim the same broker name and id: the first keeps the route, and both are notified.
 
-RocketMQ lets the last one win without a word, so that two such brokers take the route from each other every 30 s. Here
-the second one is refused for as long as the first one lives: its connection is open and it has registered within its
-heartbeat timeout. A host that is gone without closing its connection is found by probes (see ``Connection.probe``).
+In RocketMQ the last one silently wins, so that two such brokers take the route from each other every 30 s. Here the
+second one is refused as long as the first one is live: its connection is open, and it has registered within its
+heartbeat timeout. A host that died without closing its connection is detected by probes (see ``Connection.probe``).
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ _log = structlog.get_logger("namesrv")
 
 @dataclass(frozen=True, slots=True)
 class Challenger:
-    """A broker at ``address`` that was refused; after ``until`` (monotonic seconds) it is taken to have gone."""
+    """A broker at ``address`` that was refused. After ``until`` (monotonic seconds) it is assumed to have stopped."""
 
     address: str
     until: float
 
 
 class BrokerIdConflictError(RemotingError):
-    """A registration is refused because ``holder`` lives under this broker name and id."""
+    """A registration is refused because ``holder`` is live with this broker name and id."""
 
     def __init__(self, holder: "BrokerLiveInfo", address: str) -> None:
         super().__init__(
             ResponseCode.SYSTEM_ERROR,
             f"broker_id_conflict: brokerName {holder.broker_name} with brokerId {holder.broker_id} belongs to the"
-            f" broker at {holder.broker_addr}, which lives; the one at {address} was not registered: give it another"
-            " brokerName (or brokerId), or stop one of them",
+            f" live broker at {holder.broker_addr}; the one at {address} was not registered: give it another brokerName"
+            " (or brokerId), or stop one of them",
         )
         self.holder = holder
 
@@ -50,11 +50,13 @@ def refuse_second(
     now: float,
     timeout_ms: int,
 ) -> None:
-    """Raises BrokerIdConflictError where ``holder``, who has the id, lives at another address.
+    """Raises BrokerIdConflictError if ``holder``, which has the id, is live at another address.
 
-    A higher state version, which a controller gives, wins over a living holder; see ``is_elected`` too.
-    ``timeout_ms``: for how long a holder is told of a challenger that does not come again.
+    A higher state version, which a controller assigns, overrides a live holder; see ``is_elected`` too. ``timeout_ms``:
+    the time for which the holder is notified of a challenger that does not register again.
     """
+    # Each of these conditions alone admits the registration: the id is free, the holder itself registers (same address
+    # or connection), a controller has decided, or the holder has not registered in time.
     if (
         holder is None
         or holder.broker_addr == header.broker_addr
@@ -64,7 +66,7 @@ def refuse_second(
     ):
         return
     address = header.broker_addr
-    if challenger_of(holder, now) != address:  # once, not at each of its tries
+    if challenger_of(holder, now) != address:  # once, not at each of its attempts
         _log.warning(
             "broker_id_conflict",
             broker_name=header.broker_name,
@@ -77,10 +79,10 @@ def refuse_second(
 
 
 def is_elected(previous: "BrokerLiveInfo | None", header: RegisterBrokerRequestHeader, connection: object) -> bool:
-    """Whether a live member of the group says over the connection it has that its broker id is another one now.
+    """Whether a live member of the group registers with another broker id over its open connection.
 
-    So does a DLedger broker that its group has elected. It does not send a state version, and does not come again for
-    30 s if it is refused; the master before it may be gone without having closed its connection.
+    A DLedger broker does this when its group has elected it. It sends no state version, and would not try again for
+    30 s if it were refused. The previous master may have died without closing its connection.
     """
     return (
         previous is not None
@@ -91,6 +93,6 @@ def is_elected(previous: "BrokerLiveInfo | None", header: RegisterBrokerRequestH
 
 
 def challenger_of(info: "BrokerLiveInfo", now: float) -> str | None:
-    """The address of a broker that has claimed this one's name and id of late."""
+    """The address of a broker that has recently claimed the name and id of this one."""
     challenger = info.challenger
     return challenger.address if challenger is not None and now <= challenger.until else None

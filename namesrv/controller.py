@@ -1,4 +1,4 @@
-"""NamesrvController: the name server put together, as a service that runs in a nursery of whoever starts it."""
+"""NamesrvController: the composition root of the name server, a service that runs in a nursery of its caller."""
 
 import socket
 from contextlib import AsyncExitStack
@@ -22,15 +22,15 @@ _log = structlog.get_logger("namesrv")
 
 
 class StartError(Exception):
-    """The name server cannot start; the text says why, for the person at the terminal."""
+    """The name server cannot start; the text says why, for the user at the terminal."""
 
 
 class NamesrvController:
     """The name server's parts (RocketMQ's NamesrvController).
 
-    ``routes`` and ``kv_config`` are its state, ``address`` is where it listens once ``run`` has started,
-    ``named_endpoints`` its listeners with names, ``web_endpoints`` where ``health`` and metrics are to be read.
-    ``stopped`` is set when it has ended.
+    ``routes`` and ``kv_config`` are its state. ``address`` is its address once ``run`` has started, ``named_endpoints``
+    are those of the named listeners, and ``web_endpoints`` those of ``health`` and metrics. ``stopped`` is set at the
+    end of ``run``.
     """
 
     def __init__(self, configuration: Configuration, clock: Clock | None = None) -> None:
@@ -55,9 +55,9 @@ class NamesrvController:
         return self.kv_config.get(NAMESPACE_ORDER_TOPIC_CONFIG, topic)
 
     def bind(self) -> socket.socket:
-        """Load the KV file and take the address, before anything runs. ``run`` does it where nobody has.
+        """Load the KV file and bind the addresses, before anything runs. ``run`` calls this if the caller has not.
 
-        Raises StartError where the file is broken or the address is not to be had.
+        Raises StartError if the file cannot be parsed or an address cannot be bound.
         """
         network = self._configuration.section(NettyServerConfig)
         port = self._config().listen_port
@@ -79,7 +79,7 @@ class NamesrvController:
         if config.addresses:
             if missing := config.missing():
                 raise StartError(missing)
-            from trimq.remoting.http import web  # noqa: PLC0415 - only where it is wanted
+            from trimq.remoting.http import web  # noqa: PLC0415 - only if it is configured
 
             self._web_sockets = web.bind(config)
             self.web_endpoints = [sock.getsockname()[:2] for sock in self._web_sockets]
@@ -91,7 +91,7 @@ class NamesrvController:
 
         app = web.WebApp(self.health)
         if self._configuration.section(WebConfig).serves_metrics:
-            from trimq.namesrv.metrics import NamesrvMetrics  # noqa: PLC0415 - only where they are on
+            from trimq.namesrv.metrics import NamesrvMetrics  # noqa: PLC0415 - only if metrics are on
 
             metrics = NamesrvMetrics(self.routes, reactor.stats, self.health)
             app.metrics = metrics.page
@@ -99,7 +99,7 @@ class NamesrvController:
         await stack.enter_async_context(web.served(app, self._web_sockets))
 
     async def run(self, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until ``shutdown``; started with the address it listens on. Runs once. Raises what ``bind`` raises."""
+        """Serve until ``shutdown``; reports the bound address as started. Runs once. Raises StartError as ``bind``."""
         network = self._configuration.section(NettyServerConfig)
         sock = self._sock or self.bind()
         address = self.address = sock.getsockname()[:2]
@@ -117,6 +117,7 @@ class NamesrvController:
                 _log.info("namesrv_started", address=f"{address[0]}:{address[1]}")
                 task_status.started(address)
                 await self._stop.wait()
+                # Not ready before the reactor stops: a load balancer must not send requests to a closing port.
                 self.health.stopping()
                 await reactor.shutdown(network.shutdown_wait_time_seconds)
                 nursery.cancel_scope.cancel()
@@ -129,7 +130,7 @@ class NamesrvController:
         self.routes.forget_routes()
 
     def shutdown(self) -> None:
-        """Stop: answer what is in work, within shutdownWaitTimeSeconds, then close all connections."""
+        """Stop: answer the requests in flight, within shutdownWaitTimeSeconds, then close all connections."""
         self._stop.set()
 
     def _handlers(self, listener: str = "") -> HandlerTable:

@@ -1,4 +1,4 @@
-"""Departures: which broker names were here and are not any more, so that "no route" can say what became of a topic."""
+"""Departures: the broker names that have left, so that the reply "no route" can say what happened to a topic."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -9,12 +9,12 @@ from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
 
 MAX_BROKERS: Final = 256
 MAX_TOPICS: Final = 100_000
-"""Most topic names remembered over all brokers that left."""
+"""The most topic names to remember, over all brokers that have left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """One broker name that left. ``at``: the clock's monotonic time in seconds."""
+    """A broker name that has left. ``at``: the clock's monotonic time in seconds."""
 
     broker_name: str
     topics: frozenset[str]
@@ -23,7 +23,7 @@ class Departure:
 
 
 class Departures:
-    """The last broker names to leave, newest last; forgotten when they come back or when there are too many."""
+    """The broker names that left last, newest last. They are removed when they come back or when there are too many."""
 
     def __init__(self, max_brokers: int = MAX_BROKERS, max_topics: int = MAX_TOPICS) -> None:
         self._departed: OrderedDict[str, Departure] = OrderedDict()
@@ -35,7 +35,7 @@ class Departures:
         return len(self._departed)
 
     def add(self, broker_name: str, topics: Iterable[str], at: float, reason: str) -> None:
-        """Remember that ``broker_name`` left, and which topics went with it."""
+        """Record that ``broker_name`` left with these topics."""
         self.forget(broker_name)
         departure = Departure(broker_name, frozenset(topics), at, reason)
         self._departed[broker_name] = departure
@@ -44,7 +44,7 @@ class Departures:
             self.forget(next(iter(self._departed)))
 
     def forget(self, broker_name: str) -> None:
-        """The broker name is back, or too old to matter."""
+        """Remove a broker name that has come back or is too old."""
         departure = self._departed.pop(broker_name, None)
         if departure is not None:
             self._topics -= len(departure.topics)
@@ -54,17 +54,17 @@ class Departures:
         return next(reversed(self._departed.values()), None)
 
     def with_topic(self, topic: str) -> list[Departure]:
-        """The departures that took ``topic`` along, newest first."""
+        """The departures of brokers that had ``topic``, newest first."""
         return [departure for departure in reversed(self._departed.values()) if topic in departure.topics]
 
 
 def why_no_route(
     topic: str, broker_names: Sequence[str], departures: Departures, *, auto_create: bool, now: float
 ) -> str:
-    """Why nobody has ``topic``, and what to do about it.
+    """The reason why no broker has ``topic``, and what to do about it.
 
-    ``broker_names`` are registered, ``auto_create`` says whether any of them creates topics by itself, ``now`` is the
-    clock's monotonic time.
+    ``broker_names`` are registered, ``auto_create``: one of them creates topics automatically, ``now``: the clock's
+    monotonic time.
     """
 
     def words(departure: Departure) -> str:
@@ -81,10 +81,10 @@ def why_no_route(
         return head + "no broker is registered with this name server" + tail
     brokers = f"the {len(broker_names)} registered broker name(s) ({', '.join(broker_names[:5])})"
     if topic == AUTO_CREATE_TOPIC:
-        return f"{head}{brokers} do not create topics by themselves (autoCreateTopicEnable=false)"
+        return f"{head}{brokers} do not create topics automatically (autoCreateTopicEnable=false)"
     if not auto_create:
         return (
-            f"{head}{brokers} do not have it and do not create topics by themselves (autoCreateTopicEnable=false); "
+            f"{head}{brokers} do not have it and do not create topics automatically (autoCreateTopicEnable=false); "
             "create it with mqadmin updateTopic"
         )
     return f"{head}{brokers} do not have it; the first message sent to it creates it, or mqadmin updateTopic"

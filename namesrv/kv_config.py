@@ -1,7 +1,7 @@
-"""KVConfigManager: small settings by namespace and key, kept in a file (RocketMQ's KVConfigManager, kvConfig.json).
+"""KVConfigManager: small settings by namespace and key, stored in a file (RocketMQ's KVConfigManager, kvConfig.json).
 
-The file is ``{"configTable":{namespace:{key:value}}}``. A change shows when the file
-with it has replaced the old one.
+The file is ``{"configTable":{namespace:{key:value}}}``. A change becomes visible when the new file has replaced the old
+one.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ NAMESPACE_ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 
 
 class KVConfigManager:
-    """The table and its file. What readers see is on disk."""
+    """The table and its file. Readers see only values that are on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class KVConfigManager:
         self._lock = trio.Lock()
 
     def load(self) -> None:
-        """Read the file; no file is an empty table. Raises ConfigError for one that cannot be read or understood."""
+        """Read the file; a missing file is an empty table. Raises ConfigError if it cannot be read or parsed."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -48,19 +48,19 @@ class KVConfigManager:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> Mapping[str, str] | None:
-        """All keys of a namespace; None for one that was never written to."""
+        """All keys of a namespace; None for a namespace that was never written."""
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value; returns when it is on disk.
 
-        Raises OSError where the file cannot be written: nothing has changed then.
+        Raises OSError if the file cannot be written; the table is unchanged then.
         """
         async with self._lock:
             await self._replace({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Take a key away if it is there; its namespace stays. Raises OSError as ``put`` does."""
+        """Delete a key if it exists; its namespace stays. Raises OSError as ``put`` does."""
         async with self._lock:
             entries = dict(self._table.get(namespace, {}))
             if entries.pop(key, None) is not None:
@@ -68,6 +68,7 @@ class KVConfigManager:
 
     async def _replace(self, table: dict[str, dict[str, str]]) -> None:
         data = encode_json({"configTable": table})
-        with trio.CancelScope(shield=True):  # cut off half-way, the file could be ahead of what is answered
+        # Shielded: the thread cannot be interrupted, and a cancelled wait would leave the file ahead of the table.
+        with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(replace_file, self._path, data)
         self._table = table

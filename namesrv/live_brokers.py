@@ -1,4 +1,4 @@
-"""BrokerLiveInfo and BrokerGroup: the broker processes that are registered, and who of them share a broker name."""
+"""BrokerLiveInfo and BrokerGroup: the registered broker processes, and those that share a broker name."""
 
 from dataclasses import dataclass, field
 
@@ -13,10 +13,11 @@ from trimq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 
 @dataclass(slots=True, eq=False)
 class BrokerLiveInfo:
-    """One broker process that registered. ``last_update`` is the clock's monotonic time in seconds.
+    """A registered broker process. ``last_update`` is the clock's monotonic time in seconds.
 
-    ``header``, ``raw`` and ``deletions`` tell whether its next registration says anything new: what it sent, and the
-    topic table's count of deletions then. ``listeners``: its addresses for clients of our listeners, by their names.
+    ``header``, ``raw`` and ``deletions`` serve to recognise a registration that repeats the last one: its header and
+    body, and the topic table's count of deletions at that time. ``listeners``: the broker's addresses for clients of
+    our named listeners, by their names.
     """
 
     cluster_name: str
@@ -37,19 +38,19 @@ class BrokerLiveInfo:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells live brokers apart."""
+        """The key of the table of live brokers."""
         return self.cluster_name, self.broker_addr
 
 
 @dataclass(slots=True)
 class BrokerGroup:
-    """The members of one broker name by broker id; never empty while it is in use."""
+    """The members of one broker name by broker id; never empty while it is in the table."""
 
     enable_acting_master: bool = False
     members: dict[int, BrokerLiveInfo] = field(default_factory=dict)
 
     def addresses(self, listener: str = "") -> dict[str, str]:
-        """Broker id, as a route's text key, to address (for clients of ``listener``); lowest id first."""
+        """The addresses (for clients of ``listener``) by broker id as text, as in a route; lowest id first."""
         members = self.members
         return {
             str(broker_id): members[broker_id].listeners.get(listener, members[broker_id].broker_addr)
@@ -58,7 +59,7 @@ class BrokerGroup:
 
 
 def decode_listeners(text: str | None) -> dict[str, str]:
-    """The field ``listeners`` of a registration: JSON of name to address. Raises RemotingError."""
+    """Parse the field ``listeners`` of a registration: JSON of name to address. Raises RemotingError."""
     if not text:
         return {}
     try:

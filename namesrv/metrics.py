@@ -1,4 +1,4 @@
-"""The name server's page for Prometheus. Imported only where metrics are on; its size depends on nothing."""
+"""The name server's page for Prometheus. Imported only if metrics are on. The size of the page is constant."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from trimq.remoting.server.limits import ReactorStats
 
 
 class NamesrvMetrics:
-    """Reads what is counted anyway."""
+    """Makes the page of counters that exist anyway."""
 
     def __init__(self, routes: RouteInfoManager, reactor: ReactorStats, health: Health) -> None:
         self._routes = routes

@@ -1,6 +1,6 @@
-"""The name server's requests: typed header in, a call to the state, typed reply out.
+"""The handlers of the name server's requests: each decodes a typed header, calls the state, and makes a typed reply.
 
-ClientRequestProcessor answers routes, DefaultRequestProcessor everything else; the names are RocketMQ's.
+ClientRequestProcessor answers with routes, DefaultRequestProcessor serves all other requests; the names are RocketMQ's.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -59,14 +59,14 @@ from trimq.remoting.server.large_reply import in_slices
 from trimq.remoting.server.reactor import Connection, Handler, HandlerTable
 
 _WATCHED: Final = "namesrv.watched"
-"""Attachment of a connection whose closing removes brokers."""
+"""The attachment of a connection whose closing removes brokers from the routes."""
 
 _log = structlog.get_logger("namesrv")
 _NO_TOPICS: Final = msgspec.to_builtins(TopicList())
 
 
 class ClientRequestProcessor:
-    """GET_ROUTEINFO_BY_TOPIC (105): what clients ask for; at a named listener they get the addresses of its name."""
+    """GET_ROUTEINFO_BY_TOPIC (105), the request of clients. A named listener answers with the addresses of its name."""
 
     def __init__(
         self, routes: RouteInfoManager, config: Callable[[], NamesrvConfig], clock: Clock, listener: str = ""
@@ -82,13 +82,13 @@ class ClientRequestProcessor:
         table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.get_route_info)
 
     def get_route_info(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """The topic's route, or TOPIC_NOT_EXIST and why."""
+        """The topic's route, or TOPIC_NOT_EXIST with the reason."""
         topic = request.header(GetRouteInfoRequestHeader).topic
         config = self._config()
         if config.need_wait_for_service:
-            left = config.wait_seconds_for_service - (self._clock.monotonic() - self._started)
-            if left > 0:
-                text = f"the name server has just started; it answers routes in {left:.0f} s (needWaitForService)"
+            remaining = config.wait_seconds_for_service - (self._clock.monotonic() - self._started)
+            if remaining > 0:
+                text = f"the name server has just started; it answers routes in {remaining:.0f} s (needWaitForService)"
                 return request.reply(ResponseCode.SYSTEM_ERROR, text)
         body = self._routes.route(topic, self._listener)
         if body is None:
@@ -97,7 +97,7 @@ class ClientRequestProcessor:
 
 
 class DefaultRequestProcessor:
-    """Requests of brokers and of admin tools."""
+    """The requests of brokers and of admin tools."""
 
     def __init__(
         self, routes: RouteInfoManager, kv_config: KVConfigManager, configuration: Configuration, listener: str = ""
@@ -140,15 +140,18 @@ class DefaultRequestProcessor:
     # brokers
 
     def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """REGISTER_BROKER (103); the answer's body has the ordered topics where there are any."""
+        """REGISTER_BROKER (103); the reply's body has the ordered topics if there are any."""
         header = request.header(RegisterBrokerRequestHeader)
+        # The fast path first: most registrations repeat the last one, and their body need not be decoded.
         answer = self._routes.renew(header, request.body, connection)
         if answer is None:
             try:
-                answer = self._register_anew(header, connection, request)
+                answer = self._register(header, connection, request)
             except BrokerIdConflictError as error:
                 if isinstance(error.holder.connection, Connection):
-                    error.holder.connection.probe()  # it may be gone without having closed: then the next try gets in
+                    # The holder's host may have died. Then the probe closes the connection, and the next attempt of
+                    # the refused broker succeeds.
+                    error.holder.connection.probe()
                 refusal = RegisterBrokerResponseHeader(conflict=error.holder.broker_addr)
                 return request.reply(error.code, error.remark, header=refusal)
         ordered = None
@@ -156,7 +159,7 @@ class DefaultRequestProcessor:
             ordered = self._kv_config.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
         return request.reply(header=answer, body=encode_json(KVTable(table=dict(ordered))) if ordered else b"")
 
-    def _register_anew(
+    def _register(
         self, header: RegisterBrokerRequestHeader, connection: Connection, request: RemotingCommand
     ) -> RegisterBrokerResponseHeader:
         if header.body_crc32 and crc32(request.body) != header.body_crc32:
@@ -185,7 +188,7 @@ class DefaultRequestProcessor:
         return request.reply()
 
     def query_data_version(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """QUERY_DATA_VERSION (322): has the broker anything new? Counts as a heartbeat."""
+        """QUERY_DATA_VERSION (322): whether the broker's topics differ from those here. Counts as a heartbeat."""
         header = request.header(QueryDataVersionRequestHeader)
         theirs = decode_json(request.body, DataVersion) if len(request.body) else None
         ours = self._routes.data_version(header.cluster_name, header.broker_addr)
@@ -230,7 +233,7 @@ class DefaultRequestProcessor:
     async def get_all_topics(self, connection: Connection, request: RemotingCommand) -> Outcome:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
         if not self._config.enable_all_topic_list:
-            return request.reply(ResponseCode.SYSTEM_ERROR, "switched off by enableAllTopicList=false")
+            return request.reply(ResponseCode.SYSTEM_ERROR, "disabled by enableAllTopicList=false")
         return await _topic_list(connection, request, self._routes.topics.names())
 
     async def get_topics_by_cluster(self, connection: Connection, request: RemotingCommand) -> Outcome:
@@ -264,17 +267,17 @@ class DefaultRequestProcessor:
 
     def _check_topic_lists(self) -> None:
         if not self._config.enable_topic_list:
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, "switched off by enableTopicList=false")
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, "disabled by enableTopicList=false")
 
     def delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """DELETE_TOPIC_IN_NAMESRV (216); fine where the topic is not there."""
+        """DELETE_TOPIC_IN_NAMESRV (216); succeeds even if the topic does not exist."""
         header = request.header(DeleteTopicFromNamesrvRequestHeader)
         if self._routes.delete_topic(header.topic, header.cluster_name):
             _log.info("topic_deleted", topic=header.topic, cluster=header.cluster_name, peer=connection.peer_text)
         return request.reply()
 
     def register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """REGISTER_TOPIC_IN_NAMESRV (217). Answered with success even where a broker is unknown, as in RocketMQ."""
+        """REGISTER_TOPIC_IN_NAMESRV (217); succeeds even if a broker is unknown, as in RocketMQ."""
         topic = request.header(RegisterTopicRequestHeader).topic
         route = decode_json(request.body, TopicRouteData) if len(request.body) else TopicRouteData()
         if not self._routes.register_topic(topic, route.queue_datas):
@@ -285,7 +288,7 @@ class DefaultRequestProcessor:
     # keys and values
 
     def put_kv_config(self, connection: Connection, request: RemotingCommand) -> Awaitable[RemotingCommand]:
-        """PUT_KV_CONFIG (100); answered when it is on disk."""
+        """PUT_KV_CONFIG (100); the reply is sent when the change is on disk."""
         header = request.header(PutKVConfigRequestHeader)
 
         async def put() -> RemotingCommand:
@@ -305,7 +308,7 @@ class DefaultRequestProcessor:
         return request.reply(header=GetKVConfigResponseHeader(value=value))
 
     def delete_kv_config(self, connection: Connection, request: RemotingCommand) -> Awaitable[RemotingCommand]:
-        """DELETE_KV_CONFIG (102); answered when it is on disk."""
+        """DELETE_KV_CONFIG (102); the reply is sent when the change is on disk."""
         header = request.header(KVConfigRequestHeader)
 
         async def delete() -> RemotingCommand:
@@ -335,13 +338,13 @@ class DefaultRequestProcessor:
         return self._configuration.section(NamesrvConfig)
 
     def get_config(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """GET_NAMESRV_CONFIG (319): properties text."""
+        """GET_NAMESRV_CONFIG (319); the reply's body is the configuration as a properties file."""
         return request.reply(body=self._configuration.properties_text().encode())
 
     def update_config(self, connection: Connection, request: RemotingCommand) -> Awaitable[RemotingCommand]:
-        """UPDATE_NAMESRV_CONFIG (318): all of the changes or none, for the next start and live.
+        """UPDATE_NAMESRV_CONFIG (318): applies all changes or none, to the running server and to its file.
 
-        Unknown keys are passed over, as in RocketMQ.
+        Unknown keys are skipped, as in RocketMQ.
         """
         try:
             changes = parse_changes(bytes(request.body).decode("utf-8", "replace"))
@@ -350,6 +353,8 @@ class DefaultRequestProcessor:
 
         async def save() -> RemotingCommand:
             async with self._saving:
+                # Checked under the lock, and written before they are applied: a change that is refused or cannot be
+                # written must have no effect.
                 self._check_change(changes)
                 known = {option.key for option in self._configuration.options()}
                 new = {
@@ -391,7 +396,7 @@ async def _save_changes(path: Path, changes: dict[str, str]) -> None:
 
 
 async def _on_disk(change: Awaitable[None]) -> None:
-    """Wait for a change to be on disk; a failure becomes an error reply that names the file."""
+    """Wait until a change is on disk. Turns an OSError into a RemotingError that names the file."""
     try:
         await change
     except OSError as error:

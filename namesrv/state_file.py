@@ -1,4 +1,4 @@
-"""Replacing a small file so that after a power cut there is either the old one or the new one, whole."""
+"""Replaces a small file atomically: after a power cut either the old or the new content exists, whole."""
 
 import os
 from pathlib import Path

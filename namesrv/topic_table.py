@@ -1,6 +1,6 @@
-"""TopicQueueTable: which topic has how many queues on which broker names (RocketMQ's topicQueueTable).
+"""TopicQueueTable: the queues of each topic by broker name (RocketMQ's topicQueueTable).
 
-Pure state. Entries are replaced, never changed in place, so that whoever was given one keeps what it was given.
+Pure state. Entries are replaced and never changed in place, so that an entry that a caller holds does not change.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -18,10 +18,10 @@ UNIT_SUB_FLAG: Final = 2
 
 
 class TopicQueueTable:
-    """Topic to broker name to QueueData, and the static topics' mappings next to it.
+    """QueueData by topic and broker name, and the mappings of static topics.
 
-    ``on_change`` is told the name of each topic whose route is no longer what it was. ``deletions`` counts what is
-    deleted: while it stands still, everything that a broker registered is still here.
+    ``on_change`` is called with the name of each topic whose route has changed. ``deletions`` counts deletions: as long
+    as it is unchanged, all topics that a broker has registered are still here.
     """
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
@@ -37,7 +37,7 @@ class TopicQueueTable:
         return len(self._topics)
 
     def queues(self, topic: str) -> Mapping[str, QueueData]:
-        """The topic's queues by broker name; empty for a topic that is not known."""
+        """The topic's queues by broker name; empty for an unknown topic."""
         return self._topics.get(topic, {})
 
     def mappings(self, topic: str) -> Mapping[str, TopicQueueMappingInfo] | None:
@@ -52,13 +52,13 @@ class TopicQueueTable:
             self._on_change(topic)
 
     def put_mappings(self, mappings: Iterable[tuple[str, TopicQueueMappingInfo]]) -> None:
-        """Set static topics' mappings, each on the broker name it says itself."""
+        """Set the mappings of static topics, each for the broker name that it contains."""
         for topic, mapping in mappings:
             self._mappings.setdefault(topic, {})[mapping.bname] = mapping
             self._on_change(topic)
 
     def missing(self, broker_name: str, topics: Mapping[str, TopicConfig]) -> list[TopicConfig]:
-        """Those of ``topics`` that have no queues on ``broker_name`` here."""
+        """The ``topics`` that have no queues on ``broker_name`` here."""
         known = self._topics
         return [config for config in topics.values() if broker_name not in known.get(config.topic_name, ())]
 
@@ -67,35 +67,35 @@ class TopicQueueTable:
         return [topic for topic, brokers in self._topics.items() if broker_name in brokers]
 
     def delete(self, topic: str, broker_names: Collection[str] | None = None) -> bool:
-        """Take a topic away, from all or from the given broker names; False where nothing was there."""
+        """Delete a topic from all or from the given broker names; False if it was on none of them."""
         brokers = self._topics.get(topic)
         if brokers is None:
             return False
-        gone = [name for name in brokers if broker_names is None or name in broker_names]
-        for name in gone:
+        deleted = [name for name in brokers if broker_names is None or name in broker_names]
+        for name in deleted:
             del brokers[name]
             self._mappings.get(topic, {}).pop(name, None)
         if not brokers:
             del self._topics[topic]
             self._mappings.pop(topic, None)
-        if gone:
+        if deleted:
             self.deletions += 1
             self._on_change(topic)
-        return bool(gone)
+        return bool(deleted)
 
     def delete_broker(self, broker_name: str) -> list[str]:
-        """Take away all that ``broker_name`` had; gives back its topics."""
+        """Delete all topics of ``broker_name``; returns their names."""
         topics = self.topics_of(broker_name)
         for topic in topics:
             self.delete(topic, (broker_name,))
         return topics
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Make all topics of a broker name read-only; gives back how many it has."""
+        """Make all topics of a broker name read-only; returns their number."""
         return self._change_perms(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Make all topics of a broker name readable and writable, their other bits kept; gives back how many it has."""
+        """Make all topics of a broker name readable and writable, other bits unchanged; returns their number."""
         return self._change_perms(broker_name, lambda perm: perm | PERM_READ | PERM_WRITE)
 
     def _change_perms(self, broker_name: str, change: Callable[[int], int]) -> int:
@@ -117,11 +117,11 @@ class TopicQueueTable:
         return self._by_flag(lambda flag: bool(flag & UNIT_FLAG))
 
     def has_unit_sub_topics(self) -> Iterator[str | None]:
-        """Topics that units consume."""
+        """Topics that are consumed by units."""
         return self._by_flag(lambda flag: bool(flag & UNIT_SUB_FLAG))
 
     def has_unit_sub_ununit_topics(self) -> Iterator[str | None]:
-        """Topics that units consume and that belong to none."""
+        """Topics that are consumed by units and belong to none."""
         return self._by_flag(lambda flag: flag & (UNIT_FLAG | UNIT_SUB_FLAG) == UNIT_SUB_FLAG)
 
     def _by_flag(self, wanted: Callable[[int], bool]) -> Iterator[str | None]:
@@ -133,7 +133,7 @@ class TopicQueueTable:
 
 
 def queue_data(broker_name: str, config: TopicConfig, perm_mask: int = -1) -> QueueData:
-    """What a route says of a topic that a broker registered; ``perm_mask`` takes permissions away."""
+    """The entry of a route for a topic that a broker registered; ``perm_mask`` removes permissions."""
     return QueueData(
         broker_name=broker_name,
         read_queue_nums=config.read_queue_nums,

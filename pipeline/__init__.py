@@ -1,4 +1,4 @@
-"""PySpark: topics as Spark sources and sinks, jobs over commit logs."""
+"""PySpark: topics as Spark sources and sinks, store directories as tables, and jobs over commit logs."""
 
-if __name__ != "trimq.pipeline":  # a second copy, whose classes would not be those of the first
+if __name__ != "trimq.pipeline":  # imported under two names, each class would exist twice and isinstance would fail
     raise ImportError(f"this package is trimq.pipeline: import it by that name, not as {__name__}")

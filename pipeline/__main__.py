@@ -1,6 +1,7 @@
 """``python -m trimq.pipeline NAME --help``: the jobs as commands. Spark's own settings come from the environment.
 
-On a cluster, the same with ``spark-submit``; ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf`` count as ever.
+The same commands run on a cluster with ``spark-submit``. ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf`` apply as
+with any Spark program.
 """
 
 import sys
@@ -35,13 +36,13 @@ def main() -> None:
 @click.option("--queue-file-size", default=6_000_000, show_default=True, help="mappedFileSizeConsumeQueue, in bytes.")
 @click.option("--slots", default=5_000_000, show_default=True, help="maxHashSlotNum.")
 @click.option("--entries", default=20_000_000, show_default=True, help="maxIndexNum.")
-@click.option("--delay-levels", help="messageDelayLevel, where the broker's is not the default one.")
-@click.option("--index/--no-index", default=True, help="With the index, or without.")
-@click.option("--index-tags/--no-index-tags", default=True, help="With tags in the index, or without (indexTagEnable).")
+@click.option("--delay-levels", help="messageDelayLevel, if the broker's differs from the default.")
+@click.option("--index/--no-index", default=True, help="Write the index, or leave it out.")
+@click.option("--index-tags/--no-index-tags", default=True, help="Put tags into the index, or not (indexTagEnable).")
 def rebuild(store: str, target: str, split_size: int, as_json: bool, **sizes: Any) -> None:
-    """Make consume queues, index and checkpoint of STORE from its log alone, into TARGET.
+    """Build consume queues, index and checkpoint of STORE from its log alone, into TARGET.
 
-    Exit code 3 where records are damaged.
+    The exit code is 3 if records are damaged.
     """
     with _session("rebuild") as spark:
         from trimq.pipeline.jobs.rebuild import RebuildOptions  # noqa: PLC0415 - needs PySpark
@@ -49,7 +50,7 @@ def rebuild(store: str, target: str, split_size: int, as_json: bool, **sizes: An
 
         options = RebuildOptions(**{name: value for name, value in sizes.items() if value is not None})
         report = run(spark, store, target, options, split_size=split_size)
-    _tell(
+    _print(
         as_json,
         report,
         f"{report.records} records read up to offset {report.log_end}; {report.units} units in {report.queues} queues, "
@@ -66,13 +67,13 @@ def rebuild(store: str, target: str, split_size: int, as_json: bool, **sizes: An
 @_page
 @click.option("--slots", default=5_000_000, show_default=True, help="maxHashSlotNum.")
 @click.option("--entries", default=20_000_000, show_default=True, help="maxIndexNum.")
-@click.option("--delay-levels", help="messageDelayLevel, where the broker's is not the default one.")
+@click.option("--delay-levels", help="messageDelayLevel, if the broker's differs from the default.")
 def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
-    """Compare records, the chain of the log, queues, index and checkpoint of STORE.
+    """Check records, the chain of the log, queues, index and checkpoint of STORE against each other.
 
-    Exit codes are those of `mqstore verify`. 0: all is sound. 1: queues, index or checkpoint are not what the log
-    says; a broker's next start or `rebuild` mends them. 2: the directory cannot be looked at. 3: records are damaged,
-    or files of the log are missing.
+    Exit codes are those of `mqstore verify`. 0: the store is sound. 1: queues, index or checkpoint do not match the
+    log; a broker's next start or `rebuild` repairs them. 2: the directory cannot be read. 3: records are damaged, or
+    files of the log are missing.
     """
     with _session("audit") as spark:
         from trimq.pipeline.jobs import audit as job  # noqa: PLC0415 - needs PySpark
@@ -80,7 +81,7 @@ def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
         report = job.audit(spark, store, **{name: value for name, value in settings.items() if value is not None})
     if page:
         job.write_page(report, page)
-    _tell(
+    _print(
         as_json,
         report,
         f"{report.records} records, {report.units} units in {report.queues} queues, {report.keys} keys in "
@@ -95,9 +96,9 @@ def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
 @_store
 @_json
 @_page
-@click.option("--topics", help="Only these, separated by commas.")
-@click.option("--begin", help="Only what was stored then or later: ms, or 2026-01-31T12:00:00 (UTC).")
-@click.option("--end", help="Only what was stored until then.")
+@click.option("--topics", help="Only these topics, separated by commas.")
+@click.option("--begin", help="Only records stored at this time or later: ms, or 2026-01-31T12:00:00 (UTC).")
+@click.option("--end", help="Only records stored at this time or earlier.")
 def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin: str | None, end: str | None) -> None:
     """Traffic by topic, tag, producer host and hour; sizes, latencies, hot keys."""
     given = {"topics": topics, "startingTimestamp": begin, "endingTimestamp": end}
@@ -108,7 +109,7 @@ def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin
     if page:
         job.write_page(found, page)
     rows = found.tables["topics"]
-    _tell(as_json, found, *(f"{row['topic']:40} {row['messages']:>12} {row['bytes']:>16}" for row in rows))
+    _print(as_json, found, *(f"{row['topic']:40} {row['messages']:>12} {row['bytes']:>16}" for row in rows))
 
 
 @main.command()
@@ -116,23 +117,23 @@ def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin
 @click.argument("target")
 @_split
 @_json
-@click.option("--topics", default="", help="Only these, separated by commas.")
-@click.option("--broker-name", default="broker", show_default=True, help="Keeps archives of several brokers apart.")
-@click.option("--file-size", default=128 << 20, show_default=True, help="About how large a file gets, in bytes.")
-@click.option("--fail-on-data-loss/--accept-data-loss", default=True, help="Stop where the log was deleted unarchived.")
+@click.option("--topics", default="", help="Only these topics, separated by commas.")
+@click.option("--broker-name", default="broker", show_default=True, help="Separates archives of several brokers.")
+@click.option("--file-size", default=128 << 20, show_default=True, help="Approximate size of a file, in bytes.")
+@click.option("--fail-on-data-loss/--accept-data-loss", default=True, help="Stop if the log was deleted unarchived.")
 @click.option("--format", default="parquet", show_default=True, help="Or another that Spark writes, as orc, json.")
 @click.option("--format-option", multiple=True, metavar="NAME=VALUE", help="For Spark's writer of another format.")
 def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ...], **settings: Any) -> None:
-    """Put what came to STORE since the last run into TARGET, by topic and day."""
+    """Append the records that STORE got since the last run to the archive TARGET, by topic and day."""
     if wrong := [text for text in format_option if "=" not in text]:
-        raise click.BadParameter(f"{wrong[0]!r}: NAME=VALUE is expected", param_hint="--format-option")
+        raise click.BadParameter(f"{wrong[0]!r}: expected NAME=VALUE", param_hint="--format-option")
     settings["format_options"] = dict(text.split("=", 1) for text in format_option)
     with _session("archive") as spark:
         from trimq.pipeline.jobs import archive as job  # noqa: PLC0415 - needs PySpark
 
         batch = job.archive(spark, store, target, job.ArchiveOptions(**settings))
     text = "nothing new" if batch is None else f"batch {batch.number}: {batch.rows} rows in {len(batch.files)} files"
-    _tell(as_json, batch, text)
+    _print(as_json, batch, text)
 
 
 @main.command()
@@ -140,12 +141,12 @@ def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ..
 @click.option("--namesrv", required=True, help="Addresses of the name servers.")
 @click.option("--to", "topic", required=True, help="The topic to send to; it has to exist.")
 @click.option("--where", default="true", help="Which rows: an SQL condition on the columns of the store.")
-@click.option("--rate", default=0.0, help="Messages a second; 0 for as fast as it goes.")
-@click.option("--key", default="get(keys, 0)", show_default=True, help="Rows of one key keep their order.")
-@click.option("--order", default="commitLogOffset", show_default=True, help="That order.")
-@click.option("--tasks", default=2, show_default=True, help="How many send at the same time.")
+@click.option("--rate", default=0.0, help="Messages a second; 0 for no limit.")
+@click.option("--key", default="get(keys, 0)", show_default=True, help="Rows with the same key keep their order.")
+@click.option("--order", default="commitLogOffset", show_default=True, help="An SQL expression for that order.")
+@click.option("--tasks", default=2, show_default=True, help="Number of tasks that send at the same time.")
 def replay(store: str, where: str, **settings: Any) -> None:
-    """Send rows of STORE into a topic again: at least once, those of a key in their order."""
+    """Send rows of STORE into a topic again: at least once, rows with the same key in their order."""
     with _session("replay") as spark:
         from trimq.pipeline.jobs import replay as job  # noqa: PLC0415 - needs PySpark
 
@@ -157,10 +158,10 @@ def replay(store: str, where: str, **settings: Any) -> None:
 @main.command()
 @_store
 @click.argument("target")
-@click.option("--topics", default="", help="Only these, separated by commas.")
-@click.option("--key", default="get(keys, 0)", show_default=True, help="An SQL expression.")
-@click.option("--order", default="commitLogOffset", show_default=True, help="By what a row is newer than another.")
-@click.option("--tombstones/--no-tombstones", default=True, help="An empty body takes its key away, or is a row.")
+@click.option("--topics", default="", help="Only these topics, separated by commas.")
+@click.option("--key", default="get(keys, 0)", show_default=True, help="An SQL expression for a row's key.")
+@click.option("--order", default="commitLogOffset", show_default=True, help="An SQL expression: the largest is newest.")
+@click.option("--tombstones/--no-tombstones", default=True, help="An empty body deletes its key, or is a row.")
 def compact(store: str, target: str, topics: str, **settings: Any) -> None:
     """Write the newest record of each key of STORE to TARGET, as Parquet."""
     with _session("compact") as spark:
@@ -177,7 +178,7 @@ def compact(store: str, target: str, topics: str, **settings: Any) -> None:
 
 @contextmanager
 def _session(name: str) -> "Iterator[SparkSession]":
-    """A session for one job; what a user can mend is told without a stack."""
+    """A session for one job. Errors that a user can fix are printed without a traceback."""
     try:
         from trimq.pipeline.jobs.job_support import session  # noqa: PLC0415 - PySpark may be missing
     except ImportError as error:
@@ -185,13 +186,13 @@ def _session(name: str) -> "Iterator[SparkSession]":
     spark = session(name)
     try:
         yield spark
-    except _known() as error:
+    except _expected_errors() as error:
         _fail(str(error))
     finally:
         spark.stop()
 
 
-def _known() -> tuple[type[Exception], ...]:
+def _expected_errors() -> tuple[type[Exception], ...]:
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - PySpark may be missing
 
     from trimq.pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - needs PySpark
@@ -205,7 +206,7 @@ def _fail(text: str) -> NoReturn:
     sys.exit(2)
 
 
-def _tell(as_json: bool, report: Any, *lines: str) -> None:
+def _print(as_json: bool, report: Any, *lines: str) -> None:
     if as_json:
         encode: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=str).encode
         click.echo(encode(report))

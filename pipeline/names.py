@@ -1,4 +1,4 @@
-"""The columns of a message by name, and as Spark's DDL: what can be said without Arrow, which is heavy to import."""
+"""The columns of a message: their names and Spark's DDL. Without Arrow, which is slow to import."""
 
 from typing import Final
 
@@ -24,16 +24,16 @@ SPARK_SCHEMA: Final = (
 )
 """The schema as Spark reads it (DDL).
 
-``topic`` is where the record is stored (a group's retry topic for a message that is tried again), ``brokerName`` is
-null where nobody knows it (a store directory without a name), ``body`` is decompressed. ``keys`` are the words of KEYS,
-none for a message without. ``msgId`` tells the record's place (address of the broker and commit-log offset, RocketMQ's
-offsetMsgId), ``uniqId`` is the producer's own id (UNIQ_KEY). ``bornHost`` and ``storeHost`` are ``address:port``, with
-an IPv6 address in brackets. ``properties`` holds all properties, RocketMQ's own included (PropertyName); the column is
-left out with ``includeProperties=false``.
+``topic`` is the topic under which the record is stored (for a message that is retried, the group's retry topic).
+``brokerName`` is null if it is not known (a store directory without the option). ``body`` is decompressed. ``keys`` are
+the words of KEYS, an empty array for a message without. ``msgId`` is RocketMQ's offsetMsgId (address of the broker and
+commit-log offset), ``uniqId`` the producer's id (UNIQ_KEY). ``bornHost`` and ``storeHost`` are ``address:port``, with
+an IPv6 address in brackets. ``properties`` holds all properties, RocketMQ's own included (PropertyName);
+``includeProperties=false`` leaves the column out.
 """
 
 COLUMNS: Final = tuple(column.split(" ")[0] for column in SPARK_SCHEMA.split(", "))
-"""Names of the columns, in order."""
+"""The names of the columns, in order."""
 
 
 def spark_schema(*, properties: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""Making a data source known to a session that runs already."""
+"""Registers a data source with a running session."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def make_known(spark: "SparkSession", source: "type[DataSource]") -> None:
-    """Registers it. PySpark 4.0 refuses one that it has found by its module's name: then nothing is left to do."""
+    """Registers ``source``. PySpark 4.0 refuses a source that it has already found by its module's name."""
     try:
         spark.dataSource.register(source)
     except AnalysisException as error:

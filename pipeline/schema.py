@@ -1,9 +1,9 @@
-"""The columns of a message: what ``rocketmq`` and ``rocketmq-store`` tables have, and in which Arrow types they travel.
+"""The columns of ``rocketmq`` and ``rocketmq-store`` tables, and the Arrow types in which they reach Spark.
 
 Both sources have the same columns in the same order, so that a query over a topic runs unchanged over a store. Spark
-takes Arrow batches as they are: types must be the ones that it would have chosen itself (timestamps in microseconds
-with a time zone, 32-bit offsets for text and binary), which ``ARROW_SCHEMA`` spells out and a test holds together with
-``SPARK_SCHEMA``.
+takes Arrow batches without converting them: types must be exactly those that Spark would choose (timestamps in
+microseconds with a time zone, 32-bit offsets for text and binary). ``ARROW_SCHEMA`` lists them, and a test compares it
+with ``SPARK_SCHEMA``.
 """
 
 from typing import Final
@@ -38,11 +38,11 @@ ARROW_SCHEMA: Final = pa.schema(
         pa.field("properties", pa.map_(pa.string(), pa.string()), nullable=False),
     ]
 )
-"""The same columns in Arrow's types."""
+"""The same columns as Arrow types."""
 
 
 def arrow_schema(*, properties: bool = True) -> pa.Schema:
-    """The Arrow schema that goes with ``spark_schema``.
+    """The Arrow schema that matches ``spark_schema``.
 
     >>> len(arrow_schema(properties=False)), arrow_schema(properties=False).names[-1]
     (17, 'sysFlag')

@@ -1,1 +1,1 @@
-"""Tools for those who work on TriMQ; not installed."""
+"""Tools for the development of TriMQ; not installed."""

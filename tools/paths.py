@@ -1,9 +1,9 @@
-"""How many places a request passes through: what a feature would have to touch. ``python -m tools.paths [--files]``.
+"""Counts the places that a request passes through, which a feature may have to change. ``python -m tools.paths``.
 
-The first part runs a broker in this process and lists the files and functions of ours that serve each kind of request,
-between the arrival of its bytes and its reply, and how often each was called. The second looks at the code: which
-functions append to the log and which dispatch, which modules decide what goes to queues and index, and which read the
-text of properties.
+The first part runs a broker in this process. For each kind of request it lists our files and functions that run between
+the arrival of the request's bytes and its reply, with the number of calls. The second part analyses the code: the
+functions that append to the log and that dispatch, the modules with rules of dispatch, and those that parse the text of
+properties.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-_ROOMS: Final = ("broker", "protocol", "remoting")
+_PACKAGES: Final = ("broker", "protocol", "remoting")
 _TOPIC: Final = "Paths"
 _BURST: Final = 64
 _KINDS: Final = {"TRANSACTION_NOT", "TRANSACTION_PREPARED", "TRANSACTION_COMMIT", "TRANSACTION_ROLLBACK"}
 _KIND_BITS: Final = {4, 8, 12}
 _MOVES: Final = {"rolled", "start_at", "__init__", "_skip", "catch_up"}
-"""Functions that move the position of the dispatch, and hand out no record."""
+"""Functions that move the dispatch position but dispatch no record."""
 
 Sent = list[tuple[int, dict[str, Any], bytes, Encoding]]
 
@@ -82,14 +82,14 @@ def _kinds() -> dict[str, Sent]:
 
 
 class _Client:
-    """Takes replies apart by hand: what runs of ours is the broker's."""
+    """A client that splits replies without our modules, so that only the broker's functions are traced."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._opaque = itertools.count(100_000)
 
     def frames(self, sent: Sent) -> bytes:
-        """Frames of one length as far as that is possible: a burst of them can be served together."""
+        """The frames of requests, of one length as far as possible: then a burst of them can be served as a group."""
         data = b""
         for code, ext, body, encoding in sent:
             opaque = next(self._opaque)
@@ -104,7 +104,7 @@ class _Client:
         return data
 
     async def ask(self, data: bytes, count: int) -> bytes:
-        """Send frames and receive so many replies."""
+        """Send frames and receive ``count`` replies."""
         await self._stream.send_all(data)
         replies, at = b"", 0
         while True:
@@ -118,15 +118,15 @@ class _Client:
 
 def _place(frame: FrameType) -> tuple[str, str] | None:
     path = frame.f_code.co_filename
-    for room in _ROOMS:
-        at = path.find(f"/{room}/")
+    for package in _PACKAGES:
+        at = path.find(f"/{package}/")
         if at >= 0 and "site-packages" not in path:
             return path[at + 1 :], frame.f_code.co_qualname
     return None
 
 
 async def _traced(client: _Client, sent: Sent) -> dict[str, dict[str, int]]:
-    """The functions of ours that run until the replies are there, by file, and how often they are called."""
+    """Our functions that run until the replies have arrived, by file, with the number of calls."""
     seen: Counter[tuple[str, str]] = Counter()
 
     def profile(frame: FrameType, event: str, _argument: object) -> None:
@@ -143,7 +143,7 @@ async def _traced(client: _Client, sent: Sent) -> dict[str, dict[str, int]]:
         sys.setprofile(None)
     refused = [(command.code, command.remark) for command in FrameDecoder().feed(replies) if command.code]
     if refused:
-        raise SystemExit(f"the broker refuses: {refused[0]}")
+        raise SystemExit(f"the broker refused a request: {refused[0]}")
     found: dict[str, dict[str, int]] = {}
     for (file, function), calls in sorted(seen.items()):
         found.setdefault(file, {})[function] = calls
@@ -151,7 +151,7 @@ async def _traced(client: _Client, sent: Sent) -> dict[str, dict[str, int]]:
 
 
 async def dynamic(flush: str) -> dict[str, dict[str, dict[str, int]]]:
-    """What runs for each kind of request, by file, and what tasks of the broker do meanwhile."""
+    """The functions that run for each kind of request, by file, including those of background tasks of the broker."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     with tempfile.TemporaryDirectory(prefix="trimq-paths-") as directory:
         async with running_broker(Path(directory), flushDiskType=flush) as broker:
@@ -163,7 +163,7 @@ async def dynamic(flush: str) -> dict[str, dict[str, dict[str, int]]]:
                 made: Sent = [(RequestCode.UPDATE_AND_CREATE_TOPIC, topic, b"", Encoding.JSON)]
                 await client.ask(client.frames(made), 1)
                 for kind, sent in _kinds().items():
-                    for _ in range(4):  # layouts are learnt, topics and counters are there
+                    for _ in range(4):  # warm-up: learns layouts, creates topics and counters
                         await client.ask(client.frames(sent), len(sent))
                     found[kind] = await _traced(client, sent)
     return found
@@ -181,7 +181,7 @@ def _functions(root: Path, folders: list[str]) -> Iterator[tuple[str, ast.Functi
 
 
 def _assigned(function: ast.FunctionDef) -> set[str]:
-    """Names of attributes that are assigned to in it; ``[]`` where something is put into a buffer."""
+    """The names of attributes that a function assigns to; ``[]`` for an assignment into a buffer."""
     found = set()
     for node in ast.walk(function):
         targets = (
@@ -196,7 +196,11 @@ def _assigned(function: ast.FunctionDef) -> set[str]:
 
 
 def static(root: Path) -> dict[str, list[str]]:
-    """Functions that append to the log and that dispatch; modules with rules of dispatch, and readers of properties."""
+    """The functions that append to the log and that dispatch; the modules with rules of dispatch, and property readers.
+
+    A function is recognised by the attributes that it assigns to. Raises AssertionError if a function in _MOVES does
+    more than move the position.
+    """
     appends, dispatches, rules, readers = [], [], set(), set()
     for file, function in _functions(root, ["broker"]):
         assigned = _assigned(function)
@@ -205,11 +209,12 @@ def static(root: Path) -> dict[str, list[str]]:
         if {"position", "last_record"} <= assigned and function.name not in _MOVES:
             dispatches.append(f"{file}:{function.name}")
         if "wrote" not in assigned and {"position", "last_record", "max_phy"} <= assigned and function.name in _MOVES:
-            raise AssertionError(f"{file}:{function.name} does more than to move the position")
+            raise AssertionError(f"{file}:{function.name} does more than move the position")
     for folder in ("broker/processors", "broker/services", "broker/store", "broker/tools", "protocol"):
         for path in sorted((root / folder).rglob("*.py")):
             text, name = path.read_text(encoding="utf-8"), str(path.relative_to(root))
-            # what tools print of properties is nothing that a request passes, and sends may refuse kinds of messages
+            # Tools may read properties, since no request passes through them. Processors may test the kind of a
+            # message, since a send may refuse it.
             if folder != "broker/tools" and reads_property_text(text):
                 readers.add(name)
             if folder in {"broker/store", "broker/tools", "protocol"} and decides_dispatch(text):
@@ -223,7 +228,7 @@ def static(root: Path) -> dict[str, list[str]]:
 
 
 def decides_dispatch(text: str) -> bool:
-    """Whether a module tells records apart by their kind, or works out the tag slot of a unit from properties."""
+    """Whether a module distinguishes records by their kind, or computes the tag slot of a unit from properties."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load) and _name(node) in _KINDS:
             return True
@@ -241,8 +246,9 @@ def _name(node: ast.expr) -> str:
 
 
 def reads_property_text(text: str) -> bool:
-    """Whether a module looks for the separators of properties; to write them is no reading."""
+    """Whether a module parses properties: whether it uses their separators other than to write them."""
     tree = ast.parse(text)
+    # Separators inside f-strings, concatenations and joins are written, unless they become a regular expression.
     written = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr | ast.BinOp) or (
@@ -267,18 +273,18 @@ def reads_property_text(text: str) -> bool:
 def _is_separator(value: object) -> bool:
     if isinstance(value, bytes):
         value = value.decode("latin-1")
-    # texts of properties have no other control characters, numbers in bytes do
-    if value == "\x01":  # a byte with one bit set; nobody looks for names alone
+    # Encoded properties contain no other control characters; packed numbers do.
+    if value == "\x01":  # a byte with one bit set: a parser never needs the end of names alone
         return False
     controls = {char for char in value if char < " "} if isinstance(value, str) else set()
     return bool(controls) and controls <= {"\x01", "\x02", "\x03"}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints the lists."""
+    """Print the lists."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", action="store_true", help="also which files")
-    parser.add_argument("--functions", action="store_true", help="also which functions of them")
+    parser.add_argument("--files", action="store_true", help="list the files too")
+    parser.add_argument("--functions", action="store_true", help="list the files and their functions too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     found = {flush: trio.run(dynamic, flush) for flush in ("ASYNC_FLUSH", "SYNC_FLUSH")}

@@ -1,4 +1,4 @@
-// The Java client's part of bench/sdk.py: sends for a while, prints one JSON line. Run by the source launcher.
+// The Java client's load for bench/sdk.py: sends for some seconds and prints one JSON line. Run by the source launcher.
 // Arguments: NAMESRV TOPIC MODE(sync|async|autobatch) IN_FLIGHT SECONDS SIZE
 
 import java.util.concurrent.Semaphore;
@@ -27,8 +27,8 @@ public class SdkLoad {
             producer.setAutoBatch(true);
         }
         if (mode.equals("async")) {
-            Semaphore room = new Semaphore(inFlight);
-            Thread sender = new Thread(() -> sendAll(producer, topic, body, room));
+            Semaphore slots = new Semaphore(inFlight);
+            Thread sender = new Thread(() -> sendAll(producer, topic, body, slots));
             sender.setDaemon(true);
             sender.start();
         } else {
@@ -38,7 +38,7 @@ public class SdkLoad {
                 sender.start();
             }
         }
-        Thread.sleep(4000); // for its compiler
+        Thread.sleep(4000); // warm-up of the JIT compiler
         long before = done.get();
         long began = System.nanoTime();
         Thread.sleep((long) (seconds * 1000));
@@ -59,27 +59,27 @@ public class SdkLoad {
         }
     }
 
-    private static void sendAll(DefaultMQProducer producer, String topic, byte[] body, Semaphore room) {
+    private static void sendAll(DefaultMQProducer producer, String topic, byte[] body, Semaphore slots) {
         SendCallback callback = new SendCallback() {
             @Override
             public void onSuccess(SendResult result) {
                 done.incrementAndGet();
-                room.release();
+                slots.release();
             }
 
             @Override
             public void onException(Throwable error) {
                 failed.incrementAndGet();
-                room.release();
+                slots.release();
             }
         };
         while (!over) {
             try {
-                room.acquire();
+                slots.acquire();
                 producer.send(new Message(topic, body), callback);
             } catch (Exception error) {
                 failed.incrementAndGet();
-                room.release();
+                slots.release();
             }
         }
     }

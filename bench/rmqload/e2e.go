@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// e2e has -conns consumers wait by long polls, each on a connection and a queue of its own, while a few connections
-// send -rate messages a second in all, by the clock and whatever becomes of them. Each body begins with the time at
-// which its frame was about to be made, in nanoseconds of this process's monotonic clock, and whether it counts: those
-// do that are due in the measured time. Which of them have not arrived some seconds after its end have failed.
+// e2e runs -conns consumers that wait in long polls, each on its own connection and queue, while a few connections
+// send -rate messages a second in total, by the clock and independent of replies. Each body begins with the time just
+// before its frame was made, in nanoseconds of this process's monotonic clock, and a flag whether it counts. Messages
+// that are due in the measured time count; those that have not arrived some seconds after its end are failures.
 //
-// late_p99_ms: how much later than planned messages were sent; the load is what it says only where this is small.
+// late_p99_ms: the delay of sends against their plan. The load has the stated rate only if this is small.
 
 const (
 	senders  = 8
 	suspend  = 15000 // milliseconds that a poll may wait
 	lastWait = 5 * time.Second
-	stamp    = 9 // bytes of a body that are used
+	stamp    = 9 // bytes at the start of a body for the time and the flag
 )
 
 var begun = time.Now()
@@ -29,14 +29,14 @@ var begun = time.Now()
 func clock() time.Duration { return time.Since(begun) }
 
 type e2eRun struct {
-	planned []time.Duration // when each message is due, since the start
+	planned []time.Duration // the time at which each message is due, since the start
 	counted []bool
-	counts  int
+	counts  int // the number of messages that count
 
 	mu   sync.Mutex
-	lat  []int64       // of those that count
+	lat  []int64       // latencies of the messages that count
 	all  chan struct{} // closed when all of these have arrived
-	late []int64
+	late []int64       // delays of their sends
 }
 
 func e2e() {
@@ -71,10 +71,10 @@ func e2e() {
 	report(run.lat, dur.Seconds(), fmt.Sprintf(`,"late_p99_ms":%.3f`, percentiles(run.late)(.99)))
 }
 
-// plan decides when each message is sent. It ends the program where the arguments leave no sense to that.
+// plan sets the time of each message. It exits for arguments that do not fit together.
 func (run *e2eRun) plan() {
 	if *conns > *topics**queues || *size < stamp || *rate <= 0 {
-		exit("e2e", fmt.Errorf("every consumer needs a queue of its own (-topics, -queues), a body %d bytes, and -rate has to be over 0", stamp))
+		exit("e2e", fmt.Errorf("each consumer needs its own queue (-topics, -queues), -size must be at least %d, and -rate over 0", stamp))
 	}
 	for i := 0; ; i++ {
 		due := time.Duration(float64(i) / *rate * float64(time.Second))
@@ -93,7 +93,7 @@ func (run *e2eRun) plan() {
 	}
 }
 
-// place is the topic and the queue of a consumer.
+// place returns the topic and the queue of a consumer.
 func place(i int) (string, int) { return names[i / *queues], i % *queues }
 
 func (run *e2eRun) produce(s int, start time.Duration) {
@@ -152,7 +152,7 @@ func (run *e2eRun) produce(s int, start time.Duration) {
 	run.mu.Unlock()
 }
 
-// consume takes what comes to one queue; polling is called when the first poll is under way.
+// consume reads the new messages of one queue; it calls polling once the first poll is in flight.
 func (run *e2eRun) consume(i int, polling func()) {
 	l := dial()
 	topic, queue := place(i)
@@ -182,7 +182,7 @@ func (run *e2eRun) consume(i int, polling func()) {
 				exit("pull", err)
 			}
 			offset = rep.next
-		case 19, 20: // nothing until the poll has ended, or it shall be asked again
+		case 19, 20: // no message during the poll, or a request to poll again
 		default:
 			exit("pull", fmt.Errorf("code %d %s", rep.h.Code, rep.h.Remark))
 		}
@@ -198,7 +198,7 @@ func (run *e2eRun) received(records []byte, now time.Duration) error {
 	for b := records; len(b) > 0; b = b[binary.BigEndian.Uint32(b):] {
 		body := bodyOf(b)
 		if len(body) < stamp {
-			return fmt.Errorf("a body of %d bytes is none of ours", len(body))
+			return fmt.Errorf("a body of %d bytes was not sent by this program", len(body))
 		}
 		if body[8] == 1 {
 			bytesN += int64(binary.BigEndian.Uint32(b))

@@ -22,7 +22,7 @@ type message struct {
 	parts []part
 }
 
-// part is a piece of a message's properties: the text itself, as it stands inside a JSON string, and what follows it.
+// part is a piece of a message's properties: the text, the text escaped for a JSON string, and the placeholder behind.
 type part struct {
 	text, json string
 	then       string
@@ -30,7 +30,7 @@ type part struct {
 
 const numberMark, uniqueMark = "{number}", "{unique}"
 
-// mixedTraffic is all messages; a connection goes through them from a place of its own.
+// mixedTraffic has all messages; each connection cycles through them from its own start.
 type mixedTraffic struct {
 	messages []message
 	noise    []byte
@@ -54,7 +54,7 @@ func readMixed(path string) *mixedTraffic {
 			exit("mixed messages", err)
 		}
 		if m.Topic == "" || m.Body < 0 || m.Body > longest {
-			exit("mixed messages", fmt.Errorf("line %d has no topic, or no body of 0 to %d bytes", len(t.messages)+1, longest))
+			exit("mixed messages", fmt.Errorf("line %d: expected a topic, and a body of 0 to %d bytes", len(t.messages)+1, longest))
 		}
 		m.cut()
 		t.messages = append(t.messages, m)
@@ -65,7 +65,7 @@ func readMixed(path string) *mixedTraffic {
 	return t
 }
 
-// cut takes the text apart where something is filled in.
+// cut splits the text at its placeholders.
 func (m *message) cut() {
 	for rest := m.Text; rest != ""; {
 		p := part{text: rest}
@@ -87,7 +87,7 @@ func (m *message) cut() {
 	}
 }
 
-// properties appends those of the message with this number; quoted as they stand inside a JSON string.
+// properties appends the properties of the message with this number; quoted means escaped for a JSON string.
 func (m *message) properties(b []byte, number int, quoted bool) []byte {
 	for i := range m.parts {
 		p := &m.parts[i]
@@ -126,14 +126,14 @@ func (t *mixedTraffic) queues() int {
 	return most
 }
 
-// mixedConn is what one connection sends: the same sequence in each run, but for times and unique keys.
+// mixedConn makes the messages of one connection: the same sequence in each run, except for times and unique keys.
 type mixedConn struct {
 	t       *mixedTraffic
 	made    *maker
 	c, sent int
 }
 
-// of is nil where messages are not mixed.
+// of returns the messages of connection c; nil without -mixed.
 func (t *mixedTraffic) of(c int, made *maker) *mixedConn {
 	if t == nil {
 		return nil
@@ -141,7 +141,7 @@ func (t *mixedTraffic) of(c int, made *maker) *mixedConn {
 	return &mixedConn{t: t, made: made, c: c}
 }
 
-// next is the next message, its number among those of all connections, and its body.
+// next returns the next message, its number among those of all connections, and its body.
 func (s *mixedConn) next() (*message, int, []byte) {
 	at := s.c*len(s.t.messages) / *conns + s.sent
 	m := &s.t.messages[at%len(s.t.messages)]
@@ -159,7 +159,7 @@ func (s *mixedConn) send(out []byte, opaque int) []byte {
 	return frame(out, 310, opaque, s.made.ext, body)
 }
 
-// batch is as many messages as -batch says, all of them to the topic and queue of the first.
+// batch appends a request with -batch messages, all of them to the topic and queue of the first.
 func (s *mixedConn) batch(out []byte, opaque int) []byte {
 	var first *message
 	all := s.made.items[:0]

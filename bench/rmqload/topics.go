@@ -11,13 +11,13 @@ import (
 
 const creating = 16 // requests to create a topic in flight
 
-// exit ends the program for an error that leaves nothing to measure.
+// exit ends the program for an error that makes a measurement impossible.
 func exit(what string, err error) {
 	fmt.Fprintln(os.Stderr, what+":", err)
 	os.Exit(1)
 }
 
-// link is a connection on which requests are asked one by one.
+// link is a connection for requests that are sent one by one.
 type link struct {
 	net.Conn
 	r      *reader
@@ -38,7 +38,7 @@ func (l *link) write(code int, ext string, body []byte) error {
 	return err
 }
 
-// ask sends a request and reads its reply, with all of its header.
+// ask sends a request and reads its reply with the whole header.
 func (l *link) ask(code int, ext string) (*reply, error) {
 	if err := l.write(code, ext, nil); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func (l *link) ask(code int, ext string) (*reply, error) {
 	return rep, json.Unmarshal(rep.head, &rep.h)
 }
 
-// topicName is the name of the i-th of the topics; of one topic it is the one that was given.
+// topicName returns the name of the i-th topic; a single topic has the name given by -topic.
 func topicName(i int) string {
 	if *topics == 1 {
 		return *topic
@@ -60,7 +60,7 @@ func topicName(i int) string {
 
 var names []string
 
-// topicOf is where a connection sends a message. Those of all connections go to all topics in no order.
+// topicOf returns the topic of a message. The messages of each connection are scattered over all topics.
 func topicOf(c, number int) string {
 	if len(names) == 0 {
 		return *topic
@@ -68,7 +68,7 @@ func topicOf(c, number int) string {
 	return names[(c*7919+number*104729)%len(names)]
 }
 
-// prepare reads what is sent and makes the topics that it goes to, but for a single one, which the first send makes.
+// prepare reads the mixed messages and creates the topics, except a single one, which the first send creates.
 func prepare() {
 	if *mixed != "" {
 		traffic = readMixed(*mixed)

@@ -1,13 +1,13 @@
-"""``archive``: a store's records to Parquet or another of Spark's formats, a little more with each run.
+"""``archive``: copies a store's records to Parquet or another of Spark's formats, incrementally.
 
-Each run archives the log from where the last one ended to where it ends now, as one batch. Tasks write files of bounded
-size into ``_trimq/staging``; their names come back only from tasks that succeeded. They are moved to their places under
-names that carry the batch's number, and then the batch's manifest is put into ``_trimq/batches`` in one step: only with
-that is the batch there. A run that finds files of a batch without a manifest deletes them and does the batch again, so
-after any kill nothing is there twice and nothing is lost.
+Each run archives the log from the end of the last batch to its present end, as one batch. Tasks write files of bounded
+size into ``_trimq/staging``, and only tasks that succeed return the names of their files. The driver moves these files
+to their final names, which contain the batch's number, and then writes the batch's manifest into ``_trimq/batches``
+atomically. The manifest is the commit: files without one do not belong to the archive. A run that finds such files
+deletes them and runs the batch again, so a kill at any point neither duplicates nor loses records.
 
-Formats other than Parquet are written by Spark: each batch a table in a directory of its own, whose name no other
-attempt has. The manifest makes it part of the archive, so that the same holds for any format.
+Formats other than Parquet are written by Spark: each batch is a table in its own directory, with a name that no other
+attempt uses. The manifest makes the directory part of the archive, so that the same holds for any format.
 """
 
 import posixpath
@@ -32,7 +32,7 @@ from trimq.pipeline.store.walk import Damage, LogWalk, Stretch
 FILE_SIZE: Final = 128 << 20
 PARQUET: Final = "parquet"
 _OF_FILES: Final = ("orc", "json", "csv", "avro", "xml")
-"""Formats that are files and nothing else: Spark reads many directories of them at once."""
+"""Formats whose tables are only files: Spark reads many directories of them as one table."""
 _STAGING: Final = "_trimq/staging"
 _BATCHES: Final = "_trimq/batches"
 _TABLES: Final = "tables"
@@ -43,18 +43,18 @@ _ARROW: Final = pa.schema(
 _ROW_GROUP: Final = 16 << 20
 _SAMPLE: Final = 1000
 _HEAD: Final = 200
-"""Bytes of a row without its body, about; rows so many tell how large the others are."""
+"""Approximate bytes of a row without its body. The mean size of ``_SAMPLE`` rows gives the rows of a file."""
 
 
 class ArchiveError(Exception):
-    """The archive cannot go on; the text says why, and what to do."""
+    """The archive cannot be continued; the text says why, and what to do."""
 
 
 class ArchiveOptions(Struct, frozen=True):
-    """``file_size`` is about how large a file gets, in bytes. ``broker_name`` keeps archives of several brokers apart.
+    """``file_size`` is the approximate size of a file in bytes. ``broker_name`` separates archives of several brokers.
 
-    ``fail_on_data_loss``: stop where the broker has deleted what was not archived yet. ``format``: one that Spark can
-    write, with ``format_options`` of its own; ``compression`` is Parquet's.
+    ``fail_on_data_loss``: stop if the broker has deleted records before they were archived. ``format``: any that Spark
+    can write, with the ``format_options`` of its writer; ``compression`` applies to Parquet.
     """
 
     file_size: int = FILE_SIZE
@@ -68,9 +68,9 @@ class ArchiveOptions(Struct, frozen=True):
 
 
 class Batch(Struct):
-    """What one run has archived: log offsets [begin, end), and the files by their paths in the archive.
+    """The result of one run and the content of its manifest: log offsets [begin, end), and paths in the archive.
 
-    In a format other than Parquet, ``files`` is the one directory with all of them.
+    In a format other than Parquet, ``files`` has one entry, the batch's directory.
     """
 
     number: int
@@ -85,7 +85,7 @@ class Batch(Struct):
 
 
 def batches(target: str, broker_name: str) -> list[Batch]:
-    """The batches that are in an archive, in their order."""
+    """The committed batches of an archive, by their number."""
     out = Target(target)
     found = []
     for name in out.names(_BATCHES, quote(broker_name, safe="")):
@@ -96,9 +96,9 @@ def batches(target: str, broker_name: str) -> list[Batch]:
 
 
 def archive(spark: SparkSession, store: str, target: str, options: ArchiveOptions | None = None) -> Batch | None:
-    """Archive what has come to the log since the last run; None where nothing has.
+    """Archive the records that were appended since the last run; returns None if there are none.
 
-    Raises ArchiveError, StorePathError.
+    Raises ArchiveError if the archive does not continue the log, StorePathError if ``store`` is no store.
     """
     options = options or ArchiveOptions()
     out = Target(target)
@@ -106,6 +106,8 @@ def archive(spark: SparkSession, store: str, target: str, options: ArchiveOption
     number = done[-1].number + 1 if done else 0
     if done and done[-1].format != options.format:
         raise ArchiveError(f"{target} has {done[-1].format}, not {options.format}: an archive has one format")
+    # Before anything of this batch is written: files of a killed attempt have the same number, and a manifest written
+    # now must not coexist with them.
     _clear(out, options.broker_name, number)
     begin, end, lost = _range(StoreFiles(store), done, options)
     if begin >= end:
@@ -120,17 +122,20 @@ def archive(spark: SparkSession, store: str, target: str, options: ArchiveOption
         _add_files(batch, reader.load(), out, options)
     else:
         _add_table(batch, reader.load(), target, options)
-    # what a manifest names is there, also after a power cut
+    # The order matters: the files are durable before the manifest that names them exists, so that after a power cut
+    # no manifest refers to a missing file.
     out.sync(*(out.join(name) for name in batch.files))
     manifest = _manifest(out, options.broker_name, number)
     out.write(manifest, msgspec.json.encode(batch))
     out.sync(manifest)
+    # The batch is committed. A kill before this line leaves files of failed tasks; the next run's _clear deletes them.
     out.remove(_staging(out, options.broker_name))
     return batch
 
 
 def _add_files(batch: Batch, table: DataFrame, out: Target, options: ArchiveOptions) -> None:
-    """Parquet: written aside, then moved to their places."""
+    """Parquet: the files are written into the staging directory, then moved to their final names."""
+    # A directory of this attempt: a task of a killed run that still runs writes into another one.
     staging = out.join(_staging(out, batch.broker_name), f"{batch.number}-{uuid.uuid4().hex}")
     written = _write(table, out, staging, options).collect()
     for at, row in enumerate(sorted(written, key=lambda row: str(row.path))):
@@ -142,7 +147,7 @@ def _add_files(batch: Batch, table: DataFrame, out: Target, options: ArchiveOpti
 
 
 def _add_table(batch: Batch, table: DataFrame, target: str, options: ArchiveOptions) -> None:
-    """Another format: a table in a directory that nobody else writes to, written by Spark."""
+    """Another format: Spark writes a table into a directory that no other attempt uses."""
     name = posixpath.join(*_table(batch.broker_name), f"{_attempt(batch.number)}{uuid.uuid4().hex}")
     size = table.limit(_SAMPLE).agg(f.avg(f.length("body") + _HEAD)).collect()[0][0] or _HEAD
     counted = Observation()
@@ -158,7 +163,7 @@ def _prefix(broker_name: str, number: int) -> str:
 
 
 def _table(broker_name: str) -> tuple[str, str]:
-    """Directories named like those of a partitioned table: Spark reads several only as parts of one."""
+    """The directory of a broker's tables, named like a partition: Spark loads several directories only as one table."""
     return _TABLES, f"broker={quote(broker_name, safe='')}"
 
 
@@ -175,23 +180,23 @@ def _manifest(out: Target, broker_name: str, number: int) -> str:
 
 
 def _clear(out: Target, broker_name: str, number: int) -> None:
-    """Delete what a run left that did not come to its end: it has no manifest, so it is not there."""
+    """Delete the files of an attempt at batch ``number`` that did not finish: without a manifest they do not count."""
     out.remove(_staging(out, broker_name))
     table = _table(broker_name)
     for name in out.names(*table):
         if name.startswith(_attempt(number)):
             out.remove(out.join(*table, name))
-    left = re.compile(re.escape(_prefix(broker_name, number)) + r"-\d+\.parquet")
+    unfinished = re.compile(re.escape(_prefix(broker_name, number)) + r"-\d+\.parquet")
     for topic in out.names():
         if topic.startswith("topic="):
             for day in out.names(topic):
                 for name in out.names(topic, day):
-                    if left.fullmatch(name):
+                    if unfinished.fullmatch(name):
                         out.remove(out.join(topic, day, name))
 
 
 def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tuple[int, int, int]:
-    """Log offsets of the next batch, and how many bytes before it are gone."""
+    """The log offsets of the next batch, and how many bytes in front of it were deleted unarchived."""
     log = files.log_files()
     if not log:
         return 0, 0, 0
@@ -200,26 +205,27 @@ def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tup
     if lost and options.fail_on_data_loss:
         raise ArchiveError(
             f"the log begins at {log[0].start}, the archive ends at {begin}: {lost} bytes were deleted before they "
-            "were archived; go on without them with failOnDataLoss=false"
+            "were archived; to continue without them, use failOnDataLoss=false"
         )
     begin = max(begin, log[0].start)
     end = _log_end(files, log, begin)
     if end < begin and options.fail_on_data_loss:
         raise ArchiveError(
-            f"the log ends at {end}, the archive at {begin}: the log was cut, or is another one, and what it gets up "
-            "to there would not be archived; archive it into another directory, or go on without that with "
-            "failOnDataLoss=false"
+            f"the log ends at {end}, the archive at {begin}: the log was truncated or replaced, and records appended "
+            f"below offset {begin} would not be archived; archive it into another directory, or continue without those "
+            "records with failOnDataLoss=false"
         )
     return begin, end, lost
 
 
 def _log_end(files: StoreFiles, log: Sequence[DataFile], begin: int) -> int:
-    """Where the log ends: behind its last record. Only the file that is written to is looked through."""
+    """The offset behind the log's last record. Only the newest file that has records is read."""
     for file in reversed(log):
+        # Everything from here down is archived, and the newer files had no record.
         if file.end == begin:
             return begin
         with files.opened(file) as source:
-            # from its beginning: what stands behind the end may be records of an earlier life of the file
+            # From the file's first record on: bytes behind the end may look like records, if the file was recycled.
             walk = LogWalk(source, Stretch(file, 0, file.size, is_newest=True, followed=False), check_crc=False)
             records = sum(not isinstance(item, Damage) for item in walk)
             if records:
@@ -228,12 +234,12 @@ def _log_end(files: StoreFiles, log: Sequence[DataFile], begin: int) -> int:
 
 
 def _arranged(table: DataFrame) -> DataFrame:
-    """The rows with their day, those of a topic and day together."""
-    # in UTC whatever the session's time zone is: a batch that is done again gives the same files
+    """The rows with a column ``day``, sorted so that rows of one topic and day are adjacent."""
+    # The day is in UTC, independent of the session's time zone, so that a batch that runs again makes the same files.
     number = "cast(unix_millis(storeTimestamp) div 86400000 as int)"
     day = f.expr(f"cast(date_from_unix_date({number}) as string)").alias("day")
     rows = table.select(*COLUMNS, day)
-    # many tasks for a large topic: rows go by topic, day and some digits of their place
+    # By topic and day alone, one task would write all of a large topic; each GiB of the log may go to another task.
     spread = f.expr("commitLogOffset div 1073741824")
     spark = table.sparkSession
     count = max(2, int(spark.conf.get("spark.sql.shuffle.partitions", "200") or 200))
@@ -241,14 +247,14 @@ def _arranged(table: DataFrame) -> DataFrame:
 
 
 def _write(table: DataFrame, out: Target, staging: str, options: ArchiveOptions) -> DataFrame:
-    """Write the rows into files by topic and day; a row for each file."""
+    """Write the rows into files by topic and day. The result has a row for each file."""
     return _arranged(table).mapInArrow(
         partial(_write_files, out, staging, options.file_size, options.compression), _SCHEMA
     )
 
 
 class _Files:
-    """Files of one topic and day: a new one where the last is large enough."""
+    """The files of one topic and day. A file that has reached ``file_size`` is closed; the next row opens another."""
 
     def __init__(self, out: Target, directory: str, topic: str, day: str, file_size: int, compression: str) -> None:
         self._out = out
@@ -262,7 +268,7 @@ class _Files:
         self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-        """Add rows; tells of each file that is full."""
+        """Add rows; yields a row of ``_ARROW`` for each file that is full."""
         import pyarrow.parquet as pq  # noqa: PLC0415 - only tasks that write need it
 
         step = max(1, int(_ROW_GROUP // max(1, batch.nbytes / max(1, batch.num_rows))))
@@ -280,7 +286,7 @@ class _Files:
                 yield self.end()
 
     def end(self) -> tuple[Any, ...]:
-        """Close the file."""
+        """Close the file; returns its row of ``_ARROW``."""
         self._writer.close()
         size = self._stream.tell()
         self._stream.close()
@@ -289,7 +295,7 @@ class _Files:
 
     @property
     def is_open(self) -> bool:
-        """There is a file that was not told of."""
+        """Whether a file has been begun and not been closed."""
         return self._writer is not None
 
 
@@ -298,33 +304,38 @@ def _write_files(
 ) -> Iterator[pa.RecordBatch]:
     files: _Files | None = None
     key: tuple[Any, ...] = ()
-    told: list[tuple[Any, ...]] = []
+    written: list[tuple[Any, ...]] = []
     for batch in found:
         for place, table in groups(iter([batch]), ("topic", "day")):
             if place != key:
+                # Rows are sorted by topic and day: no row of the previous pair follows.
                 if files is not None and files.is_open:
-                    told.append(files.end())
+                    written.append(files.end())
                 key, files = place, _Files(out, staging, place[0], place[1], file_size, compression)
             assert files is not None
             for piece in table.drop_columns(["topic", "day"]).combine_chunks().to_batches():
-                told += files.write(piece)
+                written += files.write(piece)
     if files is not None and files.is_open:
-        told.append(files.end())
-    yield pa.RecordBatch.from_pylist([dict(zip(_ARROW.names, row, strict=True)) for row in told], schema=_ARROW)
+        written.append(files.end())
+    # The names are returned only when all files are closed: the driver sees none of a task that failed.
+    yield pa.RecordBatch.from_pylist([dict(zip(_ARROW.names, row, strict=True)) for row in written], schema=_ARROW)
 
 
 def read(spark: SparkSession, target: str) -> DataFrame:
-    """An archive as a table: the files of batches that are complete, and nothing else."""
+    """An archive as a table: only the files that manifests name.
+
+    Raises ArchiveError for an archive without a complete batch, or with several formats.
+    """
     out = Target(target)
     found = [batch for broker in out.names(_BATCHES) for batch in batches(target, unquote(broker))]
     names = [posixpath.join(target, name) for batch in found for name in batch.files]
     if not names:
-        raise ArchiveError(f"{target} has no batch that is complete")
+        raise ArchiveError(f"{target} has no complete batch")
     kinds = {batch.format for batch in found}
     if len(kinds) > 1:
         raise ArchiveError(f"{target} has batches of several formats: {', '.join(sorted(kinds))}")
     (kind,) = kinds
-    # without a schema Spark would take a topic named 17 for a number
+    # Without a schema Spark infers the type of partition columns, and a topic named 17 would become a number.
     reader = spark.read.schema(f"{spark_schema()}, day string").format(kind)
     if kind == PARQUET:
         return reader.option("basePath", target).load(names)

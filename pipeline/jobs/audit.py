@@ -1,8 +1,8 @@
-"""``audit``: whether a store holds together: records, the chain of the log, queues, index; a report with plots.
+"""``audit``: checks a store for consistency: records, the chain of the log, queues, index. The report has plots.
 
-Everything is compared with the log, which is read once, every record with its checksum; where it ends is compared with
-what checkpoint, queues and index know of it. On one machine, ``mqstore verify`` says the same and looks at the state
-files too.
+The log is read once, with the checksum of every record, and queues, index and checkpoint are compared with it. The end
+of the log is checked too, against the offsets that checkpoint, queues and index contain. On one machine, ``mqstore
+verify`` finds the same faults, and checks the state files as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +37,7 @@ _INDEX_SCHEMA: Final = "hash int, phy bigint, kind string, example string"
 
 
 class Fault(Struct):
-    """Faults of one kind: how many, and some of them in words."""
+    """The faults of one kind: how many there are, and some examples as text."""
 
     kind: str
     count: int
@@ -45,14 +45,14 @@ class Fault(Struct):
 
 
 class AuditReport(Struct):
-    """What an audit found. ``hours`` are (hour, records, bytes)."""
+    """The result of an audit. ``hours`` are (hour, records, bytes), ``topics`` (topic, records, bytes)."""
 
     records: int = 0
     bytes: int = 0
     queues: int = 0
     units: int = 0
     superseded: int = 0
-    """Records of an earlier life of their topic: a later one has their place in the queue."""
+    """Records of a topic that was deleted and created again: a later record has their offset in the queue."""
     keys: int = 0
     index_files: int = 0
     faults: list[Fault] = field(default_factory=list)
@@ -61,12 +61,12 @@ class AuditReport(Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Nothing is wrong."""
+        """Whether no fault was found."""
         return not self.faults
 
     @property
     def verdict(self) -> Verdict:
-        """How bad it is."""
+        """The severity of the faults, and the exit code of the command."""
         return audit_files.verdict([fault.kind for fault in self.faults])
 
 
@@ -79,20 +79,24 @@ def audit(
     entries: int = ENTRIES,
     split_size: int = 64 << 20,
 ) -> AuditReport:
-    """Look at everything; delay levels, slots and entries as in the broker's configuration. Raises StorePathError."""
+    """Audit the store at ``store``. Raises StorePathError.
+
+    ``delay_levels``, ``slots`` and ``entries`` are those of the broker's configuration.
+    """
     files = StoreFiles(store)
     report = AuditReport()
-    checkpoint = audit_files.read_checkpoint(files)  # before the log, which a broker may be writing
+    # Before the log is read: a running broker moves both on, and a newer checkpoint would name records not seen here.
+    checkpoint = audit_files.read_checkpoint(files)
     reading = StoreOptions(path=store, split_size=split_size)
     table, _, gaps = dispatched(spark, files, reading, delay_table(delay_levels), tags=False)
-    table.persist(StorageLevel.DISK_ONLY)
+    table.persist(StorageLevel.DISK_ONLY)  # each check below is a query of its own; the log is read once
     try:
         bounds, newest_ms = _totals(table, report, files)
         _count(report, [(audit_files.CHAIN, 1, f"{gap.length} bytes at {gap.phy}: {gap.why}") for gap in gaps])
         log, path = files.log_files(), files.join("checkpoint")
         _count(report, audit_files.log_file_faults(log))
         _count(report, audit_files.checkpoint_faults(path, checkpoint, log, bounds.end, newest_ms))
-        _add(report, table.where("why is not null").select(_told(audit_files.RECORD, "why", "phy", "size")))
+        _add(report, table.where("why is not null").select(_fault(audit_files.RECORD, "why", "phy", "size")))
         _add(report, _times(table))
         _queues(spark, files, table, report, bounds)
         _index(spark, files, table, report, bounds, partial(read_index_file, files, slots, entries))
@@ -101,8 +105,8 @@ def audit(
     return report
 
 
-def _told(kind: str, *columns: str) -> Any:
-    """A fault of each row, with some columns as its example."""
+def _fault(kind: str, *columns: str) -> Any:
+    """A column with a fault for each row; the values of ``columns`` are its example."""
     texts = [f.concat(f.lit(f"{name}="), f.col(name).cast("string")) for name in columns]
     return f.struct(
         f.lit(kind).alias("kind"), f.lit(1).cast("bigint").alias("count"), f.concat_ws(" ", *texts).alias("example")
@@ -110,7 +114,7 @@ def _told(kind: str, *columns: str) -> Any:
 
 
 def _add(report: AuditReport, faults: DataFrame) -> None:
-    """Count a table of faults by kind and take some examples."""
+    """Add a table of faults to the report: counted by kind, with two examples of each."""
     rows = faults.select("fault.*") if faults.columns == ["fault"] else faults
     found = rows.groupBy("kind").agg(f.sum("count").alias("count"), f.min("example"), f.max("example"))
     for row in found.orderBy("kind").collect():
@@ -119,7 +123,7 @@ def _add(report: AuditReport, faults: DataFrame) -> None:
 
 
 def _count(report: AuditReport, findings: Iterable[Finding]) -> None:
-    """Add findings that did not come from Spark."""
+    """Add findings that were made on the driver to the report."""
     for kind, count, example in findings:
         fault = next((known for known in report.faults if known.kind == kind), None)
         if fault is None:
@@ -131,7 +135,7 @@ def _count(report: AuditReport, findings: Iterable[Finding]) -> None:
 
 
 def _totals(table: DataFrame, report: AuditReport, files: StoreFiles) -> tuple[LogBounds, int]:
-    """What there is in all; where the log begins and ends, and the store time of its newest record."""
+    """Fill in the totals of the report; returns the bounds of the log and the store time of its newest record."""
     records = table.where("why is null")
     hour = f.date_trunc("hour", f.timestamp_millis("storeTime")).alias("hour")
     size = f.sum("size").alias("bytes")
@@ -142,7 +146,7 @@ def _totals(table: DataFrame, report: AuditReport, files: StoreFiles) -> tuple[L
     report.records = sum(records for _, records, _ in report.topics)
     report.bytes = sum(size for _, _, size in report.topics)
     report.keys = table.agg(f.sum(f.expr("case when why is null then size(hashes) end"))).collect()[0][0] or 0
-    # Damage counts: a record that cannot be read is no reason to call its queue unit one behind the end.
+    # Damaged records count for the end: their queue units must not be reported as units behind the log's end.
     end, newest = table.agg(f.max(f.expr("phy + size")), f.max("storeTime")).collect()[0]
     log = files.log_files()
     start = log[0].start if log else 0
@@ -150,7 +154,7 @@ def _totals(table: DataFrame, report: AuditReport, files: StoreFiles) -> tuple[L
 
 
 def _times(table: DataFrame) -> DataFrame:
-    """Parts whose records are older than those of a part before: searches by time miss some of them."""
+    """Parts with records older than those of an earlier part: searches by time assume an order and miss them."""
     parts = table.where("why is null").groupBy("part")
     rows = parts.agg(f.min("storeTime").alias("first"), f.max("storeTime").alias("last"), f.min("phy").alias("phy"))
     found = sorted(rows.collect(), key=lambda row: int(row.part))
@@ -167,7 +171,7 @@ def _times(table: DataFrame) -> DataFrame:
 
 
 def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: AuditReport, bounds: LogBounds) -> None:
-    """Each unit leads to its record, each record has its unit, offsets follow one another."""
+    """Check that each unit leads to its record, that each record has its unit, and that offsets have no gaps."""
     stored = {
         (topic, queue_id): files.queue_files(topic, queue_id)
         for topic in files.topics()
@@ -177,7 +181,7 @@ def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: Au
     units = size // UNIT_SIZE
     _count(report, audit_files.queue_file_faults(stored, size))
     paths = {(topic, queue_id, file.start // size): file for (topic, queue_id), own in stored.items() for file in own}
-    # every file that is there gets a row, so that those without records are looked at too
+    # Each file gets a marker row (offset -1), so that files whose range has no records are checked too.
     expected = table.where("queued").select(
         "topic", "queueId", f.expr(f"queueOffset div {units}").alias("file"), "queueOffset", "phy", "size", "tagsCode"
     )
@@ -190,6 +194,7 @@ def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: Au
         .sortWithinPartitions("topic", "queueId", "file", "queueOffset", "phy")
         .mapInArrow(work, _FAULT_SCHEMA)
     ).cache()
+    # Kinds that begin with "=" are not faults but counts of units in order.
     totals = {row.kind: row["count"] for row in checked.groupBy("kind").agg(f.sum("count").alias("count")).collect()}
     report.units, report.superseded = totals.get("=units", 0), totals.get("=superseded", 0)
     report.queues = len(stored)
@@ -206,7 +211,7 @@ def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: Au
     _add(
         report,
         density.where("offsets < span").select(
-            _told("offsets without a record", "topic", "queueId", "offsets", "span")
+            _fault("offsets without a record", "topic", "queueId", "offsets", "span")
         ),
     )
 
@@ -218,15 +223,16 @@ def check_queue_files(
     bounds: LogBounds,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Compare each queue file with the records of its range, sorted by offset and place in the log."""
+    """Compare each queue file with the records of its range, which come sorted by queue offset and log offset."""
     for (topic, queue_id, number), table in groups(batches, ("topic", "queueId", "file")):
         name = f"{topic}/{queue_id}"
         offset = table["queueOffset"].to_numpy()
-        real = offset >= 0
+        real = offset >= 0  # without the marker row
         offset = offset[real]
         wanted = np.empty(len(offset), UNIT_TYPE)
         wanted["phy"], wanted["size"] = table["phy"].to_numpy()[real], table["size"].to_numpy()[real]
         wanted["tags_code"] = table["tagsCode"].to_numpy()[real]
+        # Several records may have one offset, if the topic was deleted and created again: the unit is the last one's.
         last = np.append(offset[1:] != offset[:-1], True)[: len(offset)]
         superseded = int((~last).sum())
         offset, wanted = offset[last], wanted[last]
@@ -256,9 +262,10 @@ def _index(
     bounds: LogBounds,
     read: Callable[..., Any],
 ) -> None:
-    """Every key of every record is found by a query: an entry of its hash leads to it, and is in its slot's chain.
+    """Check that a query finds every key of every record: an entry in the chain of its slot leads to the record.
 
-    And every entry leads to a record, unless the log begins behind it: files are kept until all their records are gone.
+    Each entry has to lead to a record too, except below the log's first offset: an index file is deleted only when all
+    of its records are.
     """
     found = files.index_files()
     report.index_files = len(found)
@@ -271,19 +278,19 @@ def _index(
     reached = entries.where("kind is null").select("hash", "phy")
     records = table.where("why is null").select("phy")
     nowhere = reached.where(f.col("phy") >= bounds.start).join(records, "phy", "left_anti")
-    _add(report, nowhere.select(_told("index entry without record", "phy", "hash")))
+    _add(report, nowhere.select(_fault("index entry without record", "phy", "hash")))
     missing = keys.join(reached, ["hash", "phy"], "left_anti")
-    _add(report, missing.select(_told("key that a query does not find", "topic", "phy", "hash")))
+    _add(report, missing.select(_fault("key that a query does not find", "topic", "phy", "hash")))
     entries.unpersist()
 
 
 def write_page(report: AuditReport, path: str | Path) -> None:
-    """A page with the faults and plots."""
+    """Write a page with the faults and plots."""
     page = Page("Audit of a store")
     page.text(
         f"{report.records} records with {report.bytes} bytes; {report.queues} queues with {report.units} units that "
         f"lead to their records; {report.index_files} index files for {report.keys} keys; {report.superseded} records "
-        "of earlier lives of their topics."
+        "of topics that were deleted and created again."
     )
     page.text("The store is sound." if report.is_sound else "The store has faults.")
     rows = [

@@ -1,7 +1,7 @@
-"""What an audit finds without Spark: in one queue file, among the files of queues and log, in the checkpoint.
+"""The checks of an audit that need no Spark: one queue file, the sets of queue and log files, the checkpoint.
 
-The end of the log is where its last record ends. What leads behind it shows that records are missing: the log's newest
-file, or the end of it, is gone.
+The log ends behind its last record. A queue unit or checkpoint that refers to a later offset shows that records are
+missing: the log's newest file, or the end of it, was lost.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from trimq.protocol import checkpoint_layout
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
 
 Finding = tuple[str, int, str]
-"""What kind of fault, how many, an example in words."""
+"""The kind of a fault, how many there are, and an example as text."""
 
 CHAIN: Final = "log chain"
 RECORD: Final = "damaged record"
@@ -30,17 +30,17 @@ _SHOWN: Final = 20
 
 
 class Verdict(IntEnum):
-    """How bad it is: the exit code, as that of ``mqstore verify``."""
+    """The severity of the faults, as an exit code: the same as that of ``mqstore verify``."""
 
     SOUND = 0
     REPAIRABLE = 1
-    """Queues, index or checkpoint are not what the log says."""
+    """Queues, index or checkpoint do not match the log, from which they can be built again."""
     DAMAGED = 3
     """Records of the log are damaged, or files of it are missing."""
 
 
 class LogBounds(NamedTuple):
-    """Where the log's first file begins, and where its last record ends."""
+    """The log offsets at which the first file begins and the last record ends."""
 
     start: int
     end: int
@@ -60,19 +60,24 @@ def verdict(kinds: Sequence[str]) -> Verdict:
 def compare_units(
     name: str, begin: int, held: Any, offset: Any, wanted: Any, bounds: LogBounds, *, delayed: bool = False
 ) -> Iterator[Finding]:
-    """The units of a file that begins with unit ``begin``, beside those of the records with the offsets ``offset``."""
+    """Compare the units of a file, of which ``begin`` is the first, with the records that have the offsets ``offset``.
+
+    ``held`` are the file's units, ``wanted`` those that the records should have. ``delayed``: a due time in the tag
+    slot may be earlier than expected.
+    """
     place = offset - begin
     good = held[place] == wanted
     if delayed:
         good |= is_due_earlier(held[place], wanted)
     yield "=units", int(good.sum()), ""
     for at in np.flatnonzero(~good)[:_SHOWN].tolist():
-        stands = tuple(int(value) for value in held[place[at]])
-        text = f"{name} at {offset[at]}: {stands} for the record at {int(wanted['phy'][at])}"
+        actual = tuple(int(value) for value in held[place[at]])
+        text = f"{name} at {offset[at]}: {actual} for the record at {int(wanted['phy'][at])}"
         yield "queue unit is not the record's", 1, text
     more = int((~good).sum()) - _SHOWN
     if more > 0:
         yield "queue unit is not the record's", more, f"{name}: and more"
+    # Units below the log's start lead to records that were deleted in order, and fillers lead to none.
     extra = (held["size"] > 0) & (held["size"] != FILLER_SIZE) & (held["phy"] >= bounds.start)
     extra[place] = False
     behind = extra & (held["phy"] >= bounds.end)
@@ -84,33 +89,33 @@ def compare_units(
 
 
 def is_due_earlier(held: Any, wanted: Any) -> Any:
-    """Which units of delayed messages say an earlier time than their records: stored after a clock was set back."""
+    """Mask of units of delayed messages whose due time is earlier than their record's: the clock was set back then."""
     due = held["tags_code"]
     same = (held["phy"] == wanted["phy"]) & (held["size"] == wanted["size"])
     return same & (due > 0) & (due <= wanted["tags_code"])
 
 
 def usual_size(queues: Mapping[tuple[str, int], Sequence[DataFile]]) -> int:
-    """The size in bytes that queue files of the store have: that of most, the larger one of two that are as many."""
+    """The size in bytes of the store's queue files: the most frequent one, the larger of two that are as frequent."""
     sizes = Counter(file.size for files in queues.values() for file in files if file.size >= UNIT_SIZE)
     return max(sizes, key=lambda size: (sizes[size], size), default=300_000 * UNIT_SIZE)
 
 
 def queue_file_faults(queues: Mapping[tuple[str, int], Sequence[DataFile]], size: int) -> Iterator[Finding]:
-    """Files of another size, at a place where none begins, and files that are missing between others."""
+    """Files of another size, files whose name is no multiple of the size, and gaps between files."""
     for (topic, queue_id), files in queues.items():
         for file in files:
             if file.size != size:
                 yield QUEUE_FILE, 1, f"{file.path} has {file.size} bytes, the others have {size}"
             elif file.start % size:
-                yield QUEUE_FILE, 1, f"{file.path} begins where no file of {size} bytes does"
+                yield QUEUE_FILE, 1, f"{file.path} does not begin at a multiple of {size} bytes"
         for before, file in pairwise(files):
             if file.start > before.start + size:
                 yield QUEUE_FILE, 1, f"the file of {topic}/{queue_id} before {file.path} is missing"
 
 
 def log_file_faults(log: Sequence[DataFile]) -> Iterator[Finding]:
-    """A newest file that was cut; gaps between files are found where the log is read."""
+    """A newest file that was truncated. Gaps between files are found when the log is read."""
     usual = max((file.size for file in log), default=0)
     if log and log[-1].size != usual:
         yield CHAIN, 1, f"{log[-1].path} has {log[-1].size} bytes, the others have {usual}"
@@ -119,25 +124,25 @@ def log_file_faults(log: Sequence[DataFile]) -> Iterator[Finding]:
 def checkpoint_faults(
     path: str, data: bytes | None, log: Sequence[DataFile], log_end: int, newest_ms: int
 ) -> Iterator[Finding]:
-    """What the checkpoint knows that the log has not: TriMQ's mark, or the time that every writer puts in front.
+    """A checkpoint that is ahead of the log: by TriMQ's mark if it has one, else by RocketMQ's physicMsgTimestamp.
 
-    ``newest_ms`` is the store time of the newest record.
+    ``log_end`` and ``newest_ms`` are the end offset and the store time of the newest record.
     """
     if data is None:
         return
     if len(data) != checkpoint_layout.SIZE:
-        yield CHECKPOINT, 1, f"{path} has {len(data)} bytes, {checkpoint_layout.SIZE} are expected"
+        yield CHECKPOINT, 1, f"{path} has {len(data)} bytes, expected {checkpoint_layout.SIZE}"
         return
     mark = checkpoint_layout.decode_mark(data)
     known_ms = checkpoint_layout.decode(data).physic_msg_timestamp
-    # Behind the last record of a file that is full comes the next file's begin, whether it has a record or not.
+    # After the last record of a full file, a broker's next position is the start of the next file, even an empty one.
     ends = {log_end, *(file.end for file in log if file.start <= log_end <= file.end)}
     if mark is not None and mark.position > log_end and mark.position not in ends:
-        yield LOG_END, 1, f"the log ends at {log_end}, {path} knows it up to {mark.position}"
+        yield LOG_END, 1, f"the log ends at {log_end}, {path} refers to offset {mark.position}"
     elif mark is None and known_ms > newest_ms:
-        yield LOG_END, 1, f"the log's newest record is of {newest_ms} ms, {path} knows one of {known_ms}"
+        yield LOG_END, 1, f"the log's newest record was stored at {newest_ms} ms, {path} refers to one of {known_ms}"
 
 
 def read_checkpoint(files: StoreFiles) -> bytes | None:
-    """The checkpoint's bytes; None where there is none."""
+    """The checkpoint's bytes; None if the store has none."""
     return bytes(files.fs.cat_file(files.join("checkpoint"))) if files.exists("checkpoint") else None

@@ -1,7 +1,7 @@
 """``compact``: the newest record of each key, of a store, an archive, or any table with their columns.
 
-What a compaction topic means: a key's later record takes the place of the earlier ones, and one with an empty body
-takes the key away. Records without a key are left out, as such topics refuse them.
+The semantics are those of a compaction topic: a key's later record replaces the earlier ones, and one with an empty
+body deletes the key. Records without a key are left out; compaction topics refuse them.
 """
 
 from pyspark.sql import DataFrame
@@ -13,8 +13,8 @@ def compact(
 ) -> DataFrame:
     """The newest row of each ``key`` of each topic, by ``order``; both are SQL expressions.
 
-    With ``tombstones`` keys whose newest row has an empty body are left out. Rows of several brokers need an order that
-    compares them: ``struct(storeTimestamp, brokerName, commitLogOffset)``.
+    With ``tombstones`` keys whose newest row has an empty body are left out. Log offsets of several brokers cannot be
+    compared; their rows need an order such as ``struct(storeTimestamp, brokerName, commitLogOffset)``.
     """
     columns = table.columns
     by = ["topic", "compactKey"] if "topic" in columns else ["compactKey"]

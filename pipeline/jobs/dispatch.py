@@ -1,4 +1,4 @@
-"""What dispatch makes of each record of a log: its queue unit and the hashes of its index keys, many at a time.
+"""Dispatch as a table: the queue unit and the hashes of the index keys of each record of a log, computed column-wise.
 
 Layouts and rules: trimq.protocol.queue_unit, index_layout and dispatch_rules; RocketMQ's
 CommitLogDispatcherBuildConsumeQueue and CommitLogDispatcherBuildIndex.
@@ -30,7 +30,7 @@ from trimq.protocol.message_keys import TAG_KEY
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-"""The broker's messageDelayLevel by default: the tag slot of a delayed message's unit is the time it is due."""
+"""The default of messageDelayLevel. It is needed because the tag slot of a delayed message's unit is its due time."""
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DROPPED: Final = "topics.dropped"
 _log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ SCHEMA: Final = (
     "part int, topic string, queueId int, queueOffset bigint, phy bigint, size int, tagsCode bigint, "
     "storeTime bigint, queued boolean, keyNumber bigint, hashes array<int>, why string"
 )
-"""``queued``: has a queue unit, which a deleted topic's record has not. ``keyNumber``: keys of the part before this
-record's. ``why``: no record but damage.
+"""``queued``: the record has a queue unit; records of a deleted topic do not. ``keyNumber``: the number of keys in
+front of this record's in its part. ``why``: the row is not a record but damage, and this says what is wrong.
 """
 _ARROW: Final = pa.schema(
     [
@@ -61,26 +61,26 @@ _ARROW: Final = pa.schema(
 
 
 class Dropped(NamedTuple):
-    """Records of a topic below ``position``, stored up to ``wall_ms``: the topic was deleted then."""
+    """A deleted topic: its records below log offset ``position``, stored up to ``wall_ms``, do not count any more."""
 
     position: int
     wall_ms: int
 
 
 def dropped_topics(files: StoreFiles) -> dict[str, Dropped]:
-    """What a TriMQ broker has noted of topics that it deleted; none where it has not, or where nobody can read it."""
+    """The topics that a TriMQ broker recorded as deleted; empty without the file, or if it cannot be read."""
     if not files.exists(_DROPPED):
         return {}
     data = files.fs.cat_file(files.join(_DROPPED))
     try:
         return msgspec.json.decode(data, type=dict[str, Dropped])
     except msgspec.DecodeError as error:
-        _log.warning("%s cannot be read, deleted topics come back: %s", files.join(_DROPPED), error)
+        _log.warning("%s cannot be read, deleted topics reappear: %s", files.join(_DROPPED), error)
         return {}
 
 
 def delay_table(levels: str) -> list[int]:
-    """Milliseconds of each delay level, [0] being none.
+    """The milliseconds of each delay level; level 0 is no delay.
 
     >>> delay_table("1s 5m")
     [0, 1000, 300000]
@@ -91,16 +91,16 @@ def delay_table(levels: str) -> list[int]:
 def dispatched(
     spark: SparkSession, files: StoreFiles, options: StoreOptions, delays: Sequence[int], *, tags: bool
 ) -> tuple[DataFrame, int, list[Damage]]:
-    """A row for each record and each damaged place of a store; how many parts it was read in, gaps between files.
+    """A table with a row for each record and each damaged place of a store, its number of parts, and the log's gaps.
 
-    ``tags``: a record's tag is a key of it too.
+    ``tags``: a record's tag is an index key too.
     """
     found = plan(files, options)
     dropped = dropped_topics(files)
     parts = [part for part in found.parts if isinstance(part, Stretch)]
 
     def work(number: int, part: Stretch) -> Iterator[pa.RecordBatch]:
-        keys = 0
+        keys = 0  # numbered within the part, since parts run in parallel; the reader adds the keys of earlier parts
         for item in walk(files, part, options):
             if isinstance(item, Damage):
                 yield _damage_batch(number, item)
@@ -127,7 +127,7 @@ def dispatch_batch(
     *,
     tags: bool = True,
 ) -> tuple[pa.RecordBatch, int]:
-    """The rows of one window, and how many keys they have; ``keys`` is how many there were before."""
+    """The rows of one window, and how many keys they have; ``keys`` is the number of keys in front of the window."""
     heads = chunk.heads
     rows = Rows(chunk.view, heads, None)
     count = len(heads)
@@ -135,9 +135,10 @@ def dispatch_batch(
     kind = heads.sys_flag & KIND
     queued = np.array(IN_QUEUE)[kind]
     for topic, last in (dropped or {}).items():
-        gone = (heads.phy < last.position) & (heads.store_timestamp <= last.wall_ms)
-        if gone.any():
-            queued &= ~(gone & pa.compute.equal(topics, topic).to_numpy(zero_copy_only=False))
+        # Both limits: after the log was truncated, new records may lie below the position, and have later times.
+        deleted = (heads.phy < last.position) & (heads.store_timestamp <= last.wall_ms)
+        if deleted.any():
+            queued &= ~(deleted & pa.compute.equal(topics, topic).to_numpy(zero_copy_only=False))
     offsets, hashes = key_hashes(rows, topics, np.array(IN_INDEX)[kind], tags=tags)
     arrays = [
         pa.array(np.full(count, number, dtype=np.int32)),
@@ -157,7 +158,7 @@ def dispatch_batch(
 
 
 def tag_slots(rows: Rows, topics: pa.StringArray, delays: Sequence[int]) -> Array:
-    """The tag slot of each record's unit: the tag's hash, or for a delayed message the time it is due."""
+    """The tag slot of each record's unit: the hash of the tag, or for a delayed message its due time."""
     tags = rows.properties.column(b"TAGS").dictionary_encode()
     codes = np.array([tags_code(tag) for tag in tags.dictionary.to_pylist()] or [0], dtype=np.int64)
     slots: Array = codes[tags.indices.fill_null(0).to_numpy(zero_copy_only=False)]
@@ -173,9 +174,9 @@ def tag_slots(rows: Rows, topics: pa.StringArray, delays: Sequence[int]) -> Arra
 
 
 def key_hashes(rows: Rows, topics: pa.StringArray, indexed: Array, *, tags: bool) -> tuple[Array, list[int]]:
-    """Where the key hashes of each record begin (one more than records), and all of them in the order of the index.
+    """The offsets of each record's key hashes (one more than records), and all hashes in the order of the index.
 
-    A record's keys are its unique key, then the words of KEYS; with ``tags`` its tag.
+    A record's keys are its unique key, then the words of KEYS, and with ``tags`` its tag.
     """
     found = rows.properties
     unique_rows, which = found.named(b"UNIQ_KEY")
@@ -189,7 +190,7 @@ def key_hashes(rows: Rows, topics: pa.StringArray, indexed: Array, *, tags: bool
         row = np.concatenate((row, tag_rows))
         tagged = pa.compute.binary_join_element_wise(TAG_KEY, as_text(found.raw_values(which)), "")
         texts = pa.concat_arrays([texts, tagged])
-    order = np.argsort(row, kind="stable")
+    order = np.argsort(row, kind="stable")  # stable: the keys of one record keep the order above
     order = order[indexed[row[order]]]
     row = row[order]
     keyed = pa.compute.binary_join_element_wise(topics.take(pa.array(row)), texts.take(pa.array(order)), "#")

@@ -1,4 +1,4 @@
-"""Index files out of entries in the order of the log (layout: trimq.protocol.index_layout)."""
+"""Writes index files from entries in log order, and reads them for the audit. Layout: trimq.protocol.index_layout."""
 
 import mmap
 import os
@@ -30,7 +30,11 @@ _STEP: Final = 1 << 16
 def write_index_files(
     target: Target, slots: int, entries: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write each file of entries that are sorted by file and number, under a name for the time being."""
+    """Write a file for each group of entries, which come sorted by file and number; yields a row for each file.
+
+    The files get temporary names. Their final names are made of their first times and have to ascend, which only the
+    driver can ensure, with the rows of all files.
+    """
     for (number,), table in groups(batches, ("file",)):
         path = target.join("index", f".part-{number}")
         target.make_directory(target.join("index"))
@@ -40,7 +44,7 @@ def write_index_files(
                 begin, end, count = _fill(memoryview(mapped), slots, entries, number, table)
             os.fsync(file.fileno())
         if target.is_local:
-            os.replace(file.name, path)  # noqa: PTH105 - fsspec speaks of paths as text
+            os.replace(file.name, path)  # noqa: PTH105 - fsspec's paths are strings
         else:
             target.fs.put_file(file.name, path)
             os.unlink(file.name)  # noqa: PTH108 - as above
@@ -50,12 +54,13 @@ def write_index_files(
 
 
 def _fill(view: memoryview, slots: int, entries: int, number: int, table: pa.Table) -> tuple[int, int, int]:
-    """Put the entries and the header; begin and end time, and how many there are.
+    """Write the entries and the header; returns the begin and end time, and the number of entries.
 
-    The first row of every file but the first is the last entry of the file before.
+    In every file but the first, the first row is the last entry of the previous file. It is not written.
     """
     batch: Batch = make_batch()
     before = 0
+    # RocketMQ creates a file with the previous file's end time as its begin: the first entry's seconds count from that.
     if number and table["number"][0].as_py() < number * (entries - 1):
         before = table["storeTime"][0].as_py()
         table = table.slice(1)
@@ -65,6 +70,7 @@ def _fill(view: memoryview, slots: int, entries: int, number: int, table: pa.Tab
             hashes, phys, times = (piece[name].to_pylist() for name in ("hash", "phy", "storeTime"))
             seconds = []
             for phy, time in zip(phys, times, strict=True):
+                # Before the first entry sets ``begin``: its own seconds are relative to the previous file's end.
                 seconds.append(seconds_since(begin, time))
                 if count == 1 and len(seconds) == 1:
                     begin, begin_phy = time, phy
@@ -84,18 +90,19 @@ _READ_ARROW: Final = pa.schema(
 
 
 def read_index_file(files: StoreFiles, slots: int, entries: int, _: int, file: DataFile) -> Iterator[pa.RecordBatch]:
-    """The entries of a file that a query can reach, hash and log offset; and what is wrong with it."""
+    """The entries of a file that a query can reach, as hash and log offset, and the faults of its slots and chains."""
     with files.opened(file) as source:
         header = HEADER.unpack(source.read(0, HEADER_SIZE))
         count = max(header[5], 1)
         if file.size != file_size(slots, entries) or count > entries:
-            expected = f"maxHashSlotNum={slots} and maxIndexNum={entries} make {file_size(slots, entries)}"
+            expected = f"with maxHashSlotNum={slots} and maxIndexNum={entries} it has {file_size(slots, entries)} bytes"
             yield _wrong("index file", f"{file.path} has {file.size} bytes and {count} entries: {expected}")
             return
         heads = np.frombuffer(source.read(HEADER_SIZE, slot_at(slots)), ">i4")
         held = np.frombuffer(source.read(entry_at(slots, 0), entry_at(slots, count)), _ENTRY)[:count]
         slot = (held["hash"].astype(np.int64) & 0xFFFFFFFF) % slots
-        slot[:1] = slots  # entry 0 is never used
+        slot[:1] = slots  # entry 0 is never used: it gets a slot of its own behind the real ones
+        # What the chains should be: each entry points to the one before it in the same slot, the slot to the last one.
         order = np.argsort(slot, kind="stable")
         chain = np.zeros(count, dtype=np.int64)
         same = slot[order][1:] == slot[order][:-1]
@@ -113,6 +120,7 @@ def read_index_file(files: StoreFiles, slots: int, entries: int, _: int, file: D
             yield _wrong(
                 "index slot", f"{file.path}: slot {number} points to {int(heads[number])}, not {newest[number]}"
             )
+        # A query may miss any entry of a chain with a fault: all of them count as unreachable.
         lost = np.isin(slot, slot[broken]) | np.isin(slot, wrong_slots)
         lost[:1] = True
         reached = held[~lost]

@@ -1,4 +1,4 @@
-"""What all jobs share: a session, work on the parts of a store at the same time, files written whole or not at all."""
+"""What all jobs share: a session, tasks over the parts of a store, and files that are written atomically."""
 
 import os
 import posixpath
@@ -20,14 +20,14 @@ from trimq.pipeline.store.source import RocketMQStoreDataSource
 P = TypeVar("P")
 
 _SYNCS: Final = 8
-"""Files and directories that are synced at the same time."""
+"""Files and directories that are synced concurrently."""
 
 
 def session(name: str) -> SparkSession:
-    """The session of the program, or a local one; times are in UTC, as the store's are."""
+    """The program's session, or a new local one. Its time zone is UTC."""
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     if "--master" not in arguments or "--master local" in arguments:
-        # workers on this machine run what runs here, also where its environment is not the active one
+        # Local workers run this interpreter, even if its virtual environment is not the active one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.appName(f"trimq {name}").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     make_known(spark, RocketMQStoreDataSource)
@@ -37,7 +37,7 @@ def session(name: str) -> SparkSession:
 def on_parts(
     spark: SparkSession, parts: Sequence[P], work: Callable[[int, P], Iterator[pa.RecordBatch]], schema: str
 ) -> DataFrame:
-    """What ``work`` makes of each part, given with its number: a task for each."""
+    """The batches that ``work(number, part)`` yields for each part, as a table; each part is one task."""
     if not parts:
         return spark.createDataFrame([], schema)
 
@@ -46,12 +46,13 @@ def on_parts(
             for number in batch.column(0).to_pylist():
                 yield from work(number, parts[number])
 
+    # One number in each partition: Spark schedules the parts as separate tasks.
     table = spark.range(0, len(parts), 1, len(parts))
-    return table.mapInArrow(run, schema)  # type: ignore[arg-type] # PySpark 4.0 says Iterable, and gives an iterator
+    return table.mapInArrow(run, schema)  # type: ignore[arg-type] # PySpark 4.0 declares Iterable, but passes an iterator
 
 
 def groups(batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-    """Rows that are sorted by some columns, as a table for each value of those."""
+    """The rows of sorted batches, grouped: a key and a table for each distinct value of ``columns``."""
     key: tuple[Any, ...] | None = None
     held: list[pa.RecordBatch] = []
     for batch in batches:
@@ -66,7 +67,7 @@ def groups(batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterato
 
 
 def runs(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
-    """The stretches of a batch in which the columns do not change."""
+    """Consecutive slices of a batch in each of which ``columns`` are constant, with their values."""
     if not batch.num_rows:
         return
     arrays = [batch.column(batch.schema.get_field_index(name)) for name in columns]
@@ -80,7 +81,7 @@ def runs(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[
 
 
 class Target:
-    """A directory that files are written into, on a local disk or behind fsspec."""
+    """An output directory, on a local disk or any fsspec file system."""
 
     def __init__(self, path: str) -> None:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - as in store.files
@@ -92,27 +93,27 @@ class Target:
         self.is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
     def __reduce__(self) -> tuple[type["Target"], tuple[str]]:
-        """Travels to an executor as its path."""
+        """Pickled as its path; an executor opens its own file system."""
         return Target, (self.path,)
 
     def join(self, *names: str) -> str:
-        """A path below it."""
+        """A path below the directory."""
         return posixpath.join(self.root, *names)
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and those above it."""
+        """Make a directory and its parents."""
         self.fs.makedirs(path, exist_ok=True)
 
     def write(self, path: str, data: Any, *, at: int = 0, size: int | None = None) -> None:
-        """A whole file of ``size`` bytes with ``data`` at a place of it and zeros elsewhere: there or not, never half.
+        """Write a file of ``size`` bytes with ``data`` at offset ``at`` and zeros elsewhere, atomically.
 
-        On a local disk it is synced, and only the pages of ``data`` take room.
+        On a local disk the file is synced before it gets its name, and sparse: only the pages of ``data`` take space.
         """
         size = at + len(data) if size is None else size
         self.make_directory(posixpath.dirname(path))
         temporary = f"{path}.{uuid.uuid4().hex}.tmp"
         if self.is_local:
-            with open(temporary, "wb") as file:  # noqa: PTH123 - fsspec speaks of paths as text
+            with open(temporary, "wb") as file:  # noqa: PTH123 - fsspec's paths are strings
                 file.truncate(size)
                 file.seek(at)
                 file.write(data)
@@ -123,7 +124,7 @@ class Target:
         self.fs.pipe_file(path, bytes(at) + bytes(data) + bytes(size - at - len(data)))
 
     def move(self, source: str, target: str) -> None:
-        """Give a file another name; the old one may be gone already, if the new one is there."""
+        """Rename a file, replacing ``target``; makes the directory of ``target``."""
         if self.is_local:
             os.makedirs(posixpath.dirname(target), exist_ok=True)  # noqa: PTH103 - as above
             os.replace(source, target)  # noqa: PTH105 - as above
@@ -132,9 +133,10 @@ class Target:
             self.fs.mv(source, target)
 
     def sync(self, *paths: str) -> None:
-        """Files, and directories with all that is in them: they outlast a power cut then. On a local disk only."""
+        """Make files, and directories with all of their contents, durable. Does nothing on a remote file system."""
         if not self.is_local or not paths:
             return
+        # A new file is durable only if its directory is synced too, and that one's parents if they are new.
         found = set(paths)
         for path in paths:
             for above, _, names in os.walk(path):
@@ -143,16 +145,16 @@ class Target:
         directories = {str(parent) for parent in parents if parent.is_relative_to(self.root)}
         with ThreadPoolExecutor(_SYNCS) as pool:
             list(pool.map(_sync, found | directories))
-        with suppress(PermissionError):  # that may be anybody's, and has only this directory's name
+        with suppress(PermissionError):  # the parent may belong to another user; it has only this directory's entry
             _sync(posixpath.dirname(self.root))
 
     def remove(self, path: str) -> None:
-        """Delete a file or a directory with all that is in it; fine where it is not there."""
+        """Delete a file, or a directory with its contents; does nothing if it does not exist."""
         if self.fs.exists(path):
             self.fs.rm(path, recursive=True)
 
     def names(self, *below: str) -> list[str]:
-        """Names in a directory below it; none where it is not there."""
+        """The names in a subdirectory, sorted; empty if it does not exist."""
         path = self.join(*below)
         if not self.fs.exists(path):
             return []

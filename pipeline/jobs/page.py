@@ -12,22 +12,22 @@ _STYLE = (
     "td,th{border:1px solid #ccc;padding:.2em .6em;text-align:left}img{max-width:100%}"
 )
 _LABEL = 32
-"""Letters of a label in a plot; the tables have all of them."""
+"""Characters of a label in a plot; the tables show it in full."""
 
 
 class Page:
-    """Grows by tables and plots; ``write`` makes the file."""
+    """Collects tables and plots; ``write`` makes the file."""
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._parts: list[str] = []
 
     def text(self, text: str) -> None:
-        """A paragraph."""
+        """Add a paragraph."""
         self._parts.append(f"<p>{html.escape(text)}</p>")
 
     def table(self, title: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows with the same keys."""
+        """Add a table of rows that have the same keys."""
         self._parts.append(f"<h2>{html.escape(title)}</h2>")
         if not rows:
             self._parts.append("<p>none</p>")
@@ -37,11 +37,11 @@ class Page:
         self._parts.append(f"<table><tr>{head}</tr>{''.join(lines)}</table>")
 
     def line(self, title: str, xs: Sequence[Any], ys: Sequence[float]) -> None:
-        """A line over time."""
+        """Add a line plot over time."""
         self._plot(title, lambda axes: axes.plot(list(xs), list(ys), marker="o"))
 
     def bars(self, title: str, labels: Sequence[str], values: Sequence[float], *, upright: bool = False) -> None:
-        """A bar for each label."""
+        """Add a plot with a bar for each label."""
         short = [label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…" for label in labels]
 
         def draw(axes: Any) -> None:
@@ -69,7 +69,7 @@ class Page:
         self._parts.append(f'<img alt="{html.escape(title)}" src="data:image/png;base64,{data}">')
 
     def write(self, path: str | Path) -> None:
-        """The file."""
+        """Write the page to a file."""
         title = html.escape(self._title)
         head = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
         Path(path).write_text(head + "\n".join(self._parts), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Which unit of its queue each record gets, where offsets are not simply one after the other.
+"""The unit of its queue that each record gets, for queues whose offsets are not consecutive.
 
-The rules are those of the broker's own queues (RocketMQ's ConsumeQueue.putMessagePositionInfo, with offsets that were
-left out filled up), for the records of one queue in the order of the log.
+The rules are those of the broker's own queues (RocketMQ's ConsumeQueue.putMessagePositionInfo, where skipped offsets
+get fillers), applied to the records of one queue in log order.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from trimq.protocol.record import OVERHEAD_V1
 
 
 class QueueImage:
-    """The units of a queue, as its files hold them: ``first`` is the offset at which ``units`` and their file begin."""
+    """The units of a queue as its files contain them. ``first`` is the offset of ``units[0]`` and of its file."""
 
     def __init__(self, units_per_file: int, log_file_size: int) -> None:
         self._units_per_file = units_per_file
@@ -22,7 +22,7 @@ class QueueImage:
         self._max_phy = 0
 
     def put(self, phy: int, size: int, tags_code: int, queue_offset: int) -> None:
-        """The next record of the log."""
+        """Add the next record of the log. Its unit is the next one, which may differ from its queue offset."""
         if queue_offset > self.next:
             self._fill_up_to(queue_offset, phy)
         self.units += UNIT.pack(phy, size, tags_code)
@@ -30,7 +30,7 @@ class QueueImage:
         self._max_phy = phy + size
 
     def take_files(self, *, to_the_end: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Files that are full, or all: the offset at which each begins, and its units, which are given up."""
+        """Remove the full files, or with ``to_the_end`` all: the first offset and the units of each."""
         size = self._units_per_file * UNIT_SIZE
         while len(self.units) >= size or (to_the_end and self.units):
             file = self.first, bytes(self.units[:size])
@@ -41,9 +41,11 @@ class QueueImage:
     def _fill_up_to(self, queue_offset: int, phy: int) -> None:
         missing = queue_offset - self.next
         if not self.next:
+            # The first record of a queue whose earlier ones were deleted: the queue starts in the middle of a file.
             self.first = queue_offset // self._units_per_file * self._units_per_file
             self.units += FILLER * (queue_offset - self.first)
             self.next = queue_offset
+        # Fillers only if the missing records fit into the bytes of the log in between: a larger jump is a wrong offset.
         elif missing * OVERHEAD_V1 <= phy - self._max_phy:
             self.units += UNIT.pack(phy - phy % self._log_file_size, FILLER_SIZE, 0) * missing
             self.next = queue_offset

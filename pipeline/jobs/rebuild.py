@@ -1,8 +1,8 @@
-"""``rebuild``: consume queues, index and checkpoint of a store from its log alone.
+"""``rebuild``: builds consume queues, index and checkpoint of a store from its log alone.
 
-The log is read once. Each queue file is written by one task out of the units of its range, each index file by one out
-of its entries; queues whose offsets are not simply one after the other (records were damaged, a topic was deleted and
-made again) are found out by that and written again as a whole, in the order of the log.
+The log is read once. One task writes each queue file from the units of its range, and one task each index file from
+its entries. Queues whose offsets are not consecutive (records were damaged, or the topic was deleted and created again)
+are detected in that pass and written a second time, each by one task in log order.
 """
 
 import time
@@ -50,7 +50,7 @@ _QUEUE_SCHEMA: Final = (
 
 
 class RebuildOptions(Struct, frozen=True):
-    """Sizes of files in bytes, slots and entries as the broker's configuration has them."""
+    """The broker's configuration: ``queue_file_size`` in bytes, the numbers of slots and entries of an index file."""
 
     queue_file_size: int = QUEUE_FILE
     slots: int = SLOTS
@@ -58,17 +58,17 @@ class RebuildOptions(Struct, frozen=True):
     delay_levels: str = DELAY_LEVELS
     index: bool = True
     index_tags: bool = True
-    """indexTagEnable of the broker."""
+    """The broker's indexTagEnable."""
 
 
 class RebuildReport(Struct):
-    """What was read and written; ``damages`` are (log offset, bytes, what is wrong)."""
+    """What was read and written. ``damages`` are (log offset, bytes, what is wrong)."""
 
     records: int = 0
     units: int = 0
     queues: int = 0
     irregular: int = 0
-    """Queues that had to be put together record by record."""
+    """Queues that were written record by record, because their offsets are not consecutive."""
     keys: int = 0
     index_files: int = 0
     log_end: int = 0
@@ -85,15 +85,16 @@ def rebuild(
 ) -> RebuildReport:
     """Write ``consumequeue/``, ``index/`` and ``checkpoint`` of the store at ``store`` into ``target``.
 
-    ``target`` may be the store itself if it has none of the three. Raises RebuildError, StorePathError.
+    ``target`` may be the store itself if it has none of the three. Raises RebuildError if ``target`` has one of them,
+    StorePathError if ``store`` is no store.
     """
     options = options or RebuildOptions()
     out = Target(target)
-    there = [
+    present = [
         name for name in ("consumequeue", "index", "checkpoint") if out.names(name) or out.fs.exists(out.join(name))
     ]
-    if there:
-        raise RebuildError(f"{target} has {', '.join(there)} already: move them away, or give another directory")
+    if present:
+        raise RebuildError(f"{target} has {', '.join(present)} already: move them away, or give another directory")
     return _Rebuild(spark, StoreFiles(store), out, options, split_size).run()
 
 
@@ -115,6 +116,7 @@ class _Rebuild:
         reading = StoreOptions(path=self._files.path, split_size=self._split_size)
         delays, tags = delay_table(self._options.delay_levels), self._options.index_tags
         table, _, gaps = dispatched(self._spark, self._files, reading, delays, tags=tags)
+        # Read the log once: queues and index are several queries over the same table.
         table.persist(StorageLevel.DISK_ONLY)
         try:
             started = time.perf_counter()
@@ -129,11 +131,12 @@ class _Rebuild:
             report.seconds["index"] = time.perf_counter() - started
         finally:
             table.unpersist()
+        # Last, because a broker that finds a checkpoint takes the queues and the index below it as complete.
         self._write_checkpoint(index_time)
         return report
 
     def _read(self, table: DataFrame) -> dict[int, int]:
-        """Read the log, once; the number of keys in front of each part."""
+        """Read the log and fill in the report; returns the number of keys in front of each part."""
         report = self.report
         rows = (
             table.groupBy("part")
@@ -145,6 +148,7 @@ class _Rebuild:
             )
             .collect()
         )
+        # Tasks number the keys of their own part; with the sum of earlier parts each key gets its number in the index.
         parts: dict[int, int] = {}
         self._last_time = 0
         for row in sorted(rows, key=lambda row: int(row.part)):
@@ -185,6 +189,7 @@ class _Rebuild:
         self.report.queues = len(queues)
         self.report.irregular = len(irregular)
         self.report.units = sum(row.units for row in written)
+        # Remove all files of an irregular queue first: the second pass may write fewer or other files than the first.
         for topic, queue_id in irregular:
             self._target.remove(self._target.join("consumequeue", topic, str(queue_id)))
         if irregular:
@@ -201,17 +206,17 @@ class _Rebuild:
     # -- index
 
     def _write_index(self, table: DataFrame, parts: dict[int, int]) -> int:
-        """Write the index files; the store time of the newest entry."""
+        """Write the index files; returns the store time of the newest entry."""
         if not self.report.keys:
             return 0
-        capacity = self._options.entries - 1
+        capacity = self._options.entries - 1  # entry 0 of a file is never used
         count = -(-self.report.keys // capacity)
         bases = self._spark.createDataFrame(list(parts.items()), "part int, base bigint")
         entries = table.where("size(hashes) > 0").join(f.broadcast(bases), "part")
         entries = entries.select((f.col("base") + f.col("keyNumber")).alias("number"), "hashes", "phy", "storeTime")
         entries = entries.select("number", "phy", "storeTime", f.posexplode("hashes").alias("at", "hash"))
         entries = entries.select((f.col("number") + f.col("at")).alias("number"), "hash", "phy", "storeTime")
-        # the last entry of a file goes to the next one too, which takes its first time from there
+        # The last entry of a file is passed to the task of the next file too: its times are relative to that entry's.
         files = f.expr(
             f"case when number % {capacity} = {capacity - 1} and number div {capacity} < {count - 1} "
             f"then array(number div {capacity}, number div {capacity} + 1) else array(number div {capacity}) end"
@@ -224,6 +229,8 @@ class _Rebuild:
             .mapInArrow(work, INDEX_SCHEMA)
             .collect()
         )
+        # A file's name is made of the time of its first entry. Brokers sort files by name: names must be distinct and
+        # ascend, even if two files begin in the same millisecond or the clock was set back.
         newest = 0
         for row in sorted(written, key=lambda row: int(row.file)):
             newest = max(int(index_name(row.begin)), newest + 1)
@@ -242,7 +249,7 @@ class _Rebuild:
 
 
 def _is_regular(rows: list[Any], units: int) -> bool:
-    """True where a queue's files follow one another without a gap, in the order of the log."""
+    """Whether a queue's files are consecutive, without a gap inside or between them, and in log order."""
     rows = sorted(rows, key=lambda row: int(row.file))
     phy = -1
     for number, row in enumerate(rows):
@@ -260,7 +267,10 @@ def _is_regular(rows: list[Any], units: int) -> bool:
 
 
 def write_queue_files(target: Target, size: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write each file of units that are sorted by topic, queue, file and offset; tell what was found."""
+    """Write a file for each group of units, which come sorted by topic, queue, file and offset; a row for each file.
+
+    A file with a gap, a duplicate or records out of log order is not written; its row says that it is not ``regular``.
+    """
     for (topic, queue_id, number), table in groups(batches, ("topic", "queueId", "file")):
         offset = table["queueOffset"].to_numpy()
         phy = table["phy"].to_numpy()
@@ -272,10 +282,10 @@ def write_queue_files(target: Target, size: int, batches: Iterator[pa.RecordBatc
             data = FILLER * first + units.tobytes()
             path = target.join("consumequeue", topic, str(queue_id), offset_name(number * size))
             target.write(path, data, size=size)
-        yield _told(topic, queue_id, number, len(offset), first, int(phy[0]), int(phy[-1]), regular)
+        yield _file_row(topic, queue_id, number, len(offset), first, int(phy[0]), int(phy[-1]), regular)
 
 
-def _told(
+def _file_row(
     topic: str, queue_id: int, number: int, units: int, first: int, first_phy: int, last_phy: int, regular: bool
 ) -> pa.RecordBatch:
     row = (topic, queue_id, number, units, first, first_phy, last_phy, regular)
@@ -287,9 +297,9 @@ def _told(
 def write_whole_queues(
     target: Target, size: int, log_file_size: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write all files of queues whose records are sorted in the order of the log; a row for each file.
+    """Write all files of queues whose records come in log order; a row for each file.
 
-    A queue may have any number of records: no more is held than one batch and the file that it leads to.
+    A queue may have any number of records: at most one batch and the files that it fills are in memory.
     """
 
     def written(queue: tuple[Any, ...], image: QueueImage, *, to_the_end: bool) -> Iterator[pa.RecordBatch]:
@@ -297,7 +307,7 @@ def write_whole_queues(
         for first, units in image.take_files(to_the_end=to_the_end):
             name = offset_name(first * UNIT_SIZE)
             target.write(target.join("consumequeue", topic, str(queue_id), name), units, size=size)
-            yield _told(topic, queue_id, first * UNIT_SIZE // size, len(units) // UNIT_SIZE, 0, 0, 0, True)
+            yield _file_row(topic, queue_id, first * UNIT_SIZE // size, len(units) // UNIT_SIZE, 0, 0, 0, True)
 
     queue: tuple[Any, ...] | None = None
     image = QueueImage(size // UNIT_SIZE, log_file_size)

@@ -1,7 +1,7 @@
-"""``replay``: rows of a query back into a topic, as fast as allowed, those of one key in their order.
+"""``replay``: sends the rows of a query to a topic, at a limited rate, rows with the same key in their order.
 
-A key's rows go through one task, one queue, one after the other. What a task has sent when it fails is sent again by
-its next attempt: at least once. Where that matters, write to the topic's table with ``idempotent=true`` instead.
+One task sends all rows of a key to one queue, one after the other. Delivery is at least once: the next attempt of a
+failed task sends all of its rows again. Where duplicates matter, write to the topic's table with ``idempotent=true``.
 """
 
 import time
@@ -19,9 +19,9 @@ _BATCH: Final = 32
 
 
 class ReplayOptions(Struct, frozen=True):
-    """``rate``: messages a second of all tasks together, 0 for no limit. ``key``: a column, or "" for any order.
+    """``rate``: messages a second of all tasks together, 0 for no limit. ``key``: an SQL expression, "" for any order.
 
-    ``order``: a column or an expression by which rows of one key follow one another.
+    ``order``: an SQL expression by which the rows of one key are sorted.
     """
 
     namesrv: str
@@ -34,11 +34,11 @@ class ReplayOptions(Struct, frozen=True):
 
 
 def replay(table: DataFrame, options: ReplayOptions) -> int:
-    """Send the rows (columns ``body``, and where there are some ``tags``, ``keys``, ``properties``); how many."""
+    """Send the rows (column ``body``, and ``tags``, ``keys``, ``properties`` if present); returns their number."""
     names = [name for name in ("body", "tags", "keys", "properties") if name in table.columns]
     key = f.expr(options.key).cast("string") if options.key else f.lit(None).cast("string")
     rows = table.select(*names, key.alias("replayKey"), f.expr(options.order).alias("replayOrder"))
-    # rows without a key go anywhere
+    # All rows of a key in one task. Rows without a key have no order to keep and are spread over the tasks.
     place = f.coalesce("replayKey", f.col("replayOrder").cast("string"))
     rows = rows.repartition(options.tasks, place).sortWithinPartitions("replayOrder")
     counts = rows.mapInArrow(_Sender(options), "sent bigint")  # type: ignore[arg-type] # as in jobs.job_support
@@ -46,7 +46,7 @@ def replay(table: DataFrame, options: ReplayOptions) -> int:
 
 
 class Pace:
-    """Lets so many through a second, evenly, without making up for what was not used."""
+    """A rate limit: ``rate`` messages a second, evenly spaced. Unused time is not made up for."""
 
     def __init__(self, rate: float, clock: Any = time.monotonic, sleep: Any = time.sleep) -> None:
         self._step = 1 / rate if rate else 0.0
@@ -55,7 +55,7 @@ class Pace:
         self._next = clock()
 
     def wait(self, count: int) -> None:
-        """Wait until ``count`` more may go."""
+        """Wait until ``count`` more messages may be sent."""
         if not self._step:
             return
         now = self._clock()
@@ -71,7 +71,7 @@ class _Sender:
         self._options = options
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See replay."""
+        """Send the rows of ``batches``; yields one row with their number."""
         from trimq.client.sync import Producer  # noqa: PLC0415 - only executors that have rows need the SDK
 
         options = self._options

@@ -1,4 +1,4 @@
-"""``stats``: what goes through a store by topic, tag, producer host and hour; sizes, latencies, hot keys; plots."""
+"""``stats``: traffic of a store by topic, tag, producer host and hour; sizes, latencies, hot keys; plots."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -14,18 +14,18 @@ _TOP: Final = 20
 
 
 class Stats(Struct):
-    """Tables of figures as rows, by name: topics, tags, hosts, hours, sizes, latencies, keys."""
+    """Tables by name, each a list of rows: topics, tags, hosts, hours, sizes, latencies, keys."""
 
     tables: dict[str, list[dict[str, Any]]]
 
     @property
     def records(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return sum(int(row["messages"]) for row in self.tables["topics"])
 
 
 def stats(spark: SparkSession, store: str, **options: Any) -> Stats:
-    """Figures of a store; ``options`` are those of ``rocketmq-store``, to look at a part of it."""
+    """The statistics of a store; ``options`` are those of ``rocketmq-store``, to select a part of it."""
     columns = (
         "topic string, tags string, keys array<string>, bornHost string, body binary, bornTimestamp timestamp, "
         "storeTimestamp timestamp"
@@ -37,7 +37,7 @@ def stats(spark: SparkSession, store: str, **options: Any) -> Stats:
 
 
 def stats_of(table: DataFrame) -> Stats:
-    """Figures of any table with the columns of a topic or store: an archive, a stream's output."""
+    """The statistics of any table with the columns of a topic or store: an archive, a stream's output."""
     rows = table.select(
         "topic",
         "tags",
@@ -70,7 +70,7 @@ def _by(rows: DataFrame, *columns: str, limit: int | None = 1000, order: str = "
 
 
 def _distribution(rows: DataFrame, column: str) -> list[dict[str, Any]]:
-    """Per topic: the shares' values, the largest, and how many lie between powers of two."""
+    """For each topic the quantiles, least and largest value, and a histogram over powers of two."""
     shares = f.percentile_approx(column, list(_SHARES), 10_000).alias("shares")
     found = rows.groupBy("topic").agg(shares, f.min(column).alias("least"), f.max(column).alias("most")).collect()
     bucket = f.when(f.col(column) < 1, 0).otherwise(f.floor(f.log2(column)) + 1).cast("int").alias("bucket")
@@ -78,17 +78,17 @@ def _distribution(rows: DataFrame, column: str) -> list[dict[str, Any]]:
     counts: dict[str, dict[int, int]] = {}
     for row in counted:
         counts.setdefault(row.topic, {})[row.bucket] = row["count"]
-    told = []
+    rows_out = []
     for row in sorted(found, key=lambda row: str(row.topic)):
         values = {f"p{share * 100:g}": value for share, value in zip(_SHARES, row.shares, strict=True)}
         histogram = {str(key): value for key, value in sorted(counts[row.topic].items())}
-        told.append({"topic": row.topic, "least": row.least, **values, "most": row.most, "powers": histogram})
-    return told
+        rows_out.append({"topic": row.topic, "least": row.least, **values, "most": row.most, "powers": histogram})
+    return rows_out
 
 
 def write_page(found: Stats, path: str | Path) -> None:
-    """A page with the tables and plots."""
-    page = Page("What goes through the store")
+    """Write a page with the tables and plots."""
+    page = Page("Traffic of the store")
     tables = found.tables
     hours = tables["hours"]
     page.line("Messages by hour", [row["hour"] for row in hours], [row["messages"] for row in hours])

@@ -1,4 +1,4 @@
-"""Rows of the table out of records: the columns of trimq.pipeline.schema, only those that are asked for."""
+"""Makes rows of records: the columns of trimq.pipeline.schema, only those that are requested."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, lru_cache
@@ -21,11 +21,11 @@ _V4: Final = 8
 """Bytes of an IPv4 address with its port."""
 _TIMESTAMP: Final = ARROW_SCHEMA.field("storeTimestamp").type
 _FAR: Final = 9_200_000_000_000_000
-"""No time in ms beyond this fits a timestamp in microseconds; a producer may have written any number."""
+"""Times in ms are clamped to this, the largest that fits in microseconds: a producer may write any number."""
 
 
 class Rows:
-    """Some records of one window; each column is made when it is asked for."""
+    """Records of one window as columns. Each column is made on request."""
 
     def __init__(self, view: memoryview, heads: Heads, broker_name: str | None) -> None:
         self.view = view
@@ -35,32 +35,32 @@ class Rows:
 
     @cached_property
     def _uniform(self) -> UniformTexts | None:
-        """Topics and properties where they are laid out alike, which then is the fast path to them."""
+        """The fast path to topics and properties, for records of one layout; None if their layouts differ."""
         return uniform_texts(self.view, self.heads)
 
     @property
     def properties(self) -> Properties:
-        """The records' properties, taken apart once."""
+        """The properties of the records, split once."""
         if self._properties is None:
             self._properties = split_properties(self.range(self.heads.properties_at, self.heads.properties_end))
         return self._properties
 
     def range(self, begins: Array, ends: Array) -> pa.BinaryArray:
-        """Bytes of each record."""
+        """The bytes [begin, end) of the window for each record."""
         return gather(self.view, begins, ends)
 
     def topics(self) -> pa.StringArray:
-        """Topic of each record."""
+        """The topic of each record."""
         if self._uniform is not None:
             return self._uniform.topics()
         return as_text(self.range(self.heads.topic_at, self.heads.topic_end))
 
     def texts(self, name: str) -> pa.StringArray:
-        """A property of each record, null where it has none."""
+        """The value of a property for each record, null if it has none."""
         return self._uniform.column(name) if self._uniform is not None else self.properties.column(name.encode())
 
     def word_lists(self, name: str) -> pa.ListArray:
-        """The words of a property of each record."""
+        """The words of a property for each record."""
         if self._uniform is not None and not self._uniform.has_words(name):
             return self._uniform.word_lists(name)
         return self.properties.word_lists(name.encode())
@@ -70,15 +70,15 @@ class Rows:
         return self._uniform.maps() if self._uniform is not None else self.properties.maps()
 
     def hosts(self, words: Array, begins: Array, ends: Array) -> pa.StringArray:
-        """``address:port`` of each record, an IPv6 address in brackets; ``words`` are the bytes of those of IPv4."""
+        """``address:port`` for each record, an IPv6 address in brackets; ``words`` are the packed IPv4 hosts."""
         if (ends - begins == _V4).all() and len(words) and (words == words[0]).all():
-            # one broker, one producer: most often
+            # The usual case: all records of a window are from one host.
             return pa.repeat(pa.scalar(host_text(words[0].tobytes()), pa.string()), len(words))
         packed = self.range(begins, ends).dictionary_encode()
         return pa.array([host_text(host) for host in packed.dictionary.to_pylist()], pa.string()).take(packed.indices)
 
     def message_ids(self) -> pa.StringArray:
-        """The id by which a broker finds the record: its address, port and log offset in hexadecimal digits."""
+        """RocketMQ's offsetMsgId of each record: the broker's address and port and the log offset, in hexadecimal."""
         heads = self.heads
         if (heads.store_end - heads.store_at == _V4).all():
             digits = np.empty((len(heads), 4 * _V4), dtype=np.uint8)
@@ -89,13 +89,16 @@ class Rows:
         return pa.array([encode_offset_id(bytes(self.view[at:end]), phy) for at, end, phy in places], pa.string())
 
     def bodies(self) -> tuple[pa.BinaryArray, list[tuple[int, str]]]:
-        """Decompressed bodies, and which records' could not be decompressed, and why; those stay as they are."""
+        """The decompressed bodies, and (record, reason) for bodies that cannot be decompressed, which stay as stored.
+
+        Raises UsageError if the library of a compression is not installed.
+        """
         heads = self.heads
         stored = self.range(heads.body_at, heads.body_end)
         packed = (heads.sys_flag & sysflag.COMPRESSED) != 0
         if not packed.any():
             return stored, []
-        from trimq.client.compression import decompress  # noqa: PLC0415 - brings the whole SDK, which few stores need
+        from trimq.client.compression import decompress  # noqa: PLC0415 - imports the whole SDK, which few stores need
         from trimq.client.errors import UsageError  # noqa: PLC0415 - as above
 
         bad = []
@@ -104,9 +107,9 @@ class Rows:
             body = bytes(self.view[int(heads.body_at[number]) : int(heads.body_end[number])])
             try:
                 body = decompress(body, int(heads.sys_flag[number]))
-            except UsageError:  # the library is not installed: that is no fault of the record's
+            except UsageError:  # the library is not installed, which is not damage of the record
                 raise
-            except Exception as error:  # noqa: BLE001 - each library has its own kind; one bad body is one damaged row
+            except Exception as error:  # noqa: BLE001 - each library has its own errors; one bad body is one damaged row
                 bad.append((number, f"the body cannot be decompressed: {error}"))
             bodies.append(body)
         return pa.compute.replace_with_mask(stored, pa.array(packed), pa.array(bodies, pa.binary())), bad
@@ -122,7 +125,7 @@ class Rows:
     def batch(
         self, names: Sequence[str], nullable: Collection[str] = ()
     ) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
-        """The columns of these names, and the records left out because their body cannot be decompressed."""
+        """A batch with the columns ``names``, and the records left out because their body cannot be decompressed."""
         bad: list[tuple[int, str]] = []
         arrays = []
         for name in names:
@@ -141,13 +144,13 @@ class Rows:
 
 @lru_cache(maxsize=8)
 def _schema(names: tuple[str, ...], nullable: frozenset[str]) -> pa.Schema:
-    """The schema of these columns, some of which a user's own schema allows to be null."""
+    """The schema of some columns. ``nullable`` are those that a user's schema allows to be null."""
     fields = [ARROW_SCHEMA.field(name) for name in names]
     return pa.schema([field.with_nullable(field.nullable or field.name in nullable) for field in fields])
 
 
 def host_text(host: bytes) -> str:
-    """``10.0.0.1:10911`` or ``[fe80::1]:10911`` out of a packed host."""
+    """``10.0.0.1:10911`` or ``[fe80::1]:10911`` from a packed host."""
     address, port = unpack_host(host)
     return f"[{address}]:{port}" if len(host) == 20 else f"{address}:{port}"
 

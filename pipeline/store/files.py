@@ -1,7 +1,7 @@
-"""What a store directory consists of, on a local disk or behind any fsspec path, and ranges of its files.
+"""The files of a store directory, on a local disk or any fsspec path, and reads of byte ranges.
 
-A local file is mapped: a range of it costs nothing until its bytes are looked at. A remote one is read by ranges.
-Nothing is locked and nothing written; the store may belong to a running broker.
+A local file is mapped, so a range costs nothing until its bytes are accessed. A remote file is read by ranges. Nothing
+is locked or written; the store may belong to a running broker.
 """
 
 import errno
@@ -18,15 +18,15 @@ from trimq.protocol.queue_unit import UNIT_SIZE
 
 _LOCAL: Final = ("file", "local")
 _READ_AHEAD: Final = 1 << 20
-"""A read of so much is one of a walk through the file."""
+"""A remote read of at least so many bytes is taken as sequential, and the next range is fetched ahead."""
 
 
 class StorePathError(ValueError):
-    """The path is not that of a store; the text says what was looked for."""
+    """The path is not that of a store; the text says which files were expected."""
 
 
 class DataFile(NamedTuple):
-    """A file of the log or of a queue: ``start`` is the byte offset (of the log, of the queue) at which it begins."""
+    """A file of the log or of a queue. ``start`` is the offset of its first byte in the log or queue."""
 
     path: str
     start: int
@@ -39,20 +39,20 @@ class DataFile(NamedTuple):
 
 
 class ByteSource(Protocol):
-    """Bytes of one file. A view that ``read`` has given stays valid after ``close``."""
+    """The bytes of one file. Views that ``read`` returned stay valid after ``close``."""
 
     size: int
 
     def read(self, begin: int, end: int) -> memoryview:
-        """The bytes in [begin, end), fewer where the file ends before."""
+        """The bytes in [begin, end), fewer if the file ends before."""
         ...
 
     def next_data(self, at: int) -> int:
-        """The next place from ``at`` on that was written, as far as the file system knows; the size for none."""
+        """The next position at or after ``at`` that is not in a hole of the file; the file's size if there is none."""
         ...
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Release all resources."""
         ...
 
 
@@ -83,12 +83,12 @@ class LocalSource:
             os.close(fd)
 
     def close(self) -> None:
-        """Views of it may be in use still: the map goes with the last of them."""
+        """See ByteSource. Views may still be in use; the last of them unmaps the file."""
         self._view = memoryview(b"")
 
 
 class RemoteSource:
-    """A file behind fsspec, read by ranges; behind a large one, the next of its size is fetched meanwhile."""
+    """A file behind fsspec, read by ranges. After a large read, the next range of that size is fetched in a thread."""
 
     def __init__(self, fs: Any, path: str, size: int) -> None:
         self._fs = fs
@@ -108,6 +108,7 @@ class RemoteSource:
             return memoryview(self._held)[begin - self._held_at : end - self._held_at]
         if end - begin < _READ_AHEAD:
             return memoryview(self._fetch(begin, end))
+        # Consecutive windows overlap by the record that was cut off: those bytes are in memory from the last read.
         data = self._held[begin - self._held_at :] if self._held_at <= begin else b""
         data += self._rest(begin + len(data), end)
         self._held, self._held_at = data, begin
@@ -119,7 +120,7 @@ class RemoteSource:
         return memoryview(data)[: end - begin]
 
     def _rest(self, begin: int, end: int) -> bytes:
-        """What is not held yet: from what was fetched ahead, if it begins there."""
+        """The bytes that the last read did not have: from the range fetched ahead, if it begins at ``begin``."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0] != begin:
             return self._fetch(begin, end)
@@ -131,24 +132,24 @@ class RemoteSource:
         return data
 
     def next_data(self, at: int) -> int:
-        """Nobody knows."""
+        """See ByteSource. Remote file systems do not report holes."""
         return at
 
     def close(self) -> None:
-        """Fetch nothing ahead any more."""
+        """See ByteSource."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(cancel_futures=True)
 
 
 class StoreFiles:
-    """One store: ``path`` is its root (which has ``commitlog``) or a directory of log files.
+    """One store. ``path`` is its root, with the directory ``commitlog``, or a directory of log files.
 
-    ``storage_options`` are the file system's own settings, as fsspec takes them.
+    ``storage_options`` are passed to the file system, as fsspec takes them.
     """
 
     def __init__(self, path: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        from fsspec.core import url_to_fs  # noqa: PLC0415 - takes longer than all else, and plans do not need it
+        from fsspec.core import url_to_fs  # noqa: PLC0415 - the slowest import here, and schemas do not need it
 
         self.path = path
         self._storage_options = dict(storage_options or {})
@@ -158,7 +159,7 @@ class StoreFiles:
         self.is_local = bool(set((protocol,) if isinstance(protocol, str) else protocol) & set(_LOCAL))
 
     def __reduce__(self) -> tuple[type["StoreFiles"], tuple[str, dict[str, Any]]]:
-        """Travels to an executor as its path and settings."""
+        """Pickled as its path and settings; an executor opens its own file system."""
         return StoreFiles, (self.path, self._storage_options)
 
     def join(self, *names: str) -> str:
@@ -166,11 +167,11 @@ class StoreFiles:
         return posixpath.join(self.root, *names)
 
     def exists(self, *names: str) -> bool:
-        """True where there is such a file or directory below the root."""
+        """Whether this file or directory exists below the root."""
         return bool(self.fs.exists(self.join(*names)))
 
     def entries(self, path: str) -> list[tuple[str, int, bool]]:
-        """Name, size and whether it is a directory of each thing in a directory; nothing where there is none."""
+        """(name, size, is a directory) for each entry of a directory; empty if it does not exist."""
         if self.is_local:
             try:
                 with os.scandir(path) as entries:
@@ -195,23 +196,23 @@ class StoreFiles:
         return sorted(files, key=lambda file: file.start)
 
     def log_files(self) -> list[DataFile]:
-        """The commit log in its order, files of no bytes left out. Raises StorePathError where there is no log."""
+        """The commit log in its order, without empty files. Raises StorePathError if there is no log."""
         directory = self.join("commitlog")
         files = self._data_files(directory)
         if not files:
             files = self._data_files(self.root)
             if not files and not self.exists("commitlog"):
                 raise StorePathError(
-                    f"{self.path} is no store: neither {directory} nor log files (20 digits) are there"
+                    f"{self.path} is no store: it has neither {directory} nor log files (named by 20 digits)"
                 )
         return [file for file in files if file.size]
 
     def topics(self) -> list[str]:
-        """Names of the topics that have queues."""
+        """The names of topics that have queues."""
         return [name for name, _, is_directory in self.entries(self.join("consumequeue")) if is_directory]
 
     def queue_ids(self, topic: str) -> Sequence[int]:
-        """Ids of a topic's queues."""
+        """The ids of a topic's queues, ascending."""
         found = self.entries(self.join("consumequeue", topic))
         return sorted(int(name) for name, _, is_dir in found if is_dir and name.isascii() and name.isdigit())
 
@@ -230,18 +231,18 @@ class StoreFiles:
 
     @property
     def stopped_in_order(self) -> bool:
-        """False while a broker runs on it, and after a kill: queues may lag behind the log then."""
+        """False while a broker runs and after a kill (the file ``abort`` exists): queues may lag behind the log."""
         return not self.exists("abort")
 
     def source(self, file: DataFile) -> ByteSource:
-        """The bytes of a file."""
+        """Open a file. The caller closes the source."""
         if self.is_local:
             return LocalSource(file.path)
         return RemoteSource(self.fs, file.path, file.size)
 
     @contextmanager
     def opened(self, file: DataFile) -> Iterator[ByteSource]:
-        """The same for the time of a ``with`` block."""
+        """As ``source``, for a ``with`` block."""
         source = self.source(file)
         try:
             yield source
@@ -249,7 +250,7 @@ class StoreFiles:
             source.close()
 
     def units(self, files: Sequence[DataFile], begin: int, end: int) -> bytes:
-        """The units of a queue in [begin, end), zeros where no file has them."""
+        """The units of a queue in [begin, end), zeros if no file has them."""
         out = bytearray((end - begin) * UNIT_SIZE)
         first, last = begin * UNIT_SIZE, end * UNIT_SIZE
         for file in files:

@@ -1,4 +1,4 @@
-"""Ranges of a window as Arrow arrays, without an object for each of them."""
+"""Byte ranges of a window as Arrow arrays, without a Python object for each range."""
 
 from typing import Any, Final
 
@@ -13,9 +13,10 @@ HEX_DIGITS: Final = np.frombuffer(b"".join([b"%02X" % byte for byte in range(256
 
 
 def gather(window: Any, begins: Array, ends: Array) -> pa.BinaryArray:
-    """The bytes of each range [begin, end); ranges are in ascending order and do not overlap.
+    """The bytes of each range [begin, end). Ranges must be in ascending order and must not overlap.
 
-    The window is looked at as an array of ranges and gaps in turns, of which Arrow copies the ranges.
+    The window is declared as an array whose items are ranges and gaps alternately; Arrow's ``take`` copies the ranges.
+    Raises ValueError if the ranges span 2 GiB or more.
     """
     count = len(begins)
     if not count:
@@ -23,9 +24,9 @@ def gather(window: Any, begins: Array, ends: Array) -> pa.BinaryArray:
     first = int(begins[0])
     span = int(ends[-1]) - first
     if span > 0x7FFFFFFF:
-        raise ValueError(f"ranges over {span} bytes at once are more than an Arrow array of 32-bit offsets can have")
+        raise ValueError(f"the ranges span {span} bytes, more than an Arrow array with 32-bit offsets can hold")
     length = int(ends[0]) - first
-    if length and (ends - begins == length).all():  # numpy copies what is of one length in half the time
+    if length and (ends - begins == length).all():  # for ranges of one length numpy takes half the time
         return _equal(values_at(window, begins, np.dtype(f"V{length}")), length)
     offsets = np.empty(2 * count, dtype=np.int32)
     offsets[0::2] = begins - first
@@ -36,12 +37,12 @@ def gather(window: Any, begins: Array, ends: Array) -> pa.BinaryArray:
 
 
 def equal_parts(matrix: Array) -> pa.BinaryArray:
-    """The bytes of each row of an array of several columns."""
+    """The bytes of each row of a matrix."""
     return _equal(np.ascontiguousarray(matrix), matrix.nbytes // len(matrix))
 
 
 def _equal(values: Array, length: int) -> pa.BinaryArray:
-    """Values of one length that lie behind one another."""
+    """Contiguous values of one length."""
     count = values.nbytes // length
     offsets = np.arange(0, count * length + 1, length, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
@@ -50,7 +51,7 @@ def _equal(values: Array, length: int) -> pa.BinaryArray:
 def matrix_as_text(matrix: Array, widths: Array | None = None, *, is_ascii: bool = False) -> pa.StringArray:
     """A text for each row of a matrix of bytes; with ``widths``, one for each piece of a row. No row may be empty.
 
-    ``is_ascii``: that the bytes are no others is known.
+    ``is_ascii``: the caller knows that all bytes are ASCII, and they need not be validated.
     """
     matrix = np.ascontiguousarray(matrix)
     count, length = matrix.shape
@@ -70,7 +71,7 @@ def _of_ascii(array: pa.BinaryArray) -> pa.StringArray:
 
 
 def as_text(array: pa.BinaryArray) -> pa.StringArray:
-    """Bytes as text; what is no UTF-8 gets replacement characters, as RocketMQ's reader does it."""
+    """Bytes as text. Bytes that are not UTF-8 become replacement characters, as in RocketMQ's decoder."""
     data = array.buffers()[2]
     if data is not None and not array.offset and np.frombuffer(data, dtype=np.uint8).max(initial=0) < _ASCII_END:
         return _of_ascii(array)
@@ -82,7 +83,7 @@ def as_text(array: pa.BinaryArray) -> pa.StringArray:
 
 
 def parts(array: pa.BinaryArray) -> tuple[Array, Array]:
-    """An array's bytes and the offsets of its items in them, as numpy arrays that share its memory; no nulls."""
+    """The bytes of an array without nulls and the offsets of its items, as numpy arrays that share its memory."""
     count = len(array)
     _, offsets, data = array.buffers()
     ends: Array = np.frombuffer(offsets, dtype=np.int32, count=count + 1, offset=4 * array.offset)
@@ -92,7 +93,7 @@ def parts(array: pa.BinaryArray) -> tuple[Array, Array]:
 
 
 def place(values: Any, rows: Array, count: int) -> Any:
-    """``values`` at ``rows`` (ascending) of an array of ``count``, null elsewhere."""
+    """An array of ``count`` items with ``values`` at ``rows`` (ascending), and null elsewhere."""
     if len(rows) == count:
         return values
     index = np.zeros(count, dtype=np.int64)

@@ -1,8 +1,7 @@
-"""Headers of many records at once: numpy arrays out of a window of the log.
+"""Decodes the headers of many records together: a window of the log into numpy arrays.
 
-A window is any bytes that hold whole records; ``at`` tells where each begins in it, ``phy`` where it lies in the log.
-Nothing here is done record by record but the checksum, and that only where it is asked for.
-Layout: trimq.protocol.record.
+A window is any bytes that contain whole records. ``at`` are the records' positions in it, ``phy`` their log offsets.
+Only the checksum is computed record by record, and only on request. Layout: trimq.protocol.record.
 """
 
 from dataclasses import dataclass, fields
@@ -44,11 +43,10 @@ _HEADS: Final = {
 
 @dataclass
 class Heads:
-    """One value a record in each array. ``*_at`` and ``*_end`` are positions in the window.
+    """The header fields of many records: each array has one value for each. ``*_at``, ``*_end``: window positions.
 
-    ``born_host`` and ``store_host`` are the eight bytes of an IPv4 address and its port as they are, and mean nothing
-    for an IPv6 address.
-    ``ok`` is False for what is no whole record that says it lies at its place; its other values mean nothing.
+    ``born_host`` and ``store_host`` are the raw bytes of an IPv4 address with its port; undefined for IPv6. ``ok`` is
+    False if there is no whole record, or its header has another log offset; the other values are undefined then.
     """
 
     at: Array
@@ -82,30 +80,32 @@ class Heads:
         return len(self.at)
 
     def take(self, which: Array) -> "Heads":
-        """Some of the records, by mask or by index in their order."""
+        """Some of the records, selected by a mask or by ascending indices."""
         return Heads(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
 def values_at(window: Any, at: Array, kind: np.dtype[Any]) -> Array:
-    """What begins at each place of a window of bytes, as ``kind``; every place has to leave room for it."""
+    """A value of type ``kind`` at each position of a window, all of which must lie inside it."""
     width = kind.itemsize
-    # numpy moves values of no kind as they are, each by one copy
+    # As opaque bytes (V): numpy then copies each value in one piece instead of field by field.
     everywhere = np.ndarray((max(len(window) - width + 1, 0),), f"V{width}", window, strides=(1,))
     found: Array = everywhere[at].view(kind)
     return found
 
 
 def read_heads(window: Array, at: Array, phy: Array) -> Heads:
-    """The headers of the records at ``at``, their lengths checked against each other and against the window.
+    """Decode the headers of the records at ``at`` and check their lengths against each other and against the window.
 
-    ``at`` has to be in ascending order. The checksum is ``check_bodies``' business.
+    ``at`` must ascend. Checksums are not verified, see ``check_bodies``.
     """
-    room = at + record.OVERHEAD_V1 <= len(window)
-    if not room.all():
-        heads = read_heads(window, at[room], phy[room])
-        return _spread(heads, room, at, phy)
+    inside = at + record.OVERHEAD_V1 <= len(window)
+    if not inside.all():
+        heads = read_heads(window, at[inside], phy[inside])
+        return _spread(heads, inside, at, phy)
     head = values_at(window, at, _HEAD_V4)
     values = {name: head[name].astype(head.dtype[name].newbyteorder("=")) for name in _HEAD_V4.names or ()}
+    # Decoded with the layout of IPv4 so far. The flag stands before the hosts, so that it is right for any record;
+    # fields behind the hosts are read again for records with IPv6 addresses.
     sys_flag = values["sys_flag"]
     born = np.full(len(at), 8, dtype=np.int64)
     store = born.copy()
@@ -113,15 +113,15 @@ def read_heads(window: Array, at: Array, phy: Array) -> Heads:
     if (sys_flag & _V6).any():
         for bits, kind in _HEADS.items():
             which = np.flatnonzero((sys_flag & _V6) == bits)
-            inside = at[which] + kind.itemsize <= len(window)
-            fits[which[~inside]] = False
-            which = which[inside]
+            whole = at[which] + kind.itemsize <= len(window)
+            fits[which[~whole]] = False
+            which = which[whole]
             wider = values_at(window, at[which], kind)
             for name in ("store_timestamp", "store_host", "reconsume_times", "prepared_offset", "body_length"):
                 values[name][which] = wider[name]
             born[which] = 20 if bits & sysflag.BORN_HOST_V6 else 8
             store[which] = 20 if bits & sysflag.STORE_HOST_V6 else 8
-    said = values.pop("phy")
+    stored_phy = values.pop("phy")
     size = values["size"].astype(np.int64)
     values["size"] = size
     end = at + size
@@ -131,8 +131,8 @@ def read_heads(window: Array, at: Array, phy: Array) -> Heads:
     magic = values["magic"]
     version2 = magic == record.MAGIC_V2
     ok = fits & (version2 | (magic == record.MAGIC_V1)) & (size >= record.OVERHEAD_V1) & (end <= len(window))
-    # the length of the topic has to lie inside as well: it is read unchecked from here on
-    ok &= (said == phy) & (values["body_length"] >= 0) & (body_end + np.where(version2, 2, 1) <= end)
+    # The topic's length field must lie inside the record too: _length reads it without a check of its own.
+    ok &= (stored_phy == phy) & (values["body_length"] >= 0) & (body_end + np.where(version2, 2, 1) <= end)
     topic_length, topic_at = _length(window, body_end, version2, ok)
     topic_end = topic_at + topic_length
     ok &= topic_end + 2 <= end
@@ -156,7 +156,7 @@ def read_heads(window: Array, at: Array, phy: Array) -> Heads:
 
 
 def _length(window: Array, at: Array, wide: Array, ok: Array) -> tuple[Array, Array]:
-    """A length of two bytes (``wide``) or one, and where what it counts begins; 0 where not ``ok``."""
+    """A length field of two bytes (``wide``) or one, and the position behind it. Not read where ``ok`` is False."""
     if ok.all() and (wide.all() or not wide.any()):
         kind = _SHORT if wide.all() else _BYTE
         return values_at(window, at, kind).astype(np.int64), at + kind.itemsize
@@ -167,20 +167,20 @@ def _length(window: Array, at: Array, wide: Array, ok: Array) -> tuple[Array, Ar
     return np.where(wide, first << 8 | second, first), at + np.where(wide, 2, 1)
 
 
-def _spread(heads: Heads, room: Array, at: Array, phy: Array) -> Heads:
-    """Heads of those with room, and rows that are not ok for the others."""
+def _spread(heads: Heads, inside: Array, at: Array, phy: Array) -> Heads:
+    """``heads`` of the records marked by ``inside``, and rows that are not ok for the others."""
     out = {}
     for field in fields(heads):
         values: Array = getattr(heads, field.name)
         spread = np.zeros(len(at), dtype=values.dtype)
-        spread[room] = values
+        spread[inside] = values
         out[field.name] = spread
     out["at"], out["phy"] = at, phy
     return Heads(**out)
 
 
 def check_bodies(view: memoryview, heads: Heads) -> Array:
-    """True for each record whose body has the checksum that its header tells; an empty body has none."""
+    """A mask of the records whose body matches the checksum in the header. An empty body has no checksum."""
     places = map(slice, heads.body_at.tolist(), heads.body_end.tolist())
     actual = np.array(crc32_of_each(map(view.__getitem__, places)), dtype=np.uint32)
     good: Array = actual & 0x7FFFFFFF == heads.crc
@@ -189,9 +189,9 @@ def check_bodies(view: memoryview, heads: Heads) -> Array:
 
 
 def has_hole(view: memoryview, begin: int, end: int, to_file: int) -> bool:
-    """True where a whole sector's part of [begin, end) is zeros: what a power cut leaves of a sector never written.
+    """Whether the part of [begin, end) in some disk sector is all zeros, as a power cut leaves unwritten sectors.
 
-    ``to_file`` is what has to be added to a position in ``view`` to get one in the log file.
+    ``to_file`` plus a position in ``view`` is the position in the log file.
     """
     first = begin
     while first < end:

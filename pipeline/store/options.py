@@ -1,4 +1,4 @@
-"""The options of ``rocketmq-store``; a wrong one is an error at planning time that says what was expected."""
+"""The options of ``rocketmq-store``. A wrong one is an error at planning time that says what was expected."""
 
 import re
 from collections.abc import Mapping
@@ -37,10 +37,11 @@ _OFFSETS: Final = '{"Topic": {"0": 17}}: queue offsets by topic and queue id'
 
 
 class StoreOptions(Struct, frozen=True):
-    """What to read. Times are ms of store time, ends are exclusive but ``ending_time``, which is inclusive.
+    """What to read. Times are store times in ms. Ends are exclusive, except ``ending_time``, which is inclusive.
 
-    ``columns``: names, in order. ``queues``: (topic or None for any, queue id). ``offsets``: (topic, queue id) to
-    [begin, end) of queue offsets. ``consume_queues``: "auto", "always" or "never" read through them.
+    ``columns``: names, in order. ``topics``, ``topics_pattern`` and ``queue_ids``: empty for all.
+    ``starting_offsets``, ``ending_offsets``: queue offsets by (topic, queue id). ``starting_position``,
+    ``ending_position``: log offsets. ``consume_queues``: "auto", "always" or "never" read through them.
     """
 
     path: str
@@ -60,23 +61,23 @@ class StoreOptions(Struct, frozen=True):
     consume_queues: str = "auto"
     damage: bool = False
     nullable: frozenset[str] = frozenset()
-    """Columns that a schema of the reader's own allows to be null."""
+    """Columns that a user's schema allows to be null."""
     storage_options: Mapping[str, Any] = {}
 
     @property
     def names_topics(self) -> bool:
-        """Only some topics are wanted."""
+        """Whether the options select topics."""
         return bool(self.topics or self.topics_pattern)
 
     def wants_topic(self, topic: str) -> bool:
-        """True where rows of a topic are wanted."""
+        """Whether rows of this topic are to be read."""
         if not self.names_topics:
             return True
         return topic in self.topics or bool(self.topics_pattern and re.fullmatch(self.topics_pattern, topic))
 
 
 def parse(given: Mapping[str, str]) -> StoreOptions:
-    """The options as Spark hands them over: text, names in any case. Raises OptionError.
+    """Parse the options as Spark passes them: strings, names in any case. Raises OptionError.
 
     >>> parse({"path": "/store", "topics": "A,B", "splitSize": "8m"}).split_size
     8388608
@@ -87,7 +88,7 @@ def parse(given: Mapping[str, str]) -> StoreOptions:
     columns = COLUMNS if options.flag("includeProperties", default=True) else COLUMNS[:-1]
     starting_time, ending_time = _time(options, "startingTimestamp", 0), _time(options, "endingTimestamp", FAR)
     if starting_time > ending_time:
-        expected = f"a time not behind endingTimestamp = {options.text('endingTimestamp')}"
+        expected = f"a time not after endingTimestamp = {options.text('endingTimestamp')}"
         raise OptionError("startingTimestamp", options.text("startingTimestamp"), expected)
     return StoreOptions(
         path=options.required("path", "the store's directory: load(path) or option('path', ...)"),
@@ -139,7 +140,7 @@ def _queue_ids(options: Options) -> frozenset[int]:
 
 
 def time_of(name: str, value: str) -> int:
-    """A time as ms. Raises OptionError.
+    """A time in ms since 1970, from a number or an ISO 8601 text (UTC if it has no zone). Raises OptionError.
 
     >>> time_of("startingTimestamp", "2026-01-31T12:00:00")
     1769860800000

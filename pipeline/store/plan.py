@@ -1,8 +1,9 @@
-"""What has to be read, in parts that can be read at the same time.
+"""Plans a read: divides a store into parts that can be read in parallel.
 
-Without topics, or where the queues cannot be trusted, parts are stretches of log files: they begin where a record was
-found by searching (the newest file's chain is followed from its beginning, because what stands behind the end of the
-log may look like records). With topics, parts are stretches of their queues: nothing else of the log is touched.
+Without topics, or if the queues cannot be trusted, parts are stretches of log files. In a full file they begin at
+records that were found by searching. In the newest file the chain of records is followed from its first one instead,
+because bytes behind the end of the log may look like records. With topics, parts are stretches of their queues, and
+only the records of these are read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +22,17 @@ _THREADS: Final = 16
 
 
 class Plan(NamedTuple):
-    """``parts`` in the order of the log or of the queues; ``damages`` were found while planning."""
+    """``parts`` in the order of the log or of the queues; ``damages`` are gaps found while planning."""
 
     parts: list[Stretch | QueueStretch]
     damages: list[Damage]
 
 
 class _Mark(NamedTuple):
-    """A place where a split may begin: ``time`` is the store time of the record there."""
+    """A position in a file where a split may begin.
+
+    ``time`` is the store time of the record there, ``floor`` the newest store time in front of it.
+    """
 
     at: int
     time: int
@@ -36,7 +40,7 @@ class _Mark(NamedTuple):
 
 
 def plan(files: StoreFiles, options: StoreOptions) -> Plan:
-    """The parts of a store that the options ask for. Raises StorePathError."""
+    """Plan the read of a store with these options. Raises StorePathError."""
     log = files.log_files()
     if _through_queues(files, options):
         return Plan(list(plan_queues(files, log, options)), [])
@@ -44,7 +48,7 @@ def plan(files: StoreFiles, options: StoreOptions) -> Plan:
 
 
 def _through_queues(files: StoreFiles, options: StoreOptions) -> bool:
-    """Queues are read where they narrow down what to read and where they have all records of the log."""
+    """Whether to read through the queues: they must narrow down the read, and contain all records of the log."""
     if options.consume_queues == "never" or options.damage:
         return False
     if options.consume_queues == "always":
@@ -52,14 +56,14 @@ def _through_queues(files: StoreFiles, options: StoreOptions) -> bool:
     narrows = options.names_topics or bool(options.starting_offsets or options.ending_offsets)
     if not narrows or options.starting_position or options.ending_position < FAR or not files.stopped_in_order:
         return False
-    # queues of other forms (batches, RocksDB) are not read
+    # Queues in other formats (batch queues, RocksDB) cannot be read, so their records would be missing.
     return options.topics <= set(files.topics()) and bool(files.topics()) and not files.exists("batchconsumequeue")
 
 
 def _plan_log(files: StoreFiles, log: Sequence[DataFile], options: StoreOptions) -> Plan:
     written = list(log)
     while len(written) > 1 and not _has_records(files, written[-1]):
-        written.pop()  # made ahead, nothing in it yet
+        written.pop()  # allocated ahead by the broker, without a record yet
     if not written:
         return Plan([], [])
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -70,6 +74,8 @@ def _plan_log(files: StoreFiles, log: Sequence[DataFile], options: StoreOptions)
         newest = file is written[-1]
         ends = [mark.at for mark in found[1:]] + [file.size]
         for mark, stop in zip(found, ends, strict=True):
+            # Only the last part of the log may end before its ``stop``. Any other is followed by records, and bytes in
+            # it that are no record are damage.
             last = newest and stop == file.size
             parts.append(Stretch(file, mark.at, stop, mark.floor if newest else 0, newest, not last))
             times.append(mark.time)
@@ -82,7 +88,7 @@ def _has_records(files: StoreFiles, file: DataFile) -> bool:
 
 
 def _marks(files: StoreFiles, file: DataFile, newest: bool, split_size: int) -> list[_Mark]:
-    """Where splits of one file begin; the first at its beginning."""
+    """The positions in one file at which splits begin; the first is 0."""
     with files.opened(file) as source:
         if newest:
             return _marks_of_newest(files, file, split_size)
@@ -91,6 +97,7 @@ def _marks(files: StoreFiles, file: DataFile, newest: bool, split_size: int) -> 
         marks = [_Mark(0, time, 0)]
         at = split_size
         while split_size and at < file.size:
+            # Confirmed by the records behind it: the body of a message may contain bytes that look like a record.
             found = find_record(source, file.start, at, file.size, 0, confirmed=True)
             if found is None:
                 break
@@ -101,7 +108,7 @@ def _marks(files: StoreFiles, file: DataFile, newest: bool, split_size: int) -> 
 
 
 def _marks_of_newest(files: StoreFiles, file: DataFile, split_size: int) -> list[_Mark]:
-    """The same for the file that is written to, by its chain of records."""
+    """As ``_marks``, for the newest file: follows its chain of records, which ends where the log ends."""
     marks = [_Mark(0, 0, 0)]
     window = min(WINDOW, split_size) if split_size else WINDOW
     with files.opened(file) as source:
@@ -118,25 +125,27 @@ def _marks_of_newest(files: StoreFiles, file: DataFile, split_size: int) -> list
                 marks[0] = _Mark(0, time, 0)
             elif split_size and at - marks[-1].at >= split_size:
                 marks.append(_Mark(at, max(time, floor), floor))
+            # A split must know the newest time in front of it, to recognise records of an earlier use of the file.
             floor = walk.newest
     return marks
 
 
 def _wanted(parts: list[Stretch], times: list[int], options: StoreOptions) -> Iterator[Stretch]:
-    """Those that can have records of the wanted time and positions: store times never decrease along the log."""
+    """The parts that can contain records of the selected times and positions. Store times never decrease in the log."""
     for number, part in enumerate(parts):
         if part.file.start + part.stop <= options.starting_position:
             continue
         if part.file.start + part.begin >= options.ending_position:
             continue
         following = times[number + 1] if number + 1 < len(parts) else options.starting_time
+        # The time of the next part bounds this one from above. 0 means that its first record could not be read.
         if not options.damage and (times[number] > options.ending_time or 0 < following < options.starting_time):
             continue
         yield part
 
 
 def _gaps(log: Sequence[DataFile]) -> Iterator[Damage]:
-    """Files that are missing between others, and those that are shorter than they were."""
+    """Gaps in the log: missing files, and files that are shorter than the others."""
     usual = max((file.size for file in log), default=0)
     for file, following in pairwise(log):
         if file.end != following.start:

@@ -1,4 +1,4 @@
-"""Reading through consume queues: only the records of the wanted queues, offsets and times are touched."""
+"""Reads through consume queues: only the records of the selected queues, offsets and times are accessed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -16,15 +16,15 @@ UNIT_TYPE: Final = np.dtype([("phy", ">i8"), ("size", ">i4"), ("tags_code", ">i8
 _UNITS_AT_ONCE: Final = 16_384
 _BYTES_AT_ONCE: Final = 4 << 20
 _NEAR: Final = 64 << 10
-"""Remote records that are closer than this are read with what lies between them."""
+"""Remote records with a smaller gap are read by one request, together with the bytes between them."""
 _SYS_FLAG_END: Final = 40
 
 
 class QueueStretch(NamedTuple):
-    """Units [begin, end) of one queue.
+    """Units [begin, end) of one queue, as a part that one task reads.
 
-    Of a store's files it carries those that it touches, as its first and last unit tell: Spark's driver holds all
-    stretches at once. ``log_start`` is where the log begins.
+    ``files`` and ``log`` are only the files that the units need, judged by the first and the last of them: Spark's
+    driver has all stretches in memory at the same time. ``log_start`` is the log's first offset.
     """
 
     topic: str
@@ -37,7 +37,7 @@ class QueueStretch(NamedTuple):
 
 
 def plan_queues(files: StoreFiles, log: Sequence[DataFile], options: StoreOptions) -> Iterator[QueueStretch]:
-    """Stretches of the queues that the options ask for, each of about ``split_size`` bytes of records."""
+    """Plan the read of the queues that the options select, in stretches of about ``split_size`` bytes of records."""
     if not log:
         return
     for topic in files.topics():
@@ -56,6 +56,8 @@ def _plan_queue(
         return
     reader = _UnitReader(files, queue)
     begin, end = queue[0].start // UNIT_SIZE, queue[-1].end // UNIT_SIZE
+    # Each bound narrows the range for the next search. Units that are not written yet, and units of deleted records,
+    # must be excluded first: their times cannot be read, and the searches by time need ascending ones.
     end = _first(begin, end, lambda at: reader.unit(at)[1] <= 0)
     begin = _first(begin, end, lambda at: reader.unit(at)[0] >= log[0].start and reader.unit(at)[1] != FILLER_SIZE)
     times = _Times(files, log)
@@ -67,6 +69,7 @@ def _plan_queue(
     end = min(end, options.ending_offsets.get((topic, queue_id), end))
     if begin >= end:
         return
+    # The size of the first record stands for all. The split size is only a target, and a unit costs a read.
     size = max(1, reader.unit(begin)[1])
     step = max(1, options.split_size // size) if options.split_size else end - begin
     for at in range(begin, end, step):
@@ -78,7 +81,7 @@ def _plan_queue(
 
 
 def _first(low: int, high: int, holds: "Callable[[int], bool]") -> int:
-    """The first of [low, high) for which it holds, given that it holds for all behind; ``high`` for none."""
+    """The first of [low, high) for which ``holds`` is true, by bisection; ``high`` if there is none."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):
@@ -89,14 +92,14 @@ def _first(low: int, high: int, holds: "Callable[[int], bool]") -> int:
 
 
 class _UnitReader:
-    """Units of a queue one by one."""
+    """Reads single units of a queue."""
 
     def __init__(self, files: StoreFiles, queue: Sequence[DataFile]) -> None:
         self._queue = queue
         self._sources = {file.start: files.source(file) for file in queue}
 
     def unit(self, offset: int) -> tuple[int, int]:
-        """Log offset and size; zeros where there is none."""
+        """Log offset and size of a unit; zeros if no file has it."""
         at = offset * UNIT_SIZE
         for file in self._queue:
             if file.start <= at < file.end:
@@ -106,7 +109,7 @@ class _UnitReader:
 
 
 class _Times:
-    """Store times of records by their place in the log."""
+    """Reads the store times of single records."""
 
     def __init__(self, files: StoreFiles, log: Sequence[DataFile]) -> None:
         self._files = files
@@ -114,7 +117,7 @@ class _Times:
         self._sources: dict[int, ByteSource] = {}
 
     def of(self, phy: int, size: int) -> int:
-        """The store time of the record at ``phy``; 0 where it is gone or stands for none."""
+        """The store time of the record at ``phy``; 0 if it was deleted or the unit is a filler."""
         file = _file_of(self._log, phy)
         if file is None or size == FILLER_SIZE:
             return 0
@@ -134,7 +137,7 @@ def _file_of(log: Sequence[DataFile], phy: int) -> DataFile | None:
 
 
 class QueueWalk:
-    """Goes through a stretch of a queue: windows of its records, and the units that lead to none."""
+    """Reads a stretch of a queue: windows of its records, and as damage the units that lead to no record."""
 
     def __init__(self, files: StoreFiles, stretch: QueueStretch, *, check_crc: bool = True) -> None:
         self._files = files
@@ -143,7 +146,7 @@ class QueueWalk:
         self._log = stretch.log
 
     def __iter__(self) -> Iterator[Chunk | Damage]:
-        """The stretch in its order."""
+        """Chunks and damages in the order of the queue, except that a chunk comes before the damages of its window."""
         stretch = self._stretch
         for at in range(stretch.begin, stretch.end, _UNITS_AT_ONCE):
             stop = min(at + _UNITS_AT_ONCE, stretch.end)
@@ -154,9 +157,12 @@ class QueueWalk:
 
     def _read(self, phy: Array, size: Array, offset: Array) -> Iterator[Chunk | Damage]:
         if len(phy) and not (self._log and self._log[0].start <= phy.min() and phy.max() < self._log[-1].end):
-            self._log = tuple(self._files.log_files())  # a queue that does not follow the order of the log
+            # The planned files cover the first and the last unit. A queue out of log order may need others.
+            self._log = tuple(self._files.log_files())
             if not self._log or phy.min() < self._log[0].start:
-                raise FileNotFoundError(f"{self._files.path}: a file of the log was deleted while it was to be read")
+                raise FileNotFoundError(f"{self._files.path}: a file of the log was deleted before it was read")
+        # A window is cut where the file changes, where it gets too large, and where log offsets do not ascend:
+        # gather copies ascending ranges only.
         starts = np.array([file.start for file in self._log])
         number = np.searchsorted(starts, phy, side="right") - 1
         weight = np.cumsum(size) // _BYTES_AT_ONCE
@@ -172,12 +178,13 @@ class QueueWalk:
             view, at = self._window(source, phy - file.start, size)
         heads = read_heads(np.frombuffer(view, np.uint8), at, phy)
         good = heads.ok & (heads.size == size)
-        kept = np.flatnonzero(good)
-        sound = heads.take(kept)
-        mine = (sound.queue_id == self._stretch.queue_id) & (sound.queue_offset == offset[kept])
+        whole = np.flatnonzero(good)
+        sound = heads.take(whole)
+        # A stale unit may lead to a whole record of another queue: the record has to name this queue and offset.
+        mine = (sound.queue_id == self._stretch.queue_id) & (sound.queue_offset == offset[whole])
         if self._check_crc:
             mine &= check_bodies(view, sound)
-        good[kept[~mine]] = False
+        good[whole[~mine]] = False
         if good.all():
             yield Chunk(view, heads)
             return
@@ -185,15 +192,16 @@ class QueueWalk:
             yield Chunk(view, heads.take(np.flatnonzero(good)))
         name = f"{self._stretch.topic}/{self._stretch.queue_id}"
         for bad in np.flatnonzero(~good).tolist():
-            why = f"queue {name} at {offset[bad]} leads to no sound record of it"
+            why = f"the unit of queue {name} at {offset[bad]} does not lead to a valid record of this queue"
             yield Damage(file.path, int(phy[bad]), int(size[bad]), why)
 
     def _window(self, source: ByteSource, at: Array, size: Array) -> tuple[memoryview, Array]:
-        """Bytes that have all the records, and where those are in them."""
+        """Bytes that contain all the records, and the positions of the records in them."""
         end = at + size
         first = int(at[0])
         if self._files.is_local or int(end[-1]) - first < 2 * int(size.sum()):
             return source.read(first, int(end[-1])), at - first
+        # Sparse and remote: one request for each group of records that are near each other, joined into one buffer.
         cuts = np.flatnonzero(np.append(True, at[1:] - end[:-1] > _NEAR))
         pieces, moved, length = [], at.copy(), 0
         for begin, stop in zip(cuts.tolist(), [*cuts[1:].tolist(), len(at)], strict=True):

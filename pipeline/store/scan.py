@@ -1,8 +1,8 @@
-"""Where records begin: along the chain of their sizes, and behind places where that is broken.
+"""Finds the positions of records: along the chain of their sizes, and by search behind damage.
 
-The rules are those of the broker's recovery: a record counts where offset, lengths and checksum are right, and behind
-damage only if it is not older than those before it, so that bytes of an earlier life of a file never come back. A place
-where no record stands is damaged only if a record follows it in the log.
+The rules are those of the broker's recovery. A record is valid if offset, lengths and checksum are right. Behind damage
+it must not be older than the records before it either, so that records of a file's earlier use never reappear. Bytes
+that are no record are damage only if a record follows them in the log; else they are behind the end of the log.
 """
 
 from typing import Final, NamedTuple
@@ -19,17 +19,17 @@ _ZEROS: Final = bytes(_SEARCH)
 _MAGIC_FRONT: Final = b"\xda\xa3\x20"
 _MAGICS: Final = (record.MAGIC_V1.to_bytes(4, "big"), record.MAGIC_V2.to_bytes(4, "big"))
 _CONFIRM: Final = 3
-"""So many records have to follow one that was found by searching: bytes that a producer chose may look like one."""
+"""Records that have to follow one that was found by search: a body may contain bytes that look like a record."""
 _ALIKE: Final = 8
-"""After so many records of one size it is tried whether more of that size follow: no step for each of them."""
+"""After so many records of one size, numpy tests how many more of that size follow, without a step for each."""
 _MANY: Final = 64
-"""So many positions are better an array of their own."""
+"""From so many positions on, an array is cheaper than adding them to the list."""
 MAX_RECORD: Final = 1 << 26
-"""A size beyond this is no size: brokers refuse messages of a sixteenth of it."""
+"""The largest size that is taken as a record's: 16 times the largest message that brokers accept."""
 
 
 class Found(NamedTuple):
-    """A record that was found: where in its file, how long, and when it was stored."""
+    """A valid record: its position in the file, its size and its store time."""
 
     at: int
     size: int
@@ -37,9 +37,10 @@ class Found(NamedTuple):
 
 
 def chain(view: memoryview, at: int, stop: int) -> tuple[Array, int]:
-    """Positions of the records that begin at ``at`` and behind one another before ``stop``, and where that ends.
+    """The positions of consecutive records from ``at`` on that begin before ``stop``, and the position behind them.
 
-    Only sizes and magic are looked at. It ends at ``stop`` or behind, or at the first place where no whole record is.
+    Only size and magic are checked. The chain ends at or behind ``stop``, or at the first position without a whole
+    record.
     """
     unpack = record.SIZE_MAGIC.unpack_from
     version1, version2 = record.MAGIC_V1, record.MAGIC_V2
@@ -75,7 +76,7 @@ def chain(view: memoryview, at: int, stop: int) -> tuple[Array, int]:
 
 
 def _same_size(view: memoryview, at: int, words: int, last: int) -> int:
-    """How many whole records with these first eight bytes follow one another from ``at`` on, before ``last``."""
+    """The number of consecutive whole records from ``at`` on, before ``last``, that begin with the bytes ``words``."""
     size = words >> 32
     most = min(-(-(last - at) // size), (len(view) - at) // size)
     if most <= 0:
@@ -85,17 +86,15 @@ def _same_size(view: memoryview, at: int, words: int, last: int) -> int:
 
 
 def record_at(source: ByteSource, at: int, base: int, *, check_crc: bool = True) -> Found | str:
-    """The record at ``at`` of a file that begins at log offset ``base``, fully checked; why there is none."""
+    """The record at ``at`` of a file that begins at log offset ``base``, fully checked, or why it is not valid."""
     front = source.read(at, at + record.BLANK_SIZE)
     if len(front) < record.BLANK_SIZE:
         return "the file ends here"
     size, magic = record.SIZE_MAGIC.unpack(front)
     if magic not in (record.MAGIC_V1, record.MAGIC_V2):
-        return (
-            "zeros where a record should be" if not size and not magic else f"magic {magic:#010x} is none of a record's"
-        )
+        return "zeros where a record should be" if not size and not magic else f"magic {magic:#010x} is not a record's"
     if size > MAX_RECORD:
-        return f"size {size} is none of a record's"
+        return f"size {size} is not a record's"
     view = source.read(at, at + size)
     check = check_record(view, 0, physical_offset=base + at, check_crc=check_crc)
     if check.state is not RecordState.RECORD or check.head is None:
@@ -103,19 +102,21 @@ def record_at(source: ByteSource, at: int, base: int, *, check_crc: bool = True)
     head = check.head
     for begin, end in ((head.topic_at, head.topic_end), (head.properties_at, head.properties_end)):
         if has_hole(view, begin, end, at):
-            return f"bytes {begin} to {end} have a sector that was never written"
+            return f"bytes {begin} to {end} contain a sector that was never written"
     return Found(at, head.size, head.store_timestamp)
 
 
 def find_record(
     source: ByteSource, base: int, begin: int, end: int, after: int, *, confirmed: bool = False
 ) -> Found | None:
-    """The first whole record that begins in [begin, end) of a file and was not stored before the time ``after``.
+    """The first valid record that begins in [begin, end) of a file and was not stored before ``after``.
 
-    ``confirmed`` asks for records behind it too: without damage in front, bytes of a body may look like a record.
+    ``confirmed``: it has to be followed by records too. A split begins anywhere, perhaps inside a body, and bytes of a
+    body may look like a record.
     """
     at = begin
     while at < end:
+        # Skip holes; the magic is found first, and a record begins AT_MAGIC bytes before it.
         at = max(at, source.next_data(at) - record.AT_MAGIC)
         chunk = source.read(at, min(at + _SEARCH + 7, end + 7))
         if len(chunk) < record.BLANK_SIZE:
@@ -135,7 +136,7 @@ def find_record(
 
 
 def _is_confirmed(source: ByteSource, base: int, found: Found) -> bool:
-    """True where records, the file's BLANK or its unwritten rest follow."""
+    """Whether ``found`` is followed by records, by the file's BLANK, or by the unwritten rest of the file."""
     at = found.at + found.size
     for _ in range(_CONFIRM):
         front = source.read(at, at + record.BLANK_SIZE)
@@ -152,7 +153,7 @@ def _is_confirmed(source: ByteSource, base: int, found: Found) -> bool:
 
 
 def time_comes_back(source: ByteSource, base: int, at: int, last: int) -> bool:
-    """True where the clock was set back: the records that follow in the file reach the time ``last`` again."""
+    """Whether the records from ``at`` on reach the time ``last`` again: then an older time means a clock set back."""
     while True:
         found = record_at(source, at, base, check_crc=False)
         if isinstance(found, str):

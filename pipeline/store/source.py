@@ -2,11 +2,12 @@
 
     spark.read.format("rocketmq-store").load("/var/lib/rocketmq/store")
 
-A schema of some of the columns, ``spark.read.schema("topic string, storeTimestamp timestamp")``, makes only those:
-PySpark does not tell a source which columns a query needs. ``damage=true`` gives the side table of damaged places.
+A schema with some of the columns, ``spark.read.schema("topic string, storeTimestamp timestamp")``, saves making the
+others: PySpark does not report to a source which columns a query needs. ``damage=true`` selects the side table of
+damaged places.
 
-A query's own conditions are not taken into account: PySpark 4.1 to 4.3 hands them over, but keeps what they left for
-the next query on the same DataFrame, which may have none (seen on 4.3.0: rows were missing).
+Filters of a query are not pushed down. PySpark 4.1 to 4.3 passes them to a source, but reuses the filtered result for
+the next query on the same DataFrame, which may have no filter (seen on 4.3.0: rows were missing).
 """
 
 import logging
@@ -34,28 +35,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class StorePart(InputPartition):
-    """What one task reads; ``damages`` were found while planning."""
+    """The part that one task reads, or None, and damages that were found while planning."""
 
     part: "Stretch | QueueStretch | None"
     damages: "tuple[Damage, ...]" = ()
 
 
 class StoreReader(DataSourceReader):
-    """Plans on the driver, reads in tasks."""
+    """A batch read: ``partitions`` runs on the driver, ``read`` in tasks."""
 
     def __init__(self, options: StoreOptions) -> None:
         self.options = options
 
     def partitions(self) -> Sequence[StorePart]:
-        """The parts that can be read at the same time. Raises StorePathError."""
-        from trimq.pipeline.store.files import StoreFiles  # noqa: PLC0415 - a schema is asked for without any of this
+        """The parts that can be read in parallel. Raises StorePathError."""
+        from trimq.pipeline.store.files import StoreFiles  # noqa: PLC0415 - ``schema`` does not need these modules
         from trimq.pipeline.store.plan import plan  # noqa: PLC0415 - as above
 
         found = plan(StoreFiles(self.options.path, self.options.storage_options), self.options)
         parts = [StorePart(part) for part in found.parts]
         if found.damages:
             parts.append(StorePart(None, tuple(found.damages)))
-        # Spark takes no partitions at all for one that is None
+        # For an empty list Spark calls ``read`` with None.
         return parts or [StorePart(None)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
@@ -79,7 +80,7 @@ class StoreReader(DataSourceReader):
 
 
 class RocketMQStoreDataSource(DataSource):
-    """The source; options in docs/pipeline-jobs.md."""
+    """The data source; docs/pipeline-jobs.md describes its options."""
 
     @classmethod
     def name(cls) -> str:
@@ -94,7 +95,7 @@ class RocketMQStoreDataSource(DataSource):
         return DAMAGE_SPARK_SCHEMA if options.damage else spark_schema(properties=options.columns == COLUMNS)
 
     def reader(self, schema: "StructType") -> StoreReader:
-        """A reader for all columns, or for those of a schema that was given. Raises OptionError."""
+        """A reader of all columns, or of those in a schema that the user gave. Raises OptionError."""
         options = parse(self.options)
         names = tuple(schema.fieldNames())
         if not options.damage:
@@ -107,7 +108,7 @@ class RocketMQStoreDataSource(DataSource):
 
 
 def register(spark: Any) -> None:
-    """Make ``rocketmq-store`` known to a session that does not find it by itself."""
+    """Register ``rocketmq-store`` with a session that has not found it automatically."""
     from trimq.pipeline.registration import make_known  # noqa: PLC0415 - as above
 
     make_known(spark, RocketMQStoreDataSource)

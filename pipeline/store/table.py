@@ -1,4 +1,4 @@
-"""The rows of one part of a store, as Arrow batches; and its damaged places as a table of their own."""
+"""The rows of one part of a store as Arrow batches, and its damaged places as a separate table."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -16,7 +16,7 @@ from trimq.pipeline.store.walk import Chunk, Damage, LogWalk, Stretch
 DAMAGE_SPARK_SCHEMA: Final = (
     "file string not null, commitLogOffset bigint not null, length bigint not null, why string not null"
 )
-"""The side table: where in the log bytes are no record though records follow, how many, and what is wrong."""
+"""The side table of damage: bytes of the log that are no record although records follow, and what is wrong."""
 
 DAMAGE_SCHEMA: Final = pa.schema(
     [
@@ -29,7 +29,7 @@ DAMAGE_SCHEMA: Final = pa.schema(
 
 
 def walk(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[Chunk | Damage]:
-    """The records of a part that the options want, and what is damaged in it."""
+    """The records of a part that the options select, and the damage in it."""
     if isinstance(part, QueueStretch):
         found: Iterable[Chunk | Damage] = QueueWalk(files, part, check_crc=options.check_crc)
         for item in found:
@@ -44,7 +44,7 @@ def walk(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions)
 
 
 def _wanted(chunk: Chunk, options: StoreOptions, *, all_topics: bool) -> Chunk:
-    """The records of a window that the options want."""
+    """The records of a window that the options select."""
     heads = chunk.heads
     wanted = np.ones(len(heads), dtype=bool)
     if options.starting_time > 0:
@@ -65,7 +65,7 @@ def _wanted(chunk: Chunk, options: StoreOptions, *, all_topics: bool) -> Chunk:
 
 
 def _of_topics(view: memoryview, heads: Heads, options: StoreOptions) -> Array:
-    """True for records of wanted topics and queue offsets."""
+    """A mask of the records of selected topics and queue offsets."""
     topics = Rows(view, heads, None).topics().dictionary_encode()
     names = topics.dictionary.to_pylist()
     number = topics.indices.to_numpy(zero_copy_only=False)
@@ -79,7 +79,7 @@ def _of_topics(view: memoryview, heads: Heads, options: StoreOptions) -> Array:
 
 
 def batches(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[pa.RecordBatch]:
-    """The rows of a part."""
+    """The rows of a part. Damage in it is skipped."""
     for item in walk(files, part, options):
         if isinstance(item, Chunk) and len(item.heads):
             batch, _ = Rows(item.view, item.heads, options.broker_name).batch(options.columns, options.nullable)
@@ -88,7 +88,7 @@ def batches(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptio
 
 
 def damages(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[Damage]:
-    """The damaged places of a part; bodies that cannot be decompressed are among them."""
+    """The damaged places of a part, including bodies that cannot be decompressed."""
     path = part.file.path if isinstance(part, Stretch) else ""
     for item in walk(files, part, options):
         if isinstance(item, Damage):
@@ -100,7 +100,7 @@ def damages(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptio
 
 
 def damage_batch(found: Iterable[Damage]) -> pa.RecordBatch:
-    """Damaged places as rows."""
+    """Damaged places as rows of the side table."""
     rows = list(found)
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, DAMAGE_SCHEMA, strict=True)]

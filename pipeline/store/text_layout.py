@@ -1,8 +1,8 @@
-"""Property texts that are laid out alike: a matrix of bytes with a row for each text. Needs numpy.
+"""Recognises property texts of one layout: a matrix of bytes with a row for each text. Needs numpy.
 
-Most neighbours in a log have the same properties with values of the same length: ids have, tags often, keys
-that are numbers. Where they stand at the same places in all texts, a property is a column of the matrix, and no
-separator has to be searched for but in the first row.
+Neighbouring records in a log mostly have the same properties, with values of equal length: this holds for ids, for most
+tags, and for zero-padded numbers as keys. If names and separators are at the same positions in all texts, each property
+is a range of columns of the matrix, and only the first row has to be parsed.
 """
 
 from typing import Final, NamedTuple
@@ -16,14 +16,13 @@ Matrix = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 _NAME_END: Final = NAME_END.encode()
 _VALUE_END: Final = VALUE_END.encode()
 _SEPARATORS: Final = bytes(min(byte, 3) for byte in range(256))
-"""Leaves separators as they are (bytes up to 2), and makes everything else the same."""
+"""Maps the bytes up to 2, which include the separators, to themselves, and all others to 3."""
 
 
 class TextLayout(NamedTuple):
-    """What texts have in common: the highest byte of each column, and where their values are.
+    """What the texts have in common: the highest byte of each column, and the columns of each property's value.
 
-    ``values``: columns of each property's value. Names come in the order of their last pairs, which are the ones that
-    count.
+    ``values`` is in the order of each name's last pair, which is the one that counts.
     """
 
     highest: bytes
@@ -31,11 +30,13 @@ class TextLayout(NamedTuple):
 
 
 def layout_of(texts: Matrix, begin: int = 0) -> TextLayout | None:
-    """How texts are laid out whose separators and names are in the same places; None where they are not.
+    """The common layout of texts with names and separators at the same positions; None if they have none.
 
-    ``texts`` has at least one row; properties begin at column ``begin``. What stands before it has to be free of bytes
-    up to 2 where it differs.
+    ``texts`` has at least one row. Properties begin at column ``begin``; columns in front of it that differ between
+    rows must not contain bytes up to 2.
     """
+    # Two bytes of a column are equal, as far as separators go, if the lowest and the highest are: a byte between two
+    # equal small values is that value too.
     lowest, highest = texts.min(axis=0).tobytes(), texts.max(axis=0).tobytes()
     if lowest.translate(_SEPARATORS) != highest.translate(_SEPARATORS):
         return None
@@ -50,7 +51,7 @@ def layout_of(texts: Matrix, begin: int = 0) -> TextLayout | None:
 
 
 def _pairs(text: bytes) -> list[tuple[str, int, int, int]]:
-    """Name, begin, name's end and value's end of each pair that has a name and a value."""
+    """(name, begin, end of the name, end of the value) for each pair that has a name and a value."""
     found = []
     at = 0
     for piece in text.split(_VALUE_END):

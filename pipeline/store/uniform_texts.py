@@ -1,8 +1,7 @@
-"""Topics and properties of records that are laid out alike: a matrix of bytes with a row for each record.
+"""Topics and properties of records of one layout, the fast path: a matrix of bytes with a row for each record.
 
-Most neighbours in a log have the same properties with values of the same length: ids have, tags often, keys that are
-numbers. Where they stand at the same places in all records of a window, a property is a column of the matrix, and no
-separator has to be searched for but in the first row.
+See text_layout for when this applies. A property is then a range of columns of the matrix, and only the first record's
+text is parsed.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from trimq.pipeline.store.heads import Array, Heads, values_at
 from trimq.pipeline.store.text_layout import layout_of
 
 _LEAST: Final = 16
-"""Fewer records are not worth the look."""
+"""With fewer records the test of the layout costs more than it saves."""
 _LONGEST: Final = 4096
 _SPACE: Final = 32
 WORDS: Final = pa.list_(pa.field("element", pa.string()))
@@ -24,9 +23,9 @@ WORDS: Final = pa.list_(pa.field("element", pa.string()))
 
 @dataclass
 class UniformTexts:
-    """``texts``: each record's bytes behind its body; ``values``: where in them each property's value is.
+    """``texts``: each record's bytes behind its body. ``values``: the columns of each property's value in them.
 
-    Names come in the order of their last pairs, which are the ones that count.
+    ``values`` is in the order of each name's last pair, which is the one that counts.
     """
 
     texts: Array
@@ -35,14 +34,14 @@ class UniformTexts:
     is_ascii: bool
 
     def topics(self) -> pa.StringArray:
-        """Topic of each record."""
+        """The topic of each record."""
         topics = self.texts[:, self.topic]
         if (topics == topics[0]).all():
             return pa.repeat(pa.scalar(topics[0].tobytes().decode("utf-8", "replace"), pa.string()), len(topics))
         return matrix_as_text(topics, is_ascii=self.is_ascii)
 
     def column(self, name: str) -> pa.StringArray:
-        """The value of one property for each record, null where it has none."""
+        """The value of a property for each record, null if it has none."""
         place = self.values.get(name)
         return (
             pa.nulls(len(self.texts), pa.string())
@@ -51,12 +50,12 @@ class UniformTexts:
         )
 
     def has_words(self, name: str) -> bool:
-        """True where a property of some record may have several words, or none, in its value."""
+        """Whether some record's value of this property contains a space: it may not be exactly one word."""
         place = self.values.get(name)
         return place is not None and bool((self.texts[:, place] == _SPACE).any())
 
     def word_lists(self, name: str) -> pa.ListArray:
-        """A list with the value for each record, an empty one where it has none; not for what ``has_words``."""
+        """A list with the value for each record, empty if it has none. Not for a property that ``has_words``."""
         count = len(self.texts)
         place = self.values.get(name)
         if place is None:
@@ -87,7 +86,7 @@ class UniformTexts:
 
 
 def uniform_texts(view: memoryview, heads: Heads) -> UniformTexts | None:
-    """The texts of records that have the same properties at the same places; None where they have not."""
+    """The texts of records of one layout; None if the layouts differ, or the fast path is not worth it."""
     if len(heads) < _LEAST:
         return None
     topic_at, topic_end, properties_at, end = (

@@ -1,4 +1,4 @@
-"""Goes through a stretch of one log file: windows of whole records, and the damaged places between them."""
+"""Reads a stretch of one log file: windows of whole records, and the damaged places between them."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -11,15 +11,15 @@ from trimq.pipeline.store.scan import Found, chain, find_record, record_at, time
 from trimq.protocol import record
 
 WINDOW: Final = 8 << 20
-"""Bytes of the log that are decoded at once."""
+"""Bytes of the log that are decoded together."""
 
 
 class Stretch(NamedTuple):
-    """A part of a log file: the records that begin in [begin, stop) of it.
+    """A part of a log file: the records that begin in [begin, stop).
 
-    ``begin`` and ``stop`` are where records begin, or the file does or ends. ``floor`` is the newest store time in
-    front of it, which only counts in the file that is written to. ``followed``: the log goes on behind ``stop``, so
-    that everything in front of it has to be records.
+    ``begin`` is the position of a record or of the file's start, ``stop`` that of a record or of the file's end.
+    ``floor`` is the newest store time in front of ``begin``, used only in the newest file. ``followed``: the log
+    continues behind ``stop``, so that all bytes in front of it must be records.
     """
 
     file: DataFile
@@ -31,14 +31,14 @@ class Stretch(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole records of one window."""
+    """The whole records of one window."""
 
     view: memoryview
     heads: Heads
 
 
 class Damage(NamedTuple):
-    """Bytes of the log that are no record though records follow them."""
+    """Bytes of the log that are no record although records follow them. ``phy`` is a log offset."""
 
     file: str
     phy: int
@@ -47,11 +47,11 @@ class Damage(NamedTuple):
 
 
 class BoundaryError(Exception):
-    """A record reaches over the place where the next split was found to begin."""
+    """A record extends over the position at which the next split begins: that position is not a record's."""
 
 
 class LogWalk:
-    """One walk through a stretch. After it ``end`` is where the log ends in it, ``newest`` the newest store time."""
+    """One pass over a stretch. Afterwards ``end`` is the position at which it ended, ``newest`` the newest time."""
 
     def __init__(self, source: ByteSource, stretch: Stretch, *, check_crc: bool = True, window: int = WINDOW) -> None:
         self._source = source
@@ -64,7 +64,7 @@ class LogWalk:
         self.newest = stretch.floor
 
     def __iter__(self) -> Iterator[Chunk | Damage]:
-        """The stretch in its order."""
+        """Chunks and damages in log order. Raises BoundaryError if the next split begins inside a record."""
         while self.end < self._stretch.stop:
             chunk, why = self._next_chunk()
             if chunk is not None:
@@ -77,12 +77,12 @@ class LogWalk:
             yield damage
         if self.end > self._stretch.stop:
             raise BoundaryError(
-                f"a record of {self._stretch.file.path} reaches to {self.end}, over {self._stretch.stop}, where a "
-                "record seemed to begin: read this store with splitSize=0"
+                f"a record of {self._stretch.file.path} extends to {self.end}, over {self._stretch.stop}, where "
+                "another record seemed to begin: read this store with splitSize=0"
             )
 
     def _next_chunk(self) -> tuple[Chunk | None, str | None]:
-        """Records from ``end`` on, and why there are no more; None where there may be."""
+        """The records from ``end`` on, and why the chain breaks behind them; None if it may continue."""
         at = self.end
         view = self._source.read(at, at + self._window)
         positions, length = chain(view, 0, self._stretch.stop - at)
@@ -100,7 +100,8 @@ class LogWalk:
         return Chunk(view, heads) if count else None, why
 
     def _count_good(self, view: memoryview, heads: Heads) -> tuple[int, str | None]:
-        """How many records are sound before the first that is not, and what is wrong with that."""
+        """The number of valid records before the first that is not, and what is wrong with that one."""
+        # The cheap checks first; each later one sees only the records in front of the first bad one.
         good = heads.ok.copy()
         sound = heads if good.all() else heads.take(np.arange(int(np.argmin(good))))
         if self._check_crc and len(sound):
@@ -112,16 +113,20 @@ class LogWalk:
         if good.all():
             return len(heads), None
         bad = int(np.argmin(good))
-        told = record_at(self._source, self.end + int(heads.at[bad]), self._base)
-        return bad, told if isinstance(told, str) else "a record of an earlier use of this file"
+        # Only the reason: if the record itself is valid, its time must have been refused.
+        found = record_at(self._source, self.end + int(heads.at[bad]), self._base)
+        return bad, found if isinstance(found, str) else "a record of an earlier use of this file"
 
     def _check_times(self, heads: Heads, good: Array) -> None:
-        """Only what reaches the time of those before it again is of this life of the file."""
+        """Clear ``good`` for a record that is older than one before it and belongs to an earlier use of the file.
+
+        A clock that was set back has the same symptom, but then later records reach the old time again.
+        """
         times = heads.store_timestamp
         before = np.maximum.accumulate(np.concatenate(([self.newest], times)))[:-1]
         for number in np.flatnonzero((times < before) & good).tolist():
             last = int(before[number])
-            if last <= self._tolerated:
+            if last <= self._tolerated:  # this step back was accepted at an earlier record; do not search again
                 continue
             if not time_comes_back(self._source, self._base, self.end + int(heads.at[number]), last):
                 good[number] = False
@@ -129,7 +134,7 @@ class LogWalk:
             self._tolerated = last
 
     def _first_of_another_kind(self, view: memoryview) -> tuple[None, str | None]:
-        """No record at ``end``: a BLANK, a record larger than the window, or the reason why it is none."""
+        """Handle a window that does not begin with a whole record: a BLANK, a larger record, or damage (the reason)."""
         at = self.end
         if len(view) < record.BLANK_SIZE:
             self.end = self._stretch.stop
@@ -139,18 +144,19 @@ class LogWalk:
             if at + size == self._source.size:
                 self.end = self._stretch.stop
                 return None, None
-            return None, f"a BLANK of {size} bytes where {self._source.size - at} are left"
+            return None, f"a BLANK of {size} bytes, but the file has {self._source.size - at} more"
         found = record_at(self._source, at, self._base, check_crc=False)
         if isinstance(found, Found) and found.size > len(view):
-            self._window = max(self._window, found.size)
+            self._window = max(self._window, found.size)  # read again with a window that has all of it
             return None, None
-        return None, found if isinstance(found, str) else "the record reaches over the end of what can be read"
+        return None, found if isinstance(found, str) else "the record extends over the end of the file"
 
     def _skip(self, why: str) -> Damage | None:
-        """Go to the next record behind a place where none stands; None where there is none: the log ends here."""
+        """Move ``end`` to the next record behind damage. None if there is none: the log ends here."""
         begin, stop = self.end, self._stretch.stop
         following = self._find_next(begin, stop)
         if following is None:
+            # Records follow behind ``stop`` if the stretch is followed: all bytes up to there are damaged.
             if not self._stretch.followed:
                 return None
             following = stop
@@ -159,6 +165,7 @@ class LogWalk:
 
     def _find_next(self, begin: int, stop: int) -> int | None:
         after = self.newest if self._stretch.is_newest else 0
+        # Most damage is inside a record whose size is still right: try the position behind it before searching.
         front = self._source.read(begin, begin + 4)
         size = int.from_bytes(front, "big")
         if record.OVERHEAD_V1 <= size < stop - begin:
@@ -172,13 +179,14 @@ class LogWalk:
 
 
 def _holes(view: memoryview, heads: Heads, to_file: int) -> Array:
-    """True for records whose topic or properties have a sector that was never written.
+    """A mask of the records whose topic or properties contain a sector that was never written.
 
-    Only a record that has a zero byte there is looked at: neither has one in its right state.
+    The checksum covers only the body. Topic and properties contain no zero bytes when they are intact, so that only
+    records with a zero byte at the edge of one, or with long ones, have to be examined.
     """
     window = np.frombuffer(view, dtype=np.uint8)
     holes = np.zeros(len(heads), dtype=bool)
-    # a sector's part of a text is zeros only if its first or its last byte is
+    # A text of at most one sector length touches two sectors: if the part in one is zeros, its first or last byte is.
     last = len(window) - 1
     ends = heads.topic_at, heads.topic_end - 1, np.minimum(heads.properties_at, last), heads.properties_end - 1
     suspicious = np.zeros(len(heads), dtype=bool)

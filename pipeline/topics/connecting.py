@@ -1,10 +1,10 @@
-"""Connections that a task waits on by itself, one at a time: no event loop is there in a Spark worker."""
+"""Blocking connections for Spark workers, which have no event loop; a task waits for one socket at a time."""
 
 import socket
 
 
 def connect(address: str, timeout: float) -> socket.socket:
-    """A connection to ``host:port``, whose small requests go out at once; ``timeout``: seconds for it and each wait.
+    """Connect to ``host:port``, with TCP_NODELAY. ``timeout`` in seconds applies to the connect and to each wait.
 
     Raises OSError.
     """

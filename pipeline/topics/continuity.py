@@ -1,15 +1,15 @@
-"""Whether a queue is still the one that a checkpoint speaks of.
+"""Detects that a queue was replaced: that it is not the queue any more whose offsets are in the checkpoint.
 
-A topic that is deleted and made anew begins at offset 0 again; a broker whose disk lost its newest messages, or that
-was given an empty store, gives their offsets to other ones. Read on from the checkpoint's offset, such a queue would
-lack its first messages, and nobody would be told. Two things show it:
+A topic that is deleted and created again starts at offset 0. A broker whose disk lost its newest messages, or that got
+an empty store, assigns their offsets to other messages. A stream that continued such a queue at the checkpoint's offset
+would silently skip its first messages. There are two symptoms:
 
-- The queue ends before the offset up to which it was read. A broker that is starting, or a slave that stands in for its
-  master, may be behind for a moment: that is waited for, see ``Progress.bounds``.
-- The checkpoint knows the store time of a message (``offsets.Seen``), and the queue has another message at its offset.
-  So it is seen too where the new queue has grown past the old offset.
+- The queue ends before the offset up to which it was read. A broker that is starting, or a slave that replaces its
+  master for a time, may lag behind for a moment; ``Progress.bounds`` waits for that.
+- The checkpoint has the store time of a message (``offsets.Seen``), and the queue has another message at that offset.
+  This detects a replaced queue that has already grown past the old offset.
 
-Nothing here needs memory from one run to the next: all that is compared is in the checkpoint.
+No state is carried from one run to the next: everything that is compared is in the checkpoint.
 """
 
 from collections.abc import Mapping
@@ -27,20 +27,20 @@ from trimq.pipeline.topics.planning import name_of, replaced
 from trimq.pipeline.topics.settings import ReadSettings
 
 CLOCKS_MS: Final = 60_000
-"""By how much a broker's clock may have gone back, so that no message of a queue that was made anew is left out."""
+"""The step back of a broker's clock up to which no message of a replaced queue is lost."""
 
 _log = structlog.get_logger("pipeline")
 
 
 def is_shorter(known: int, bound: Bounds) -> bool:
-    """Whether a queue ends before what is known of it."""
+    """Whether a queue ends before the offset ``known``, up to which it was read."""
     return bound.end < known
 
 
 def may_grow(bound: Bounds, seen: Seen | None) -> bool:
-    """Whether a queue that is shorter than it was may only be behind.
+    """Whether a queue that is shorter than it was may only be lagging behind.
 
-    Not one that ends in front of a message that is known, and has a newer one than that.
+    It is not if it ends before the known message, and its last message is newer than that one.
 
     >>> may_grow(Bounds(0, 3, last_ms=2000), Seen(9, 1000))
     False
@@ -51,10 +51,12 @@ def may_grow(bound: Bounds, seen: Seen | None) -> bool:
 def others(
     settings: ReadSettings, seen: Mapping[MessageQueue, Seen], bounds: Mapping[MessageQueue, Bounds], patience: Patience
 ) -> tuple[dict[MessageQueue, int], set[MessageQueue]]:
-    """Queues whose message at the known offset is another one, with its store time; those of which nobody can tell now.
+    """Compare the messages at the known offsets with ``seen``.
 
-    Raises RocketMQError for a refusal.
+    Returns the queues that have another message there, with its store time in ms, and the queues that cannot be
+    compared now, because a broker does not answer. Raises RocketMQError if a broker refuses.
     """
+    # Only offsets that the queue has: a message that expired proves nothing.
     wanted = {
         queue: known.offset
         for queue, known in seen.items()
@@ -69,7 +71,7 @@ def others(
 
 
 def times(settings: ReadSettings, wanted: Positions, patience: Patience) -> dict[MessageQueue, int] | None:
-    """Store times of the messages at these offsets, as far as they are there; None where brokers do not answer."""
+    """The store times of the messages at these offsets, as far as they exist; None if brokers do not answer."""
 
     async def ask(client: Client) -> dict[MessageQueue, int]:
         return await places.persistently(
@@ -85,35 +87,36 @@ def times(settings: ReadSettings, wanted: Positions, patience: Patience) -> dict
         return None
 
 
-def tell_shorter(settings: ReadSettings, queue: MessageQueue, known: int, bound: Bounds) -> None:
-    """Raises DataLossError where the table asks for that; else tells it."""
+def report_shorter(settings: ReadSettings, queue: MessageQueue, known: int, bound: Bounds) -> None:
+    """Report that a queue ends before ``known``: a warning, or DataLossError with failOnDataLoss."""
     text = replaced(settings, queue, f"ends at {bound.end}, the stream has read it up to {known}")
     _log.warning("a queue is shorter than it was", reason=text)
 
 
-def tell_other(settings: ReadSettings, queue: MessageQueue, seen: Seen, time_ms: int, bound: Bounds) -> None:
-    """Raises DataLossError where the table asks for that; else tells it."""
+def report_other(settings: ReadSettings, queue: MessageQueue, seen: Seen, time_ms: int, bound: Bounds) -> None:
+    """Report that a queue has another message at a known offset: a warning, or DataLossError with failOnDataLoss."""
     what = (
         f"has another message at {seen.offset} than the stream has seen there (stored at {time_ms}, not "
         f"{seen.time_ms} ms); it is from {bound.first} to {bound.end} now"
     )
-    _log.warning("a queue is not the one that was read", reason=replaced(settings, queue, what))
+    _log.warning("a queue was replaced", reason=replaced(settings, queue, what))
 
 
 def new_begins(settings: ReadSettings, bounds: Mapping[MessageQueue, Bounds], seen: Sightings) -> Positions:
-    """Where queues are read from that were made anew or lost their end: from their first message.
+    """The offsets from which replaced queues are read: their first messages.
 
-    Where the checkpoint knows the time of a message, from the messages since then, so that rows do not come twice for a
-    broker that has lost its last messages only. Raises RocketMQError.
+    If the checkpoint has the time of a message, the messages since that time, less CLOCKS_MS: if the broker has only
+    lost its last messages, most rows are not read a second time. Raises RocketMQError.
     """
     begins = {queue: bound.first for queue, bound in bounds.items()}
     dated = {queue: known.time_ms + 1 - CLOCKS_MS for queue, known in seen.items() if queue in bounds}
     if dated:
         patience = Patience(settings.poll_timeout)
         for queue, offset in session.ask(settings.namesrv, lambda client: _at_times(client, dated, patience)).items():
+            # The offset was looked up after the bounds; it may lie outside of them if messages came or expired since.
             begins[queue] = min(bounds[queue].end, max(bounds[queue].first, offset))
     for queue, begin in sorted(begins.items()):
-        _log.warning("a queue is read again", queue=name_of(queue), begin=begin, end=bounds[queue].end)
+        _log.warning("a queue is read from a new begin", queue=name_of(queue), begin=begin, end=bounds[queue].end)
     return begins
 
 

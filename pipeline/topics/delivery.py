@@ -1,17 +1,17 @@
-"""How a task's rows get to the brokers, and how often.
+"""Delivers a task's rows to the brokers: at least once, or once with ``idempotent=true``.
 
-Rows go out in batches of some hundred KiB, each to one queue and stored as a whole. What is not certain is sent again,
-for ``pollTimeoutMs``: at least once.
+Rows are sent in batches of some hundred KiB, each to one queue, which stores a batch as a whole. A batch that may not
+have been stored is sent again, for ``pollTimeoutMs``: at least once.
 
-With ``idempotent=true`` batches go out one after the other, and the id of each row (UNIQ_KEY) is made of the query, the
-batch, the partition and the number of the row in it. Spark gives a task that runs again the same rows in the same order
-(as long as the query before it does), so what an earlier run has stored are the first rows, up to some batch. A task
-asks the brokers for its first row's id; where that is there, it asks for all, batch by batch, until a batch is not
-there. The question goes through the index that every RocketMQ broker has.
+With ``idempotent=true`` batches are sent one after the other, and the id of each row (UNIQ_KEY) is derived from the
+query, the batch, the partition and the row's number in it. Spark gives a task that runs again the same rows in the same
+order (as long as the query does), so that the rows that an earlier attempt stored are the first ones, up to some batch.
+A task queries the brokers for its first row's id. If it is stored, the task queries for the ids of all rows, batch by
+batch, until it finds a batch of which none is stored. The queries use the key index, which every RocketMQ broker has.
 
-Where this ends: messages that were deleted, or whose index was; a broker that is away while a task runs again and has
-its rows; two runs of one task at the same time (speculation, a worker that was given up and still runs); a query whose
-rows come in another order when it runs again; sharding keys, where the topic has other queues than the first time.
+The limits: messages that were deleted, or their index; a broker that has the rows but is away when the task runs again;
+two concurrent attempts of one task (speculation, a worker that Spark has given up but that still runs); a query whose
+rows have another order when it runs again; sharding keys, if the topic's queues have changed since the first attempt.
 """
 
 import hashlib
@@ -46,15 +46,15 @@ WRITE_OPTIONS: Final = ("namesrv", "topic", "group", "idempotent", "writeId", "b
 DEFAULT_GROUP: Final = "spark-rocketmq-sink"
 _IN_FLIGHT: Final = 3
 _SETTLE: Final = 0.5
-"""Seconds after which an index has what was stored before: brokers fill it a moment after they acknowledge."""
-_ASKED_AT_ONCE: Final = 16
+"""Seconds after which a stored message is in the index: brokers index it a moment after they acknowledge it."""
+_CONCURRENT_QUERIES: Final = 16
 
 _log = structlog.get_logger("pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSettings:
-    """What a writer needs to know; ``topic`` is for all rows, None where each has its own."""
+    """The settings of a writer. ``topic`` applies to all rows; None if each row has its own."""
 
     namesrv: str
     topic: str | None
@@ -83,13 +83,13 @@ class WriteSettings:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a task is, the same whenever it runs; ``again``: Spark says that it ran before."""
+    """The identity of a task, the same for all of its attempts. ``again``: Spark reports an earlier attempt."""
 
     text: str
     again: bool = False
 
     def key(self, row: int) -> str:
-        """The id of a row: 32 hexadecimal digits, as RocketMQ's own have.
+        """The id of a row: 32 hexadecimal digits, like RocketMQ's own ids.
 
         >>> Identity("q/1/0").key(7) == Identity("q/1/0", again=True).key(7) != Identity("q/1/1").key(7)
         True
@@ -99,7 +99,7 @@ class Identity:
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows that travel together: of one topic, to one queue where their sharding keys say so."""
+    """Rows that are sent as one batch. ``queue`` is set for rows with a sharding key, else any queue may take them."""
 
     topic: str
     queue: MessageQueue | None
@@ -108,9 +108,10 @@ class Chunk:
 
 
 def deliver(batches: Iterable[pa.RecordBatch], settings: WriteSettings, identity: Identity) -> tuple[int, int]:
-    """Sends all rows; how many were sent, and how many an earlier run had stored.
+    """Send all rows; returns how many were sent, and how many an earlier attempt had stored.
 
-    Raises RocketMQError where a broker refuses or does not answer for too long, RowError for a row none takes.
+    Raises RocketMQError if a broker refuses or does not answer for ``timeout``, RowError for a row that no broker
+    accepts.
     """
 
     async def run(client: Client) -> tuple[int, int]:
@@ -124,7 +125,11 @@ def deliver(batches: Iterable[pa.RecordBatch], settings: WriteSettings, identity
 
 
 class _Delivery:
-    """One task's rows on their way."""
+    """The delivery of one task's rows.
+
+    ``_slots`` bounds the batches in flight. With idempotent=true there is one: an earlier attempt has then stored the
+    first rows and no later ones. A chunk of a sharding key's queue also holds the queue's lock, to keep the order.
+    """
 
     def __init__(self, producer: Producer, admin: Admin, settings: WriteSettings, identity: Identity) -> None:
         self._producer = producer
@@ -135,7 +140,7 @@ class _Delivery:
         self._open: dict[tuple[str, MessageQueue | None], Chunk] = {}
         self._queues: dict[str, list[MessageQueue]] = {}
         self._topics: set[str] = set()
-        self._room = anyio.Semaphore(1 if settings.idempotent else _IN_FLIGHT)
+        self._slots = anyio.Semaphore(1 if settings.idempotent else _IN_FLIGHT)
         self._locks: dict[MessageQueue, anyio.Lock] = {}
         self._direct_sender: DirectSender | None = None
         self._wants_direct_sender = True
@@ -146,14 +151,16 @@ class _Delivery:
         self._found = 0
 
     async def run(self, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
-        """Rows sent, and rows found to be stored already."""
+        """Send the rows of ``batches``; returns the numbers of rows sent and of rows found stored already."""
+        # The task group ends only when all batches in flight are acknowledged: Spark commits the task after this.
         async with anyio.create_task_group() as group:
             try:
                 await self._take(batches, group)
+                # Before the open chunks: this may put requests of the direct sender back on the full path.
                 await self._finish_direct_sender(group)
                 for chunk in self._open.values():
                     await self._start(chunk, group)
-            except Exception as error:  # noqa: BLE001 - raised below, not wrapped in a group
+            except Exception as error:  # noqa: BLE001 - raised below, unwrapped: a task group would wrap it
                 self._error = self._error or error
                 group.cancel_scope.cancel()
             finally:
@@ -175,6 +182,7 @@ class _Delivery:
                     await self._send_on_fast_path(request, group)
                 continue
             for row in rows_of(batch, settings.topic):
+                # The number counts all rows in Spark's order, delayed ones too: it is part of the row's identity.
                 message_id = self._identity.key(number) if settings.idempotent else next_id()
                 number += 1
                 if row.delay:
@@ -192,9 +200,10 @@ class _Delivery:
                     await self._start(chunk, group)
 
     async def _send_on_fast_path(self, request: Request, group: TaskGroup) -> None:
-        """By the direct sender as long as there is one; what it leaves goes the usual way, as all does from then on."""
+        """Send by the direct sender. Once it has failed, its requests and all later ones take the full path."""
         if self._wants_direct_sender:
             self._wants_direct_sender = False
+            # The direct sender blocks the event loop: nothing may be in flight in the background.
             await self._wait_for_all()
             self._direct_sender = await self._open_direct_sender(request.topic)
         if self._direct_sender is None:
@@ -216,7 +225,7 @@ class _Delivery:
         return DirectSender(self._settings.group, known, session.REQUEST_TIMEOUT) if known else None
 
     async def _finish_direct_sender(self, group: TaskGroup) -> None:
-        """Waits for what is under way."""
+        """Wait until the direct sender's requests are acknowledged."""
         if self._direct_sender is None:
             return
         try:
@@ -229,13 +238,16 @@ class _Delivery:
             self._direct_sender = None
 
     async def _give_up_direct_sender(self, sender: DirectSender, group: TaskGroup) -> None:
+        """Send the requests that are not known to be stored on the full path."""
+        # First, so that _start does not take it for active and wait for each request.
         self._direct_sender = None
-        left = sender.take_back()
+        unknown = sender.take_back()
+        # After take_back, which receives the replies that have arrived.
         self._sent += sender.stored
         if sender.stored:
             self._topics.add(sender.topic)
-        _log.info("a connection of its own is given up", topic=sender.topic, requests=len(left))
-        for request in left:
+        _log.info("the sink continues on the full path", topic=sender.topic, requests=len(unknown))
+        for request in unknown:
             await self._start(request, group)
 
     async def _queue_of(self, topic: str, sharding_key: str) -> MessageQueue:
@@ -245,12 +257,12 @@ class _Delivery:
         return queues[abs(string_hash(sharding_key)) % len(queues)]
 
     async def _start(self, chunk: Chunk | Request, group: TaskGroup) -> None:
-        """Sends it in the background as soon as there is room. Raises the error of one that went out before.
+        """Send a batch in the background as soon as a slot is free. Raises the error of an earlier one.
 
-        Where there is a direct sender, nothing is left in the background: it does not let the loop run, so that a reply
-        would be read too late, and what has one be sent again.
+        With a direct sender the batch is waited for: the direct sender blocks the event loop, and a reply in the
+        background could be read only after its timeout, so that a stored batch would be sent again.
         """
-        await self._room.acquire()
+        await self._slots.acquire()
         self._check()
         group.start_soon(self._send_in_order, chunk)
         await anyio.lowlevel.checkpoint()
@@ -258,12 +270,12 @@ class _Delivery:
             await self._wait_for_all()
 
     async def _wait_for_all(self) -> None:
-        """Until nothing is under way in the background. Raises the error of what was."""
-        places = 1 if self._settings.idempotent else _IN_FLIGHT
-        for _ in range(places):
-            await self._room.acquire()
-        for _ in range(places):
-            self._room.release()
+        """Wait until no batch is in flight in the background. Raises the error of an earlier one."""
+        slots = 1 if self._settings.idempotent else _IN_FLIGHT
+        for _ in range(slots):
+            await self._slots.acquire()
+        for _ in range(slots):
+            self._slots.release()
         self._check()
 
     def _check(self) -> None:
@@ -279,10 +291,10 @@ class _Delivery:
             else:
                 async with self._locks.setdefault(chunk.queue, anyio.Lock()):
                     await self._send(chunk)
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits, not wrapped in a group
+        except Exception as error:  # noqa: BLE001 - _check raises it, unwrapped: a task group would wrap it
             self._error = self._error or error
         finally:
-            self._room.release()
+            self._slots.release()
 
     async def _send_request(self, request: Request) -> None:
         prepared = request.prepared(bytes(request.body))
@@ -302,10 +314,11 @@ class _Delivery:
         while entries:
             prepared = prepare_batch(chunk.topic, entries)
             try:
-                # One id stands for all: receipts of single rows are not looked at.
+                # One id is sufficient: the receipts of single rows are not used.
                 await self._producer.deliver(prepared._replace(message_ids=prepared.message_ids[:1]), chunk.queue, ())
             except RocketMQError as error:
                 await self._pause(chunk.topic, error)
+                # The failed attempt may have been stored although its reply was lost.
                 if self._settings.idempotent:
                     entries = await self._missing(chunk.topic, entries)
             else:
@@ -315,9 +328,10 @@ class _Delivery:
                 return
 
     async def _pause(self, topic: str, error: RocketMQError) -> None:
-        """Waits before the next attempt. Raises ``error`` where there is none."""
+        """Wait before the next attempt. Raises ``error`` if it is permanent or the time is over."""
         may_pass = is_passing(error)
         if isinstance(error, TopicNotFoundError):
+            # A topic that took rows before, or of which no broker is registered now, is away and not missing.
             may_pass = topic in self._topics or not (await self._admin.cluster_info()).broker_addr_table
         if not may_pass or self._patience.is_over:
             raise error
@@ -344,8 +358,10 @@ class _Delivery:
     # -- what an earlier run has stored ----------------------------------------------------------------------------
 
     async def _wanted(self, chunk: Chunk) -> list[BatchEntry]:
-        """The rows that no earlier run has stored. Ends the asking at the first batch of which nothing is there."""
+        """The rows that no earlier attempt stored. Queries end with the first batch of which no row is stored."""
         first, self._first = self._first, False
+        # A first attempt normally finds nothing: one query without the pause for the index. But Spark's attempt number
+        # starts at 0 again when the whole query is restarted, so that it has to be made.
         if first and not self._identity.again and await self._missing(chunk.topic, chunk.entries[:1], settle=False):
             self._asking = False
             return chunk.entries
@@ -356,7 +372,7 @@ class _Delivery:
         return missing
 
     async def _missing(self, topic: str, entries: list[BatchEntry], *, settle: bool = True) -> list[BatchEntry]:
-        """Those that no broker of the topic finds by their id, also when it is asked once more a moment later."""
+        """The entries whose ids no broker of the topic finds. ``settle``: query a second time a moment later."""
         missing = await self._not_found(topic, entries)
         if missing and settle:
             await anyio.sleep(_SETTLE)
@@ -366,7 +382,7 @@ class _Delivery:
     async def _not_found(self, topic: str, entries: list[BatchEntry]) -> list[BatchEntry]:
         stored: set[str] = set()
         errors: list[RocketMQError] = []
-        limiter = anyio.CapacityLimiter(_ASKED_AT_ONCE)
+        limiter = anyio.CapacityLimiter(_CONCURRENT_QUERIES)
 
         async def one(message_id: str) -> None:
             async with limiter:
@@ -384,11 +400,12 @@ class _Delivery:
         return [entry for entry in entries if entry.message_id not in stored]
 
     async def _is_stored(self, topic: str, message_id: str) -> bool:
-        """Waits for brokers: one that does not answer may have the row."""
+        """Whether a broker has the row. Waits for brokers: one that does not answer may have it."""
         while True:
             try:
                 return bool(await self._admin.messages_by_unique_key(topic, message_id))
             except TopicNotFoundError:
+                # With brokers registered, the topic does not exist. Without any, they are away.
                 if (await self._admin.cluster_info()).broker_addr_table:
                     return False
                 if self._patience.is_over:

@@ -1,12 +1,12 @@
-"""Sending a task's requests over connections of its own, as long as everything goes well.
+"""The fast path of the sink: sends a task's requests over blocking connections of its own.
 
-Several requests are under way on each connection, so that a broker always has one to store while a worker encodes the
-next: neither waits for the other. As with reading (see direct_connection), waiting for one socket at a time is all that
-this needs; replies are also taken while a request does not get out, as a broker may read on only when it is rid of
-them.
+Several requests are in flight on each connection, so that a broker always has one to store while the worker encodes the
+next, and neither waits for the other. As for reading (see direct_connection), it is sufficient to wait for one socket
+at a time. Replies are received also while a request cannot be sent: a broker with a full out-buffer does not read until
+its replies are taken.
 
-Anything but the expected reply ends the sender. What has no reply then may be stored or not: ``take_back`` gives it to
-whoever sends it again (delivery), with patience and as often as it takes.
+Any unexpected reply ends the sender. Requests without a reply may have been stored or not: ``take_back`` returns them
+to the full path (delivery), which sends them again until they are acknowledged or its time is over.
 """
 
 import random
@@ -22,18 +22,18 @@ from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import FrameDecoder, encode_head
 
 _UNDER_WAY: Final = 4 << 20
-"""Bytes that may be under way on a connection."""
+"""The most bytes in flight on a connection."""
 _REQUESTS: Final = 32
-"""Requests that may be under way on a connection: replies are long where bodies are short."""
+"""The most requests in flight on a connection: with short bodies, replies have as many bytes as requests."""
 _RECEIVE: Final = 64 * 1024
 
 
 class ConnectionEndedError(Exception):
-    """Something else than the expected reply has come, or nothing."""
+    """The broker sent an unexpected reply, or none in time, or closed the connection."""
 
 
 class _BrokerConnection:
-    """One broker's connection. ``waiting`` are requests without a reply, ``refused`` those with a bad one."""
+    """The connection to one broker. ``waiting`` are requests without a reply, ``refused`` those with an error reply."""
 
     def __init__(self, address: str, timeout: float) -> None:
         self._socket = connect(address, timeout)
@@ -49,15 +49,15 @@ class _BrokerConnection:
 
     @property
     def is_full(self) -> bool:
-        """Whether a reply has to come before another request is sent."""
+        """Whether a reply has to arrive before another request may be sent."""
         return len(self.waiting) >= _REQUESTS or (
             bool(self.waiting) and sum(len(request.body) for request in self.waiting.values()) >= _UNDER_WAY
         )
 
     def send(self, head: bytes, request: Request, opaque: int) -> None:
-        """Takes replies while the request does not get out.
+        """Send a request; receives replies while the socket does not accept more bytes.
 
-        Raises ConnectionEndedError, OSError and FrameError; ``end`` gives the request back then too.
+        Raises ConnectionEndedError, OSError and FrameError. ``end`` returns the request in these cases too.
         """
         self.waiting[opaque] = request
         sent, size = 0, len(head) + len(request.body)
@@ -68,7 +68,7 @@ class _BrokerConnection:
                 else:
                     self.take_replies()
         except ConnectionEndedError:
-            # No broker stores a part of a request, or answers it: nobody is to wait for that.
+            # The request is incomplete. A broker neither stores nor answers it, so ``end`` must not wait for a reply.
             self.waiting.pop(opaque, None)
             self.refused[opaque] = request
             raise
@@ -77,7 +77,7 @@ class _BrokerConnection:
             raise
 
     def _wait(self, events: int) -> int:
-        """What the socket is ready for. Raises TimeoutError where it takes too long."""
+        """Wait for ``events``; returns those that are ready. Raises TimeoutError."""
         self._poll.modify(self._socket, events)
         ready = self._poll.poll(self._timeout * 1000)
         if not ready:
@@ -85,9 +85,9 @@ class _BrokerConnection:
         return ready[0][1]
 
     def take_replies(self) -> None:
-        """Takes the replies that are there, waits for one where there is none.
+        """Receive the replies that have arrived; waits if there is none.
 
-        Raises ConnectionEndedError and OSError.
+        Raises ConnectionEndedError for an error reply or a closed connection, OSError and FrameError.
         """
         try:
             self._wait(select.POLLIN)
@@ -104,14 +104,15 @@ class _BrokerConnection:
                 self.stored += request.rows
             else:
                 self.refused[reply.opaque] = request
+        # Only after all replies are counted: what was acknowledged must not be sent again.
         self._works = self._works and bool(data)
         if self.refused or not self._works:
             raise ConnectionEndedError
 
     def end(self) -> dict[int, Request]:
-        """Hangs up; what was not stored, as far as is known."""
+        """Close the connection; returns the requests that are not known to be stored, by their opaque."""
         if not self._works:
-            self._timeout = 0  # what a broker said before it went away counts
+            self._timeout = 0  # replies that arrived before the connection broke still count, but none will follow
         while self.waiting:
             try:
                 self.take_replies()
@@ -124,21 +125,21 @@ class _BrokerConnection:
         return self.waiting | self.refused
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the connection."""
         self._socket.close()
 
 
 class DirectSender:
-    """The queues of one topic, by turns; ``places`` are the queues and the addresses of their brokers.
+    """Sends requests to the queues of one topic in turn. ``places`` are the queues with the addresses of their brokers.
 
-    ``send`` and ``finish`` raise ConnectionEndedError where the sender is at its end.
+    ``send`` and ``finish`` raise ConnectionEndedError when a connection fails; only ``take_back`` may follow.
     """
 
     def __init__(self, group: str, places: Sequence[tuple[MessageQueue, str]], timeout: float) -> None:
         self.topic = places[0][0].topic
         self._group = group
         self._places = places
-        self._turn = random.randrange(len(places))  # noqa: S311 - tasks begin with different queues
+        self._turn = random.randrange(len(places))  # noqa: S311 - not for security: tasks start at different queues
         self._timeout = timeout
         self._opaque = 0
         self._connections: dict[str, _BrokerConnection] = {}
@@ -150,8 +151,8 @@ class DirectSender:
         return sum(connection.stored for connection in self._connections.values())
 
     def send(self, request: Request) -> None:
-        """Sends one, once there is room for it."""
-        self._unsent = [request]
+        """Send a request as soon as the connection has space for it."""
+        self._unsent = [request]  # until the connection has taken it over: ``take_back`` must find it in one place
         self._turn = (self._turn + 1) % len(self._places)
         queue, address = self._places[self._turn]
         try:
@@ -169,7 +170,7 @@ class DirectSender:
             raise ConnectionEndedError from error
 
     def finish(self) -> None:
-        """Waits for all replies."""
+        """Wait for all replies."""
         try:
             for connection in self._connections.values():
                 while connection.waiting:
@@ -178,13 +179,13 @@ class DirectSender:
             raise ConnectionEndedError from error
 
     def take_back(self) -> list[Request]:
-        """Ends the sender: what was given to it and is not known to be stored, in the order in which it was sent."""
-        left: dict[int, Request] = {}
+        """End the sender; returns the requests that are not known to be stored, in the order of sending."""
+        unknown: dict[int, Request] = {}
         for connection in self._connections.values():
-            left |= connection.end()
-        return [*(left[opaque] for opaque in sorted(left)), *self._unsent]
+            unknown |= connection.end()
+        return [*(unknown[opaque] for opaque in sorted(unknown)), *self._unsent]
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close all connections."""
         for connection in self._connections.values():
             connection.close()

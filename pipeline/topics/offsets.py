@@ -1,4 +1,4 @@
-"""The offset of a stream: JSON that Spark writes into its checkpoint, and compares as text.
+"""The offset of a stream: JSON that Spark writes into its checkpoint and compares as text.
 
 ::
 
@@ -6,14 +6,19 @@
      "q": {"Orders": {"broker-a": {"0": 23}}}, "from": {"Orders": {"broker-a": {"0": 7}}},
      "seen": {"Orders": {"broker-a": {"0": [22, 1700000000123]}}}}
 
-``q`` is where the batch ends. ``from`` says where queues begin that no earlier batch knew: all of them in the first
-batch, new ones later; and where a queue begins again that is not the one any more that earlier batches read. So the
-first offsets are in Spark's checkpoint before a row of them is read, and whoever runs the batch again starts at the
-same place, wherever ``latest`` or ``earliest`` are by then. ``seen`` is the store time in ms of one message of a queue,
-by its offset: a queue that has another one there was made anew. Checkpoints of older versions have none, and older
-versions pass over it. ``t``, if there, is the store time in ms from which queues are read that are met later: when the
-stream began, unless it reads all there is. The offset before all others is ``{"v": 1}``: it is the same whenever Spark
-asks, as often as it asks.
+``q``: the end of the batch in each queue.
+
+``from``: the begin of queues that no earlier batch contained (in the first batch all of them, later the new ones), and
+of queues that were replaced since the last batch. Spark writes the offset into its checkpoint before it reads a row.
+A batch that is run again therefore starts at the same offsets, wherever ``latest`` or ``earliest`` are by then.
+
+``seen``: the offset of one message of a queue and its store time in ms. A queue with another message at this offset was
+replaced. Checkpoints of older versions do not have ``seen``, and older versions ignore it.
+
+``t``, optional: the store time in ms from which queues are read that appear later. It is the time at which the stream
+started, and absent if the stream reads all messages.
+
+The offset before all others is ``{"v": 1}``. Spark may request it any number of times, and it must always be the same.
 """
 
 from collections.abc import Mapping
@@ -27,7 +32,7 @@ Positions = dict[MessageQueue, int]
 
 
 class Seen(NamedTuple):
-    """A message that was in a queue: its offset, and its store time in ms."""
+    """A message that a queue has contained: its offset, and its store time in ms."""
 
     offset: int
     time_ms: int
@@ -37,13 +42,13 @@ Sightings = dict[MessageQueue, Seen]
 
 
 class OffsetFormatError(ValueError):
-    """A checkpoint's offset that this version does not understand."""
+    """An offset in the checkpoint that this version cannot parse."""
 
 
 class StreamOffset:
-    """Where a batch ends, where the queues begin that are new in it, and by what its queues are known again.
+    """An offset of a stream: the end of a batch, the begins of queues that are new in it, a message of each queue.
 
-    ``since_ms`` is the time from which queues are read that are met later.
+    ``since_ms`` is the store time from which queues are read that appear later.
 
     >>> queue = MessageQueue(topic="T", broker_name="b", queue_id=10)
     >>> offset = StreamOffset({queue: 5}, {queue: 2})
@@ -79,7 +84,7 @@ class StreamOffset:
 
     @staticmethod
     def of(value: Mapping[str, Any]) -> "StreamOffset":
-        """The offset out of Spark's JSON. Raises OffsetFormatError."""
+        """Parse an offset from Spark's JSON. Raises OffsetFormatError."""
         if value.get("v") != 1:
             raise OffsetFormatError(f"the checkpoint was written by another version of this source: {dict(value)}")
         since = value.get("t")
@@ -90,11 +95,11 @@ class StreamOffset:
 
     @property
     def is_initial(self) -> bool:
-        """Whether it is the one before all others."""
+        """Whether this is the offset before all others."""
         return not self.ends and not self.begins
 
     def to_json(self) -> dict[str, Any]:
-        """One text for one meaning: everything sorted, nothing empty."""
+        """The offset as JSON. Equal offsets give the same text, which Spark compares: sorted, without empty tables."""
         value: dict[str, Any] = dict(INITIAL)
         if self.since_ms is not None:
             value["t"] = self.since_ms
@@ -107,7 +112,7 @@ class StreamOffset:
         return value
 
     def begin_of(self, queue: MessageQueue, start: "StreamOffset") -> int:
-        """Where a batch that ends here and starts at ``start``, which is another offset, begins in a queue."""
+        """The first offset in ``queue`` of a batch from ``start``, which is another offset, to this one."""
         found = self.begins.get(queue)
         return found if found is not None else start.ends.get(queue, 0)
 
@@ -148,9 +153,9 @@ def _seen(value: Any) -> Seen:
 
 
 def limited(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], most: int) -> Positions:
-    """``ends``, moved back so that at most ``most`` messages lie between: each queue gets its share of them.
+    """``ends``, moved back so that the batch has at most ``most`` messages; each queue gets a proportional share.
 
-    Every queue that has messages gets at least one where there are enough; where not, they take turns.
+    Each queue with messages gets at least one, if there are enough for all; if not, the queues take turns.
 
     >>> one, two = (MessageQueue(topic="T", broker_name="b", queue_id=number) for number in (0, 1))
     >>> [end for end in limited({one: 0, two: 10}, {one: 90, two: 20}, 20).values()]
@@ -161,10 +166,13 @@ def limited(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int],
     if total <= most:
         return dict(ends)
     waiting = sorted(queue for queue, size in sizes.items() if size)
-    # Where a batch begins tells whose turn it is: it changes from batch to batch, and not when one is planned again.
+    # The turn is derived from the batch's begin: it changes with each batch, but not when the same batch is planned
+    # again, which must give the same result.
     turn = sum(start.get(queue, 0) for queue in ends) % len(waiting)
     waiting = waiting[turn:] + waiting[:turn]
     shares = dict.fromkeys(ends, 0) | dict.fromkeys(waiting[:most], 1)
+    # Then the rest in proportion to the messages beyond the first of each queue, rounded down, and what rounding left
+    # over one by one.
     spare = max(0, most - len(waiting))
     beyond = max(1, total - len(waiting))
     for queue in waiting:

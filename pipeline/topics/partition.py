@@ -1,4 +1,4 @@
-"""What Spark carries from the planning of a read to its tasks."""
+"""The partition that Spark passes from the planning of a read to its tasks."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """One task's range."""
+    """The range that one task reads."""
 
     def __init__(self, span: "Range") -> None:
         super().__init__(span)

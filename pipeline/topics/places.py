@@ -1,7 +1,7 @@
-"""Asking the brokers: which queues there are, where they begin and end, which offset belongs to a time.
+"""Requests to the brokers: which queues exist, their first and last offsets, the offset of a time.
 
-A broker that is down has no route while it is (name servers forget it at once): what is asked for by name is waited
-for, what is found by a pattern is simply not there for the moment.
+Name servers remove a broker from the routes as soon as it is down. Topics that are named in the options are waited for;
+those found by a pattern are missing as long as their brokers are.
 """
 
 import re
@@ -40,7 +40,7 @@ T = TypeVar("T")
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _AT_ONCE: Final = 32
-"""Requests to brokers that are under way at the same time."""
+"""The most concurrent requests to brokers."""
 _PASSING: Final = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
@@ -56,9 +56,9 @@ _HEAD: Final = struct.Struct(">20xq8xi")
 
 
 class Bounds(NamedTuple):
-    """A queue's first offset, and the offset that its next message will get.
+    """The first offset of a queue, and the offset that its next message will get.
 
-    ``last_ms`` is the store time of the message before ``end``; 0 where the broker does not say.
+    ``last_ms`` is the store time of the message before ``end``; 0 if the broker does not report it.
     """
 
     first: int
@@ -67,7 +67,7 @@ class Bounds(NamedTuple):
 
 
 class Patience:
-    """How long to go on trying: ``seconds`` from the first failure after a success, however long ago that was.
+    """A time limit for retries: ``seconds`` from the first failure after the last success.
 
     >>> Patience(0.0).is_over
     True
@@ -79,17 +79,17 @@ class Patience:
         self._until: float | None = None
 
     def worked(self) -> None:
-        """Something came: the next failure is a first one."""
+        """Report a success: the next failure is a first one."""
         self._pause = _PAUSE
         self._until = None
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up; to be asked after each failure."""
+        """Whether the time is over. The first call after a success starts it, so call this after each failure."""
         return self._left() <= 0
 
     async def wait(self) -> None:
-        """A pause that grows."""
+        """Sleep before a retry, longer each time, but not beyond the limit."""
         await anyio.sleep(min(self._pause, max(0.0, self._left())))
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
@@ -101,13 +101,13 @@ class Patience:
 
 
 def is_passing(error: RocketMQError) -> bool:
-    """Whether trying again later may help: nobody answers, or a broker says that it is busy."""
+    """Whether a retry later may succeed: a peer did not answer, or a broker reported that it is busy."""
     unanswered = isinstance(error, UnreachableError | PerhapsStoredError) and error.code is None
     return unanswered or error.code in _PASSING
 
 
 async def persistently(patience: Patience, action: Callable[[], Awaitable[T]], *, also: type[Exception]) -> T:
-    """The action's result, tried again while its errors may pass or are ``also``. Raises the last one."""
+    """The result of ``action``, retried while its errors are passing or of type ``also``. Raises the last error."""
     while True:
         try:
             result = await action()
@@ -121,7 +121,7 @@ async def persistently(patience: Patience, action: Callable[[], Awaitable[T]], *
 
 
 async def matching_topics(client: Client, pattern: str) -> list[str]:
-    """Topics whose whole name matches; none of the broker's own, no retry or dead-letter topic."""
+    """The topics whose whole name matches, without system topics, retry and dead-letter topics."""
     reply = await client.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     brokers = set((await cluster(client)).broker_addr_table)
     expression = re.compile(pattern)
@@ -136,13 +136,13 @@ async def matching_topics(client: Client, pattern: str) -> list[str]:
 
 
 async def cluster(client: Client) -> ClusterInfo:
-    """The brokers that are registered now."""
+    """The brokers that are registered at the name server."""
     reply = await client.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
     return decode_json(reply.body, ClusterInfo)
 
 
 async def routes(client: Client, settings: ReadSettings) -> tuple[dict[str, TopicRoute], list[str]]:
-    """The routes of the wanted topics, and those asked for by name that nobody has."""
+    """The routes of the selected topics, and the names of topics that were requested but have no route."""
     topics = settings.topics
     if settings.pattern is not None:
         topics = tuple(await matching_topics(client, settings.pattern))
@@ -157,7 +157,7 @@ async def routes(client: Client, settings: ReadSettings) -> tuple[dict[str, Topi
 
 
 async def bounds(client: Client, settings: ReadSettings, found: Iterable[TopicRoute]) -> dict[MessageQueue, Bounds]:
-    """The bounds of every wanted queue that can be read, one request for each topic and broker."""
+    """The bounds of all selected queues that can be read. Sends one request for each topic and broker."""
     table: dict[MessageQueue, Bounds] = {}
     limiter = anyio.CapacityLimiter(_AT_ONCE)
     errors: list[RocketMQError] = []
@@ -198,7 +198,7 @@ async def _topic_bounds(client: Client, topic: str, address: str) -> dict[Messag
 
 
 async def at_time(client: Client, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
-    """For each queue the offset of its first message stored at ``time_ms`` or later; its end where there is none."""
+    """For each queue the offset of its first message stored at ``time_ms`` or later; its end if there is none."""
     found: dict[MessageQueue, int] = {}
     limiter = anyio.CapacityLimiter(_AT_ONCE)
     errors: list[RocketMQError] = []
@@ -221,7 +221,7 @@ async def at_time(client: Client, queues: Iterable[MessageQueue], time_ms: int) 
 async def store_times(
     client: Client, settings: ReadSettings, places: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, int]:
-    """For each queue the store time (ms) of its message at an offset; a queue that has none there is left out.
+    """For each queue the store time (ms) of its message at an offset, without queues that have no message there.
 
     Raises RocketMQError.
     """
@@ -248,7 +248,7 @@ async def store_times(
 
 
 async def _store_time(client: Client, settings: ReadSettings, queue: MessageQueue, offset: int) -> int | None:
-    """By a pull of that one message: brokers have no smaller question whose answer all versions give exactly."""
+    """Pull that one message. No cheaper request returns the exact time on all versions of brokers."""
     everything = Subscription(queue.topic, ALL, wall_ms())
     call = PullCall(settings.group or DEFAULT_GROUP, queue, everything, 1, with_subscription=True, hold=0.0)
     address = (await client.routes.get(queue.topic)).member(queue.broker_name)
@@ -260,6 +260,7 @@ async def _store_time(client: Client, settings: ReadSettings, queue: MessageQueu
             return None
         raise error_for(reply.code, reply.remark, address)
     body = bytes(reply.body)
+    # A pull returns the next message if there is none at the offset, as in a compaction topic.
     if len(body) < _HEAD.size or _HEAD.unpack_from(body)[0] != offset:
         return None
     at = store_time_at(_HEAD.unpack_from(body)[1])
@@ -267,7 +268,7 @@ async def _store_time(client: Client, settings: ReadSettings, queue: MessageQueu
 
 
 async def commit(client: Client, group: str, positions: Iterable[tuple[MessageQueue, int]]) -> None:
-    """Commits for the group, so that it can be seen how far it is; never backwards. Raises RocketMQError."""
+    """Commit offsets for the group, which only shows its progress; never backwards. Raises RocketMQError."""
     for queue, offset in positions:
         known = await offsets.committed_offset(client, group, queue)
         if known is None or known < offset:

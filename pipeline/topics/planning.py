@@ -1,4 +1,4 @@
-"""From options and bounds to ranges, and from ranges to tasks."""
+"""Plans a read: ranges of offsets from options and bounds, and tasks from ranges."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from trimq.pipeline.topics.settings import EARLIEST, LATEST, Position, ReadSetti
 
 
 class DataLossError(RuntimeError):
-    """Messages that were to be read are not there any more; the text says which and what can be done."""
+    """Messages to be read do not exist any more; the text says which, and what can be done."""
 
 
 class Range(NamedTuple):
@@ -25,36 +25,36 @@ class Range(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets it has."""
+        """The number of offsets."""
         return self.end - self.begin
 
 
 def missing_offsets(settings: ReadSettings, what: str) -> str | None:
-    """Raises DataLossError where the table asks for that; else what to say in a warning."""
+    """Raises DataLossError with failOnDataLoss; else returns the text of a warning."""
     text = f"{what}. Messages were deleted before they were read (fileReservedTime, a deleted topic or a new store)"
     if settings.fail_on_data_loss:
-        raise DataLossError(f"{text}; with failOnDataLoss=false the read goes on with what is there")
+        raise DataLossError(f"{text}; with failOnDataLoss=false the read continues with the messages that exist")
     return text
 
 
 def replaced(settings: ReadSettings, queue: MessageQueue, what: str) -> str:
-    """As ``missing_offsets``, for a queue that is not any more what the checkpoint knows of it."""
+    """As ``missing_offsets``, for a queue that is not the one any more whose offsets are in the checkpoint."""
     text = (
-        f"{name_of(queue)} (topic/broker/queue) {what}: the topic was deleted and made anew, or the broker lost its "
-        "newest messages or its store"
+        f"{name_of(queue)} (topic/broker/queue) {what}: the topic was deleted and created again, or the broker lost "
+        "its newest messages or its store"
     )
     if settings.fail_on_data_loss:
         raise DataLossError(
-            f"{text}. Nothing is read and the checkpoint stays as it is. To go on with what is there now: "
-            "failOnDataLoss=false, which reads such a queue from its new beginning, or a new checkpoint"
+            f"{text}. Nothing is read and the checkpoint is unchanged. To continue with the messages that exist now, "
+            "use failOnDataLoss=false, which reads such a queue from its new begin, or a new checkpoint"
         )
     return text
 
 
 async def known_bounds(client: Client, settings: ReadSettings) -> dict[MessageQueue, Bounds]:
-    """The bounds of all wanted queues, waiting for brokers that do not answer.
+    """The bounds of all selected queues. Waits for brokers that do not answer.
 
-    Raises OptionError for a topic or queue that there is not.
+    Raises OptionError for a topic or queue that does not exist.
     """
     found = await places.persistently(
         Patience(settings.poll_timeout), lambda: _bounds(client, settings), also=NoBrokerError
@@ -70,13 +70,13 @@ async def _bounds(client: Client, settings: ReadSettings) -> dict[MessageQueue, 
     if missing:
         topics = ", ".join(missing)
         if not (await places.cluster(client)).broker_addr_table:
-            raise NoBrokerError(f"no broker is registered at {settings.namesrv}, so nobody knows {topics}")
+            raise NoBrokerError(f"no broker is registered at {settings.namesrv}, so there is no route for {topics}")
         raise OptionError("topics", ",".join(settings.topics), f"topics that exist; no broker has {topics}")
     return await places.bounds(client, settings, found.values())
 
 
 def name_of(queue: MessageQueue) -> str:
-    """A queue in one word."""
+    """A queue as ``topic/broker/id``."""
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
 
 
@@ -92,9 +92,10 @@ async def resolve(
     *,
     every_queue: bool = True,
 ) -> dict[MessageQueue, int]:
-    """The offset that ``position`` means in each queue.
+    """The offset of ``position`` in each queue.
 
-    Raises OptionError for a table that leaves a queue out; with ``every_queue`` False that is read from its begin.
+    Raises OptionError for a table without an offset for some queue; with ``every_queue`` False such a queue is read
+    from its begin.
     """
     if position.kind == "earliest":
         return {queue: bounds.first for queue, bounds in found.items()}
@@ -115,9 +116,9 @@ async def resolve(
 
 
 async def batch_ranges(client: Client, settings: ReadSettings) -> list[Range]:
-    """What a batch read reads: ranges with something in them, in order of their queues.
+    """The ranges of a batch read, without empty ones, in the order of their queues.
 
-    Raises OptionError where an end lies before its start, DataLossError where offsets are named that are not there.
+    Raises OptionError if an end is before its start, DataLossError for given offsets that do not exist.
     """
     found = await known_bounds(client, settings)
     starts = await resolve(client, settings.start, "startingOffsets", found)
@@ -125,9 +126,10 @@ async def batch_ranges(client: Client, settings: ReadSettings) -> list[Range]:
     ranges = []
     for queue, bounds in found.items():
         begin, end = starts[queue], ends[queue]
+        # Ends from times or "latest" may lie before the start without any error in the options: an empty range.
         if begin > end and "table" in (settings.start.kind, settings.end.kind):
             name = name_of(queue)
-            raise OptionError("startingOffsets", f"{begin} for {name}", f"an offset that is not behind its end {end}")
+            raise OptionError("startingOffsets", f"{begin} for {name}", f"an offset that is not after the end {end}")
         begin, end = within(settings, queue, begin, end, bounds)
         if begin < end:
             ranges.append(Range(queue, begin, end))
@@ -135,7 +137,7 @@ async def batch_ranges(client: Client, settings: ReadSettings) -> list[Range]:
 
 
 def within(settings: ReadSettings, queue: MessageQueue, begin: int, end: int, bounds: Bounds) -> tuple[int, int]:
-    """The part of [begin, end) that the queue has. Raises DataLossError where that is less and loss counts."""
+    """The part of [begin, end) that the queue has. Raises DataLossError with failOnDataLoss if that is less."""
     if begin < min(bounds.first, end):
         missing_offsets(settings, f"{name_of(queue)} begins at {bounds.first}, offsets from {begin} were to be read")
         begin = min(bounds.first, end)
@@ -146,7 +148,7 @@ def within(settings: ReadSettings, queue: MessageQueue, begin: int, end: int, bo
 
 
 def split(ranges: list[Range], min_partitions: int | None) -> list[Range]:
-    """At least ``min_partitions`` ranges where there are so many messages: large ones are cut into equal parts.
+    """At least ``min_partitions`` ranges, if there are so many messages: large ranges are cut into equal parts.
 
     >>> queue = MessageQueue(topic="T", broker_name="b", queue_id=0)
     >>> [(part.begin, part.end) for part in split([Range(queue, 0, 10)], 3)]
@@ -157,7 +159,7 @@ def split(ranges: list[Range], min_partitions: int | None) -> list[Range]:
         return ranges
     parts = []
     for one in ranges:
-        # Rounded up: a share that is rounded down may leave fewer tasks than were asked for.
+        # Rounded up: with shares rounded down there could be fewer tasks than requested.
         count = min(one.size, max(1, -(-one.size * min_partitions // total)))
         cuts = [one.begin + one.size * number // count for number in range(count + 1)]
         parts += [Range(one.queue, cuts[number], cuts[number + 1]) for number in range(count)]

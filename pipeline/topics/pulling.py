@@ -1,12 +1,12 @@
-"""Pulling one range of a queue: raw replies in order, several requests under way where offsets are known ahead.
+"""The full path for pulling one range of a queue: raw replies in order, with retries and the reports of lost messages.
 
-Without a filter nearly every offset of a range is a message, so that the requests for the next messages can go out
-before the first reply is there. Where offsets stand for none (a queue that was rebuilt over a damaged log, a compaction
-topic), a reply goes on behind what it was asked for; the request for that brings it too, and there it counts. With a
-filter only the reply tells where to go on, and requests follow one another.
+Without a filter nearly every offset of a range is a message, so that the range is divided into parts whose requests are
+in flight together. Offsets without a message (in a queue that was rebuilt over a damaged log, or a compaction topic)
+make a reply extend behind its part; those messages are discarded, because the request for the next part returns them
+too. With a filter only the reply says where to continue, and requests are sent one after the other.
 
-Long ranges come here only where something is not as it should be (see direct_connection): brokers that are away,
-messages that are gone.
+Long ranges take this path only after the fast path has ended (see direct_connection): if brokers are away, or messages
+were deleted.
 """
 
 import struct
@@ -32,20 +32,20 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 
 _ASK_FOR: Final = 1024
-"""Messages that one pull asks for; brokers give fewer (32 and 256 KiB unless configured otherwise)."""
+"""Messages that one pull requests; brokers return fewer (32 and 256 KiB unless configured otherwise)."""
 _DEPTH: Final = 6
-"""Pulls that are under way at the same time."""
+"""Pulls in flight."""
 _FEW: Final = 32
-"""Offsets of a request where no reply has told how many messages the broker gives."""
+"""Offsets of a part if no reply has shown yet how many messages the broker returns."""
 _QUEUE_OFFSET: Final = struct.Struct(">i16xq")
-"""A message's size, and its offset in the queue."""
+"""The size of an encoded message, and its offset in the queue."""
 _READABLE: Final = {status.value: status for status in PullStatus}
 
 _log = structlog.get_logger("pipeline")
 
 
 class Reply(NamedTuple):
-    """A pull's reply: its messages as they came, and where they end."""
+    """A pull's reply: its encoded messages, the offset to continue at, and the bounds of the queue."""
 
     status: PullStatus
     body: bytes
@@ -56,7 +56,7 @@ class Reply(NamedTuple):
 
 @dataclass
 class _Part:
-    """Offsets [at, end) that one of the requests under way is to bring; ``bodies`` are what has come."""
+    """Offsets [at, end) that are read by one task. ``bodies`` have arrived; ``done`` is set at the end or an error."""
 
     at: int
     end: int
@@ -66,7 +66,7 @@ class _Part:
 
 
 def _between(body: bytes, begin: int, end: int) -> bytes:
-    """The messages of a reply with offsets in [begin, end). What is no message stays: who decodes it tells so."""
+    """The messages of a reply with offsets in [begin, end). Bytes that are no message stay; decoding reports them."""
     inside: list[bytes] = []
     at = 0
     whole = True
@@ -83,7 +83,7 @@ def _between(body: bytes, begin: int, end: int) -> bytes:
 
 
 class RangeReader:
-    """Reads one range. Raises DataLossError, and RocketMQError where brokers do not answer for too long."""
+    """Reads one range. Raises DataLossError, and RocketMQError if brokers do not answer for pollTimeoutMs."""
 
     def __init__(self, client: Client, settings: ReadSettings, span: Range) -> None:
         self._client = client
@@ -94,12 +94,13 @@ class RangeReader:
         self._step = 0
 
     async def bodies(self) -> AsyncGenerator[bytes]:
-        """Bodies of replies, in order of their offsets; with a filter the last may go beyond the range."""
+        """The bodies of replies in the order of offsets. With a filter the last one may extend beyond the range."""
         if self._settings.is_filtered:
             async with aclosing(self._one_by_one()) as bodies:
                 async for body in bodies:
                     yield body
             return
+        # One pull alone first: its reply shows how many messages the broker returns, which is the size of parts.
         first = _Part(self._span.begin, self._span.end, [], anyio.Event())
         following = await self._advance(first, only_one=True)
         for body in first.bodies:
@@ -118,7 +119,7 @@ class RangeReader:
             part.bodies.clear()
 
     async def _pipelined(self, at: int) -> AsyncGenerator[bytes]:
-        """As many offsets a request as the first reply had messages."""
+        """Read the rest in parts of as many offsets as the first reply had messages, several at the same time."""
         step = self._step or _FEW
         under_way: deque[_Part] = deque()
         async with anyio.create_task_group() as group:
@@ -129,6 +130,7 @@ class RangeReader:
                         at = part.end
                         under_way.append(part)
                         group.start_soon(self._fetch, part)
+                    # In the order of the range, whichever part is complete first.
                     part = under_way.popleft()
                     await part.done.wait()
                     if part.error is not None:
@@ -141,13 +143,13 @@ class RangeReader:
     async def _fetch(self, part: _Part) -> None:
         try:
             await self._advance(part)
-        except Exception as error:  # noqa: BLE001 - raised where the part is waited for, not wrapped in a group
+        except Exception as error:  # noqa: BLE001 - raised where the part is awaited, unwrapped
             part.error = error
         finally:
             part.done.set()
 
     async def _advance(self, part: _Part, *, only_one: bool = False) -> int:
-        """Pulls until the part is there, or until something came; where to go on."""
+        """Pull until the part is complete, or with ``only_one`` until one reply; returns the offset to continue at."""
         at = part.at
         while at < part.end:
             reply = await self._pull(at, part.end - at)
@@ -168,28 +170,29 @@ class RangeReader:
         return at
 
     def _checked(self, reply: Reply, at: int, end: int) -> int | None:
-        """Where to go on behind a reply; None to ask again. Raises DataLossError."""
+        """The offset to continue at after a reply; None to pull again. Raises DataLossError."""
         if reply.first > at:
             self._missing_offsets(f"begins at {reply.first}, {at} was to be read")
+            # Beyond the deleted messages, but not beyond the part: the next part reports its own.
             return min(max(reply.next_offset, reply.first), max(end, at + 1))
         if reply.status is PullStatus.FOUND or reply.next_offset > at:
             return reply.next_offset
-        # The queue ends before the range. A broker that has just started may not have got to its end yet.
+        # The queue ends before the range. The queue of a broker that has just started may still be growing.
         if reply.end < end and self._patience.is_over:
             self._missing_offsets(f"ends at {reply.end}, offsets up to {end} were to be read")
             return end
         if self._patience.is_over:
             raise PerhapsStoredError(
-                f"{name_of(self._span.queue)} has messages at {at}, and the broker does not give them"
+                f"{name_of(self._span.queue)} has messages at {at}, but the broker does not return them"
             )
         return None
 
     def _missing_offsets(self, what: str) -> None:
         text = missing_offsets(self._settings, f"{name_of(self._span.queue)} {what}")
-        _log.warning("messages are not there any more", reason=text)
+        _log.warning("messages were deleted", reason=text)
 
     async def _pull(self, at: int, count: int) -> Reply | None:
-        """One reply; None where asking again may help. Raises RocketMQError."""
+        """Pull once; None if a retry may succeed. Raises RocketMQError."""
         queue = self._span.queue
         try:
             route = await self._client.routes.get(queue.topic)
@@ -205,7 +208,7 @@ class RangeReader:
             if not may_pass or self._patience.is_over:
                 raise
             _log.info("pull failed", queue=queue, reason=str(error))
-            await self._ask_for_route()
+            await self._refresh_route()
             return None
         answer = reply.header(PullMessageResponseHeader)
         body = bytes(reply.body) if status is PullStatus.FOUND else b""
@@ -228,7 +231,7 @@ class RangeReader:
         )
         return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
 
-    async def _ask_for_route(self) -> None:
+    async def _refresh_route(self) -> None:
         try:
             await self._client.routes.refresh(self._span.queue.topic)
         except (TopicNotFoundError, UnreachableError):

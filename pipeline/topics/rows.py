@@ -1,4 +1,4 @@
-"""Rows out of pulled records: the bodies of replies become Arrow batches, column by column."""
+"""Makes rows of pulled records: the bodies of replies become Arrow batches, column by column."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -23,26 +23,26 @@ from trimq.pipeline.topics.settings import DEFAULT_GROUP, ReadSettings
 from trimq.protocol.record import AT_PHYSICAL_OFFSET, OVERHEAD_V1, RecordError
 
 BATCH_BYTES: Final = 4 << 20
-"""An Arrow batch is made when so many bytes of records have come."""
+"""An Arrow batch is made when so many bytes of records have arrived."""
 
 _WORD: Final = np.dtype(">u4")
 
 
 class UndecodableError(RuntimeError):
-    """A message that the table cannot show; the text says where it is and why."""
+    """A message that cannot become a row; the text says where it is and why."""
 
 
 def batch_of(
     data: bytes | memoryview, span: Range, settings: ReadSettings, pieces: Sequence[tuple[int, int]] | None = None
 ) -> pa.RecordBatch:
-    """The rows of some records of one queue: those in the range, with a wanted tag.
+    """The rows of records of one queue: those in the range that have a selected tag.
 
-    The records fill ``data``, or ``pieces`` [begin, end) of it. Raises RecordError for bytes that are no records,
+    The records fill ``data``, or the ``pieces`` [begin, end) of it. Raises RecordError for bytes that are no records,
     UndecodableError for a body that cannot be decompressed.
     """
     view = memoryview(data)
     pieces = [(0, len(view))] if pieces is None else pieces
-    if any(later < end for (_, end), (later, _) in pairwise(pieces)):  # columns are made of bytes in their order
+    if any(later < end for (_, end), (later, _) in pairwise(pieces)):  # gather copies only ascending ranges
         view = memoryview(b"".join([view[begin:end] for begin, end in pieces]))
         pieces = [(0, len(view))]
     at = _positions(view, pieces, span)
@@ -50,23 +50,23 @@ def batch_of(
     physical = values_at(window, at + AT_PHYSICAL_OFFSET, np.dtype(">i8")).astype(np.int64)
     heads = read_heads(window, at, physical)
     if not heads.ok.all():
-        raise RecordError(f"a message of {span.queue} does not hold together")
+        raise RecordError(f"the lengths of a message of {span.queue} do not match")
     inside = (heads.queue_offset >= span.begin) & (heads.queue_offset < span.end)
     if not inside.all():
         heads = heads.take(inside)
     rows = Rows(view, heads, span.queue.broker_name)
-    # A schema that the user gave has columns that may be null; Spark wants to find it to the letter.
+    # The nullability of a user's schema has to be in the batch: Spark compares the schemas exactly.
     batch, bad = rows.batch(settings.columns, settings.nullable)
     if bad:
         number, why = bad[0]
         raise UndecodableError(f"{span.queue}, offset {heads.queue_offset[number]}: {why}")
-    if settings.tags:  # brokers compare hashes of tags
+    if settings.tags:  # brokers filter by the hashes of tags, so that other tags may pass
         batch = batch.filter(pa.compute.is_in(rows.column("tags"), pa.array(sorted(settings.tags))))
     return batch
 
 
 def _positions(view: memoryview, pieces: Sequence[tuple[int, int]], span: Range) -> Array:
-    """Where the records begin that fill the pieces. Raises RecordError where something else is there."""
+    """The positions of the records that fill the pieces. Raises RecordError for other bytes."""
     at = _of_one_size(view, *np.array(pieces, dtype=np.int64).T)
     if at is not None:
         return at
@@ -74,13 +74,13 @@ def _positions(view: memoryview, pieces: Sequence[tuple[int, int]], span: Range)
     for begin, end in pieces:
         at, stop = chain(view[begin:end], 0, end - begin)
         if begin + stop != end:
-            raise RecordError(f"no message at {stop} of what {span.queue} brought")
+            raise RecordError(f"a reply for {span.queue} has no message at byte {stop}")
         found.append(at + begin)
     return np.concatenate(found)
 
 
 def _of_one_size(view: memoryview, begins: Array, ends: Array) -> Array | None:
-    """The same where the records of each piece have all the size of its first; None where they have not."""
+    """As ``_positions``, if all records of each piece have the size of its first one; None if not."""
     lengths = ends - begins
     if not len(begins) or int(lengths.min()) < OVERHEAD_V1:
         return None
@@ -91,11 +91,12 @@ def _of_one_size(view: memoryview, begins: Array, ends: Array) -> Array | None:
     sizes = np.repeat(sizes, counts)
     firsts = np.cumsum(counts) - counts
     at: Array = np.repeat(begins, counts) + sizes * (np.arange(len(sizes)) - np.repeat(firsts, counts))
+    # So far only the first record's size is known; each record has to have it.
     return at if (values_at(view, at, _WORD) == sizes).all() else None
 
 
 class _Bodies:
-    """Replies' bodies on their way into Arrow batches of about ``BATCH_BYTES``."""
+    """Collects the bodies of replies for Arrow batches of about ``BATCH_BYTES``."""
 
     def __init__(self, span: Range, settings: ReadSettings) -> None:
         self._span = span
@@ -104,13 +105,13 @@ class _Bodies:
         self._size = 0
 
     def add(self, body: bytes) -> bool:
-        """Takes one; True where there are enough for a batch."""
+        """Add a body; returns whether there are enough for a batch."""
         self._parts.append(body)
         self._size += len(body)
         return self._size >= BATCH_BYTES
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """One batch of what was taken, none of nothing."""
+        """A batch of the collected bodies, or none if there are none."""
         parts, self._parts, self._size = self._parts, [], 0
         if parts:
             yield batch_of(b"".join(parts), self._span, self._settings)
@@ -133,7 +134,7 @@ def _direct_batches(connection: DirectConnection, span: Range, settings: ReadSet
 
 
 def _address(span: Range, settings: ReadSettings) -> str | None:
-    """Where the range's broker is; None where that cannot be told at once."""
+    """The address of the range's broker; None if it is not known immediately."""
 
     async def look(client: Client) -> str | None:
         try:
@@ -147,8 +148,9 @@ def _address(span: Range, settings: ReadSettings) -> str | None:
 def read_range(span: Range, settings: ReadSettings, *, commit: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a range as Arrow batches, for a Spark task.
 
-    ``commit`` commits the range's end for the group when all rows have been taken.
+    ``commit``: commit the end of the range for the group, after all rows were taken.
     """
+    # The fast path reads as far as it gets, the full path the rest: all errors and waits are the full path's.
     rest = span
     if span.size >= MIN_MESSAGES and not settings.is_filtered:
         address = _address(span, settings)
@@ -163,6 +165,7 @@ def read_range(span: Range, settings: ReadSettings, *, commit: bool) -> Iterator
                 async for batch in batches:
                     if batch.num_rows:
                         yield batch
+            # Only here, when Spark has taken the last row: the commit must not be ahead of the rows.
             if commit and settings.group is not None:
                 await places.commit(client, settings.group, [(span.queue, span.end)])
 

@@ -1,6 +1,6 @@
-"""Rows of a sink that have a body and perhaps a tag, and nothing else: encoded a request at a time.
+"""The fast path of the sink's encoding, for rows with only a body and perhaps a tag: encoded as columns.
 
-Such rows are most, and an object for each of them is what a sink's time would go to.
+Most rows are of this kind, and a Python object for each would dominate the sink's time.
 """
 
 from collections.abc import Iterator
@@ -20,20 +20,20 @@ from trimq.protocol.message_id import UniqueIdGenerator
 
 _COLUMNS: Final = frozenset({"topic", "body", "tags"})
 _LEAST: Final = 100
-"""Fewer rows are better put together with those of other batches."""
+"""Fewer rows take the full path, which combines them with rows of other batches into one request."""
 _MOST: Final = 16_384
-"""Rows that are joined: ids of one millisecond are 65,536."""
+"""The most rows that are encoded together: a generator has 65,536 ids for each millisecond."""
 _JOINED: Final = 8 << 20
-"""Bytes of requests that are made together."""
+"""Bytes of requests that are encoded together."""
 _HEAD: Final = 20
 _ID: Final = 32
 _KEY: Final = b"UNIQ_KEY\x01"
 _AROUND: Final = BATCH_OVERHEAD + len(_KEY) + _ID + 1
-"""Bytes of a message besides its body and its tag."""
+"""Bytes of a message in addition to its body and its tag."""
 
 
 class Request(NamedTuple):
-    """Rows that are ready to travel: ``body`` is a batch (trimq.protocol.batch), ``first_id`` its first message's."""
+    """Rows ready to be sent. ``body`` is a batch (trimq.protocol.batch), ``first_id`` the id of its first message."""
 
     topic: str
     body: memoryview
@@ -42,13 +42,13 @@ class Request(NamedTuple):
     born: int
 
     def prepared(self, body: bytes = b"") -> Prepared:
-        """The same for the SDK; ``body`` is left out by who sends it by itself."""
+        """The request as the SDK takes it; a caller that sends the body itself leaves ``body`` out."""
         code, properties = RequestCode.SEND_BATCH_MESSAGE, "WAIT\x01true\x02"
         return Prepared(code, self.topic, body, properties, 0, 0, self.born, (self.first_id,))
 
 
 def fits_fast_path(batch: pa.RecordBatch) -> bool:
-    """Whether the rows have nothing that needs a look at each of them."""
+    """Whether the rows of a batch can be encoded as columns."""
     return (
         batch.num_rows >= _LEAST
         and _COLUMNS.issuperset(batch.schema.names)
@@ -57,7 +57,7 @@ def fits_fast_path(batch: pa.RecordBatch) -> bool:
 
 
 def requests_of(batch: pa.RecordBatch, topic: str, batch_bytes: int, ids: UniqueIdGenerator) -> Iterator[Request]:
-    """The rows of a batch for which ``fits_fast_path``, in requests of about ``batch_bytes``. Raises RowError."""
+    """The rows of a batch that ``fits_fast_path``, in requests of about ``batch_bytes``. Raises RowError."""
     bodies = batch.column("body")
     _, places, _ = bodies.buffers()
     lengths = np.diff(np.frombuffer(places, dtype=np.int32, count=len(bodies) + 1, offset=4 * bodies.offset))
@@ -67,6 +67,7 @@ def requests_of(batch: pa.RecordBatch, topic: str, batch_bytes: int, ids: Unique
     sizes = (_AROUND + np.array(list(map(len, texts))))[which] + lengths
     ends = np.cumsum(sizes)
     begin = 0
+    # Some requests are encoded together, and then cut: numpy and Arrow have a cost for each call.
     while begin < len(sizes):
         end = _end(ends, begin, max(batch_bytes, _JOINED), begin + _MOST)
         rows = slice(begin, end)
@@ -82,13 +83,13 @@ def requests_of(batch: pa.RecordBatch, topic: str, batch_bytes: int, ids: Unique
 
 
 def _end(ends: Array, begin: int, size: int, most: int) -> int:
-    """Behind the rows from ``begin`` on that have ``size`` bytes together, the last of which may be only begun."""
+    """The end of the rows from ``begin`` on that reach ``size`` bytes together; the last one may exceed it."""
     before = int(ends[begin - 1]) if begin else 0
     return min(int(np.searchsorted(ends, before + size)) + 1, most, len(ends))
 
 
 def _tags(batch: pa.RecordBatch) -> tuple[list[bytes], Array]:
-    """The property texts that there are, and which of them each row has."""
+    """The distinct property texts of the rows, and the index of each row's text."""
     if "tags" not in batch.schema.names:
         return [b""], np.zeros(batch.num_rows, dtype=np.int64)
     found = batch.column("tags").dictionary_encode()
@@ -99,9 +100,9 @@ def _tags(batch: pa.RecordBatch) -> tuple[list[bytes], Array]:
 def _encoded(
     bodies: pa.BinaryArray, lengths: Array, sizes: Array, texts: list[bytes], which: Array, ids: UniqueIdGenerator
 ) -> memoryview:
-    """The bodies of several requests behind one another; the layout of each is trimq.protocol.batch's.
+    """The bodies of several requests, one behind the other. Layout: trimq.protocol.batch.
 
-    Each part of all messages is an array, Arrow joins them.
+    Each field of the messages is one array, and Arrow joins these row by row.
     """
     count = len(sizes)
     heads = np.zeros((count, 5), dtype=">i4")

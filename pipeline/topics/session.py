@@ -1,8 +1,8 @@
-"""The SDK inside a Spark worker: a loop that runs in the worker's own thread, and only while somebody waits for it.
+"""The SDK in a Spark worker: an event loop in the worker's own thread, which runs only while the worker waits for it.
 
-A blocking facade with a thread of its own would share the interpreter with the thread that hands rows to Spark; here
-replies wait in the socket instead, so that requests are under way while rows are handed over, and nothing is left
-behind when a task ends: no thread, no connection.
+A blocking facade with a thread of its own would compete for the interpreter with the thread that hands rows to Spark.
+Here replies wait in the socket instead: requests are in flight while rows are handed over. When a task ends it leaves
+no thread and no connection behind.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def open_client(namesrv: str) -> Client:
 
 
 def ask(namesrv: str, question: Callable[[Client], Awaitable[T]]) -> T:
-    """Runs ``question`` with an open client and returns its answer."""
+    """Run ``question`` with an open client and return its result."""
 
     async def main() -> T:
         async with open_client(namesrv) as client:
@@ -37,9 +37,10 @@ def ask(namesrv: str, question: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def stream(make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
-    """The items of an asynchronous iterator, for a blocking caller; at most two are made ahead.
+    """The items of an asynchronous iterator, for a blocking caller. At most two items are made ahead.
 
-    The iterator lives in one task from begin to end, which is cancelled where the caller stops early.
+    The iterator runs in one task from start to end, as cancel scopes require. The task is cancelled if the caller stops
+    early.
     """
     done = object()
     with asyncio.Runner() as runner:
@@ -60,6 +61,7 @@ def stream(make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
             if getting.done():
                 return getting.result()
             getting.cancel()
+            # The task has ended. Without an item left it has failed, and this raises its error.
             if queue.empty():
                 task.result()
             return queue.get_nowait()

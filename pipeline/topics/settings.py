@@ -1,8 +1,7 @@
-"""The options of a topic table, understood: what to read, from where to where, how carefully.
+"""The parsed options of a topic table: what to read, the start and end, and what to do about lost messages.
 
-Names and meanings are those that users of Spark's Kafka source know; what is different is RocketMQ's: brokers have
-names, and offsets stand under topic, broker and queue: ``{"Orders": {"broker-a": {"0": 23, "1": -2}}}`` (-2 is
-earliest, -1 latest).
+Names and meanings follow Spark's Kafka source. The differences are RocketMQ's: brokers have names, and offsets are
+given by topic, broker and queue: ``{"Orders": {"broker-a": {"0": 23, "1": -2}}}`` (-2 is earliest, -1 latest).
 """
 
 import re
@@ -21,7 +20,7 @@ from trimq.protocol.topic_rules import group_problem, topic_problem
 EARLIEST: Final = -2
 LATEST: Final = -1
 DEFAULT_GROUP: Final = "spark-rocketmq"
-"""The group that brokers see where none is given; nothing is committed for it."""
+"""The group in requests if the options have none; nothing is committed for it."""
 
 _NAMESRV: Final = "addresses of name servers: host:port, several separated by semicolons"
 _OFFSETS: Final = 'earliest, latest, or JSON {"topic": {"broker": {"queue": offset}}} (-2 is earliest, -1 latest)'
@@ -50,7 +49,7 @@ OffsetTable = Mapping[MessageQueue, int]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: in all queues alike, at a time (ms since the epoch), or by queue.
+    """Where to begin or end: at the same place in all queues, at a time (ms since the epoch), or by queue.
 
     >>> Position("earliest").table
     {}
@@ -63,7 +62,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSettings:
-    """What a reader needs to know. ``queues`` None means all; ``tags`` empty means every message.
+    """The settings of a reader. ``queues`` None means all queues; ``tags`` empty means every message.
 
     >>> ReadSettings.of(Options({"namesrv": "127.0.0.1:9876", "topics": "Orders"})).start
     Position(kind='earliest', time_ms=0, table={})
@@ -86,17 +85,17 @@ class ReadSettings:
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags that are wanted; empty for all, and where an expression chooses."""
+        """The selected tags; empty for all messages, and for an SQL expression."""
         return frozenset() if isinstance(self.wanted, Sql) else frozenset(parse_tags(self.wanted))
 
     @property
     def is_filtered(self) -> bool:
-        """Whether brokers leave messages out."""
+        """Whether brokers filter the messages, so that offsets without a message are normal."""
         return isinstance(self.wanted, Sql) or bool(self.tags)
 
     @staticmethod
     def of(options: Options, columns: Mapping[str, bool] | None = None, *, stream: bool = False) -> "ReadSettings":
-        """The settings of a batch or stream read; ``columns`` are those of the table's schema: nullable or not.
+        """The settings of a batch or stream read. ``columns`` are those of the table's schema: name to nullable.
 
         Raises OptionError.
         """
@@ -115,7 +114,7 @@ class ReadSettings:
         start = _position(options, "starting", "latest" if stream else "earliest", not_this="" if stream else "latest")
         end = _position(options, "ending", "latest", not_this="earliest")
         if start.kind == end.kind == "time" and start.time_ms > end.time_ms:
-            raise OptionError("startingTimestamp", start.time_ms, f"a time not behind endingTimestamp = {end.time_ms}")
+            raise OptionError("startingTimestamp", start.time_ms, f"a time not after endingTimestamp = {end.time_ms}")
         return ReadSettings(
             namesrv=namesrv_of(options),
             topics=topics,
@@ -135,17 +134,17 @@ class ReadSettings:
 
 
 def no_path(options: Options, method: str) -> None:
-    """Raises OptionError for a topic in the place of a path, where it would not count.
+    """Raises OptionError for a topic that was given as a path: it would be ignored.
 
-    A path with a slash passes: Spark gives one of its own to a table of its catalog.
+    A path with a slash is accepted: Spark adds its own to a table of its catalog.
     """
     path = options.text("path")
     if path is not None and "/" not in path:
-        raise OptionError("path", path, f"none: {method}() without it, topics are options")
+        raise OptionError("path", path, f"none: call {method}() without a path, topics are options")
 
 
 def namesrv_of(options: Options) -> str:
-    """The name servers, checked. Raises OptionError."""
+    """The addresses of the name servers, validated. Raises OptionError."""
     value = options.required("namesrv", _NAMESRV)
     try:
         return ";".join(parse_addresses(value))
@@ -154,11 +153,11 @@ def namesrv_of(options: Options) -> str:
 
 
 def group_of(options: Options) -> str | None:
-    """The group, checked; None where none is given. Raises OptionError."""
+    """The group, validated; None if none is given. Raises OptionError."""
     group = options.text("group")
     problem = group_problem(group) if group is not None else None
     if problem is not None:
-        raise OptionError("group", group, f"a name that brokers take ({problem})")
+        raise OptionError("group", group, f"a name that brokers accept ({problem})")
     return group
 
 
@@ -245,7 +244,7 @@ def _queues(options: Options) -> frozenset[MessageQueue] | None:
     try:
         for topic, brokers in value.items():
             for broker, queues in brokers.items():
-                # a text could be gone through too
+                # A string instead of a list could be iterated too.
                 if not isinstance(queues, list) or not all(type(queue) is int and queue >= 0 for queue in queues):
                     raise wrong
                 found |= {MessageQueue(topic=topic, broker_name=broker, queue_id=queue) for queue in queues}

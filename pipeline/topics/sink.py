@@ -1,8 +1,8 @@
-"""Writing rows into topics: what Spark asks of a writer, for batch and stream.
+"""The writers of the sink, for batch and stream, as Spark's data source API requires them.
 
-At least once: a row is acknowledged by its broker before its task ends, and what is not certain is sent again.
-``idempotent=true`` adds that a task which runs again asks first (see delivery). A written row cannot be taken back, so
-that ``abort`` has nothing to do.
+Delivery is at least once: a task ends when brokers have acknowledged all of its rows, and rows that may not have been
+stored are sent again. With ``idempotent=true`` a task that runs again first queries what is stored (see delivery).
+Messages cannot be withdrawn, so that ``abort`` does nothing.
 """
 
 import secrets
@@ -32,62 +32,62 @@ _ARROW_TYPES: Final = {
     "smallint": pa.int16(),
     "tinyint": pa.int8(),
 }
-"""Those of the columns that a sink takes, by the names that Spark has for them."""
+"""The Arrow types of the columns that a sink takes, by Spark's names of the types."""
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has done: rows sent, and rows that an earlier run of it had stored already."""
+    """The result of a task: rows sent, and rows that an earlier attempt had already stored."""
 
     sent: int = 0
     found: int = 0
 
 
 def _write(batches: Iterator[pa.RecordBatch], settings: WriteSettings, write_id: str | None) -> Written:
-    """Sends all rows of a task. Raises RocketMQError, and ValueError for a row that no broker takes."""
+    """Send all rows of a task. Raises RocketMQError, and ValueError for a row that no broker accepts."""
     context = TaskContext.get()
     if context is None:
-        raise RuntimeError("rows are written by Spark's tasks")
+        raise RuntimeError("rows can be written only in a task of Spark")
     query = write_id or context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId") if write_id is None else "0"
     if settings.idempotent and (not query or batch is None):
-        raise RuntimeError("Spark does not say which query and batch this task belongs to: idempotent=true cannot work")
+        raise RuntimeError("Spark does not report the query and batch of this task: idempotent=true cannot work")
     identity = Identity(f"{query}/{batch}/{context.partitionId()}", again=context.attemptNumber() > 0)
     return Written(*deliver(batches, settings, identity))
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """A batch write. ``writeId`` names it across runs of the program; without, each is a new one."""
+    """A batch write. ``writeId`` identifies it when the program runs again; without, each write is a new one."""
 
     def __init__(self, settings: WriteSettings, write_id: str | None) -> None:
         self._settings = settings
         self._write_id = write_id or secrets.token_hex(16)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Sends a task's rows."""
+        """Send a task's rows."""
         return _write(iterator, self._settings, self._write_id)
 
 
 class TopicRowStreamWriter(DataSourceStreamWriter):
-    """A stream write for PySpark 4.0, which hands over rows one by one."""
+    """A stream write for PySpark 4.0, which passes rows one by one."""
 
     def __init__(self, settings: WriteSettings, schema: Any) -> None:
         self._settings = settings
         self._schema = schema
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """Sends a task's rows of one batch."""
+        """Send a task's rows of one batch."""
         return _write(as_batches(iterator, self._schema), self._settings, None)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing is left to do: brokers have acknowledged every row."""
+        """Does nothing: brokers have acknowledged every row."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing can be done: what is stored is stored, and Spark runs the batch again."""
+        """Does nothing: stored messages cannot be withdrawn, and Spark runs the batch again."""
 
 
 def as_batches(rows: Iterable[Any], schema: Any) -> Iterator[pa.RecordBatch]:
-    """Spark's rows as the Arrow batches that later versions hand over."""
+    """Spark's rows as Arrow batches, as later versions pass them."""
     kinds = {field.name: _ARROW_TYPES[field.dataType.simpleString()] for field in schema.fields}
     rows = iter(rows)
     while some := list(islice(rows, _ROWS_AT_ONCE)):
@@ -97,12 +97,12 @@ def as_batches(rows: Iterable[Any], schema: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(value: Any) -> Any:
-    """A map comes as a dictionary, which not every pyarrow takes for one."""
+    """A map as a list of pairs: Spark passes a dictionary, which not every version of pyarrow accepts for a map."""
     return list(value.items()) if isinstance(value, Mapping) else value
 
 
 HAS_ARROW_STREAM = hasattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
-"""PySpark 4.1 and later hand a stream's rows over as Arrow batches."""
+"""Whether PySpark passes a stream's rows as Arrow batches: 4.1 and later do."""
 
 if HAS_ARROW_STREAM:
 
@@ -113,14 +113,14 @@ if HAS_ARROW_STREAM:
             self._settings = settings
 
         def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-            """Sends a task's rows of one batch."""
+            """Send a task's rows of one batch."""
             return _write(iterator, self._settings, None)
 
         def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-            """Nothing is left to do: brokers have acknowledged every row."""
+            """Does nothing: brokers have acknowledged every row."""
 
         def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-            """Nothing can be done: what is stored is stored, and Spark runs the batch again."""
+            """Does nothing: stored messages cannot be withdrawn, and Spark runs the batch again."""
 
 
 def _settings(options: Options, schema: Any, method: str) -> WriteSettings:
@@ -133,7 +133,7 @@ def _settings(options: Options, schema: Any, method: str) -> WriteSettings:
 def batch_writer(options: Options, schema: Any, *, overwrite: bool) -> DataSourceArrowWriter:
     """The writer of a batch. Raises OptionError for options and columns that cannot be used."""
     if overwrite:
-        raise OptionError("mode", "overwrite", 'append, as in .mode("append"): messages cannot be taken back')
+        raise OptionError("mode", "overwrite", 'append, as in .mode("append"): messages cannot be withdrawn')
     settings = _settings(options, schema, "save")
     return TopicWriter(settings, options.text("writeId"))
 
@@ -141,7 +141,7 @@ def batch_writer(options: Options, schema: Any, *, overwrite: bool) -> DataSourc
 def stream_writer(options: Options, schema: Any, *, overwrite: bool) -> Any:
     """The writer of a stream. Raises OptionError for options and columns that cannot be used."""
     if overwrite:
-        raise OptionError("outputMode", "complete", "append or update: messages cannot be taken back")
+        raise OptionError("outputMode", "complete", "append or update: messages cannot be withdrawn")
     settings = _settings(options, schema, "start")
     if options.has("writeId"):
         raise OptionError("writeId", options.text("writeId"), "to be given for a batch write only: a stream has an id")

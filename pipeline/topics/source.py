@@ -1,7 +1,7 @@
-"""The data source ``rocketmq``: what Spark asks of it, and the batch reader.
+"""The data source ``rocketmq``, as Spark's data source API requires it, and the batch reader.
 
-Everything that can be wrong with options is found here, while Spark still shows errors as they are. Spark imports this
-module in several processes of their own before the first row is read, so that each import stands where it is needed.
+Options are validated here, where Spark shows errors unchanged. Spark imports this module in several processes before
+the first row is read; other modules are therefore imported only in the functions that need them.
 """
 
 from collections.abc import Iterator
@@ -41,13 +41,13 @@ class TopicDataSource(DataSource):
         return spark_schema(properties=Options(self.options).flag("includeProperties", default=True))
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """A batch read of all columns, or of those of a schema that was given. Raises OptionError."""
+        """A batch read of all columns, or of those in a schema that the user gave. Raises OptionError."""
         from trimq.pipeline.topics.settings import ReadSettings  # noqa: PLC0415 - see above
 
         return TopicReader(ReadSettings.of(Options(self.options), _columns(schema)))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark passes the schema by this name
-        """A stream read; options that cannot be used are refused by its first call."""
+        """A stream read. Wrong options are raised by its first call, see stream."""
         from trimq.pipeline.topics.stream import stream_reader  # noqa: PLC0415 - see above
 
         return stream_reader(Options(self.options), _columns(schema))
@@ -71,13 +71,13 @@ def _columns(schema: Any) -> dict[str, bool]:
 
 
 class TopicReader(DataSourceReader):
-    """Reads ranges that are fixed when the query is planned."""
+    """A batch read. Its ranges are fixed when the query is planned."""
 
     def __init__(self, settings: "ReadSettings") -> None:
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
-        """A task for each queue with messages, more where minPartitions asks for it."""
+        """A task for each queue with messages, or more with minPartitions."""
         from trimq.pipeline.topics import planning, session  # noqa: PLC0415 - see above
 
         settings = self._settings
@@ -85,7 +85,7 @@ class TopicReader(DataSourceReader):
         return [RangePartition(span) for span in planning.split(ranges, settings.min_partitions)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        """The rows of a range; none for the empty partition that Spark makes up where there is nothing to read."""
+        """The rows of a range; none for the partition that Spark invents if there is nothing to read."""
         from trimq.pipeline.topics.rows import read_range  # noqa: PLC0415 - see above
 
         if isinstance(partition, RangePartition):

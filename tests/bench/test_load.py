@@ -163,11 +163,11 @@ async def test_topics_that_are_refused_end_the_load(tool: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("-mode e2e -conns 5 -topics 2 -queues 2", "a queue of its own"),
-        ("-mode e2e -conns 1 -size 8", "a body 9 bytes"),
+        ("-mode e2e -conns 5 -topics 2 -queues 2", "its own queue"),
+        ("-mode e2e -conns 1 -size 8", "-size must be at least 9"),
         ("-mode e2e -conns 1 -rate 0", "-rate"),
         ("-mode send -mixed /nowhere/mixed.jsonl", "no such file"),
-        ("-mode send -mixed {tmp}", "no topic, or no body"),
+        ("-mode send -mixed {tmp}", "expected a topic, and a body"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: str, says: str, tool: Path, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_new_rows_are_on_the_page_with_what_was_written(tmp_path: Path, monkeypa
     text = page._side_by_side(numbers)
     assert "| e2e | 2,000 | 2,000 | 1.00 | 0.9 | 1.00 | 1.00 | 0.41 | 0.4 | later |" in text
     assert any(line.startswith("| catchup8 |") and line.endswith("| slower |") for line in text)
-    assert "- catchup8, apache: messages that were written before: 700 of 1,024 bytes and 30 of 65,536 bytes" in text
+    assert "- catchup8, apache: backlog that was written before: 700 of 1,024 bytes and 30 of 65,536 bytes" in text
     assert {picture.name for picture in (tmp_path / "plots").iterdir()} == {"throughput.svg", "latency.svg"}
 
 

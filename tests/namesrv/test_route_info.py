@@ -482,7 +482,7 @@ class TestWhyNoRoute:
         cluster.register(A, B)
         assert cluster.routes.why_no_route("Nope") == (
             "no route for topic Nope: the 1 registered broker name(s) (broker-a) do not have it and do not create "
-            "topics by themselves (autoCreateTopicEnable=false); create it with mqadmin updateTopic"
+            "topics automatically (autoCreateTopicEnable=false); create it with mqadmin updateTopic"
         )
         assert "autoCreateTopicEnable=false" in cluster.routes.why_no_route("TBW102")
 

@@ -77,7 +77,7 @@ def queue(*files: tuple[int, int]) -> dict[tuple[str, int], list[DataFile]]:
         ([(0, 400), (400, 0), (800, 400)], ["/s/consumequeue/T/0/00400 has 0 bytes, the others have 400"]),
         ([(0, 400), (400, 420), (800, 400)], ["/s/consumequeue/T/0/00400 has 420 bytes, the others have 400"]),
         ([(0, 400), (800, 400)], ["the file of T/0 before /s/consumequeue/T/0/00800 is missing"]),
-        ([(20, 400)], ["/s/consumequeue/T/0/00020 begins where no file of 400 bytes does"]),
+        ([(20, 400)], ["/s/consumequeue/T/0/00020 does not begin at a multiple of 400 bytes"]),
     ],
 )
 def test_queue_files_that_are_cut_or_missing(files: list[tuple[int, int]], told: list[str]) -> None:

@@ -103,7 +103,7 @@ def test_a_topic_made_anew_ends_every_run_until_somebody_decides(scene: Scene, p
         scene.run(end, pins=pins, pollTimeoutMs=600_000)
     for word in (
         "Orders/broker-a/0 (topic/broker/queue) ends at 10, the stream has read it up to 30",
-        "deleted and made anew",
+        "deleted and created again",
         "failOnDataLoss=false",
         "a new checkpoint",
     ):
@@ -116,7 +116,7 @@ def test_a_topic_made_anew_ends_every_run_until_somebody_decides(scene: Scene, p
     with capture_logs() as logs:
         assert scene.spans(end, failOnDataLoss=False) == [Range(QUEUE, 0, 40)]
     warnings = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
-    assert warnings == ["a queue is not the one that was read", "a queue is read again"]
+    assert warnings == ["a queue was replaced", "a queue is read from a new begin"]
 
 
 @pytest.mark.parametrize("pins", [True, False], ids=["AvailableNow", "other triggers"])

@@ -25,7 +25,7 @@ def test_an_error_names_the_option_its_value_and_what_was_expected() -> None:
 
 
 def test_an_unknown_option_is_refused_and_the_likely_one_named() -> None:
-    with pytest.raises(OptionError, match=r"option startingOffset = 'latest': .* is startingOffsets meant\?"):
+    with pytest.raises(OptionError, match=r"option startingOffset = 'latest': .* did you mean startingOffsets\?"):
         Options({"startingOffset": "latest"}).check_names(["startingOffsets", "topics"], "rocketmq")
     Options({"STARTINGOFFSETS": "x", "path": "y", "checkpointLocation": "z"}).check_names(
         ["startingOffsets"], "rocketmq"

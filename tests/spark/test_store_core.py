@@ -315,7 +315,7 @@ def test_a_part_of_a_queue_carries_the_files_that_it_touches(tmp_path: Path) -> 
     found = [row for part in strange for batch in batches(files, part, given) for row in batch.to_pylist()]
     assert bodies(found) == [one.body for one in writer.sent]
     (root / "commitlog" / offset_name(0)).unlink()
-    with pytest.raises(FileNotFoundError, match="deleted while"):
+    with pytest.raises(FileNotFoundError, match="deleted before"):
         list(batches(files, strange[0], given))
 
 

@@ -156,7 +156,7 @@ def test_a_read_shows_its_progress_to_the_group(cluster: Cluster, numbers: str, 
         ({"topics": "T", "tags": "a ||"}, r"option tags = 'a \|\|': expected tags as"),
         ({"topics": "T", "tags": "a", "sql": "b = 1"}, r"option sql = 'b = 1': expected not to be given together"),
         ({"topics": "T", "queues": "[1]"}, r"option queues = '\[1\]': expected JSON"),
-        ({"topics": "T", "group": "a b"}, r"option group = 'a b': expected a name that brokers take"),
+        ({"topics": "T", "group": "a b"}, r"option group = 'a b': expected a name that brokers accept"),
         ({"topics": "T", "minPartitions": "0"}, r"option minPartitions = '0': expected a whole number, at least 1"),
         (
             {"topics": "T", "startingTimestamp": "now"},
@@ -164,13 +164,13 @@ def test_a_read_shows_its_progress_to_the_group(cluster: Cluster, numbers: str, 
         ),
         (
             {"topics": "T", "startingTimestamp": "200", "endingTimestamp": "100"},
-            r"option startingTimestamp = 200: expected a time not behind endingTimestamp = 100",
+            r"option startingTimestamp = 200: expected a time not after endingTimestamp = 100",
         ),
         ({"topics": "T", "queues": '{"T": {"b": "12"}}'}, r"option queues = .*expected JSON"),
         ({"topics": "T", "queues": '{"T": {"b": ["1"]}}'}, r"option queues = .*expected JSON"),
         ({"topics": "T", "queues": '{"T": {"b": [true, -1]}}'}, r"option queues = .*expected JSON"),
         ({"topics": "T", "queues": '{"T": [1]}'}, r"option queues = .*expected JSON"),
-        ({"topics": "T", "path": "Orders"}, r"option path = 'Orders': expected none: load\(\) without it"),
+        ({"topics": "T", "path": "Orders"}, r"option path = 'Orders': expected none: call load\(\) without a path"),
         ({"topics": "T", "discoveryIntervalMs": "5"}, r"option discoveryIntervalMs = '5': expected an option of"),
         ({"topics": "T", "topic": "T"}, r"option topic = 'T': expected an option of the rocketmq source"),
     ],
@@ -190,7 +190,7 @@ def test_a_table_of_offsets_has_to_fit_the_queues(cluster: Cluster, numbers: str
         read(cluster, topics=numbers, startingOffsets=json.dumps(table))
     start = {numbers: {name: {"0": 9, "1": 9} for name in ("broker-a", "broker-b")}}
     end = {numbers: {name: {"0": 9, "1": 8} for name in ("broker-a", "broker-b")}}
-    with pytest.raises(OptionError, match=rf"'9 for {numbers}/broker-a/1': .*not behind its end 8"):
+    with pytest.raises(OptionError, match=rf"'9 for {numbers}/broker-a/1': .*not after the end 8"):
         read(cluster, topics=numbers, startingOffsets=json.dumps(start), endingOffsets=json.dumps(end))
     with pytest.raises(OptionError, match=rf"option queues = '{numbers}/broker-a/9': expected queues that can be read"):
         read(cluster, topics=numbers, queues=json.dumps({numbers: {"broker-a": [9]}}))
