@@ -56,8 +56,8 @@ OnResult: TypeAlias = Callable[[AttemptResult], None]
 class Attempts:
     """The sends of a producer's ``group``.
 
-    A failed send is retried up to ``retries`` times, also after an attempt with an unknown outcome if ``retry_unknown``.
-    ``timeout`` (seconds) is that of one attempt.
+    A failed send is retried up to ``retries`` times, also after an attempt with an unknown outcome if
+    ``retry_unknown``. ``timeout`` (seconds) is that of one attempt.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Each send still gets its own receipt. Sends to a chosen queue have batches of their own.
 
-A batch is sent when it is full or its ``linger`` has passed. Batches for a chosen queue are sent one after the other, so
-that messages are stored in the order of their sends; while one batch is in flight, the next one grows.
+A batch is sent when it is full or its ``linger`` has passed. Batches for a chosen queue are sent one after the other,
+so that messages are stored in the order of their sends; while one batch is in flight, the next one grows.
 
 A batch needs no task of its own unless an attempt fails or has to wait: the send that fills it, or the one task that
 watches the clock, sends it, and the task that reads the reply wakes the senders.
@@ -59,7 +59,7 @@ class Sender(Protocol):
 
 
 class Batch:
-    """Messages that are sent together. When ``receipts`` or ``error`` is set, it ``is_over`` and wakes its ``crowd``."""
+    """Messages that are sent together. With ``receipts`` or an ``error`` it ``is_over``, and wakes its ``crowd``."""
 
     __slots__ = (
         "_cancelled",
@@ -86,8 +86,8 @@ class Batch:
         self.receipts: Sequence[SendReceipt] | dict[int, SendReceipt] = ()
         self.error: BaseException | None = None
         self._fields: list[Any] = []
-        """Five fields for each message: itself, its id, flag, body and properties. One flat list, since a tuple for each
-        message would cost the garbage collector more."""
+        """Five fields for each message: itself, its id, flag, body and properties. One flat list, since a tuple for
+        each message would cost the garbage collector more."""
         self._cancelled: set[int] = set()
 
     def add(self, message: Message, text: bytes, size: int) -> None:
@@ -112,8 +112,8 @@ class Batch:
     def _own_error(self, error: BaseException) -> RocketMQError:
         """An error instance for one sender.
 
-        For an exception that is not the SDK's, such as the cancellation of the task that sent the batch, it is the error
-        that describes the messages' outcome.
+        For an exception that is not the SDK's, such as the cancellation of the task that sent the batch, it is the
+        error that describes the messages' outcome.
         """
         if isinstance(error, RocketMQError):
             return again(error)
@@ -161,9 +161,10 @@ class Batcher:
         self._queued: dict[MessageQueue, deque[Batch]] = {}
         """The line for each chosen queue to which a batch is in flight: the batches that wait for it, in order."""
         self._timed: dict[Batch, float] = {}
-        """The time at which each growing batch is sent. All linger equally long, so this is in the order of the times."""
+        """When each growing batch is sent. All linger equally long, so the order of insertion is that of the times."""
         self._unfinished = self._in_flight = self._placed = 0
-        # With linger=0: how many senders the last replies have woken, and the size at which the next batch is sent early.
+        # With linger=0: how many senders the last replies have woken, and the size at which the next batch is sent
+        # early.
         self._woken = self._early = 0
         self._loop: Loop | None = None
         self._wanted: Crowd
@@ -221,7 +222,7 @@ class Batcher:
         batch = self._open.get(key)
         if batch is None or batch.size + size > self._max_bytes:
             if batch is not None:
-                self._leave(batch)  # before the new one is opened: batches of a queue are sent in the order of the sends
+                self._leave(batch)  # before the new one is opened: batches of a queue go out in the order of the sends
             batch = self._opened(key)
         batch.add(message, text, size)
         # No await between add() and the return: the message must still be the last one for send() to know its number.

@@ -43,17 +43,18 @@ _log = StandardLog("trimq.client.consumer")
 class Consumer(GroupMember):
     """Receives messages of ``topics``: one topic, or topics with their tags, ``{"Orders": "paid || refunded"}``.
 
-    In the ``clustering`` model each message goes to one member of the group, and is redelivered until it is acknowledged.
-    In ``broadcasting`` each message goes to every member, and is not redelivered. An ``orderly`` consumer receives the
-    messages of a queue one at a time, the next one only when the one before is acknowledged. Several tasks may iterate
-    over the same consumer: each message goes to one of them.
+    In the ``clustering`` model each message goes to one member of the group, and is redelivered until it is
+    acknowledged. In ``broadcasting`` each message goes to every member, and is not redelivered. An ``orderly`` consumer
+    receives the messages of a queue one at a time, the next one only when the one before is acknowledged. Several tasks
+    may iterate over the same consumer: each message goes to one of them.
 
     ``start`` is where a group without committed offsets starts: ``"first"``, ``"last"`` (only new messages), or a time.
     ``allocation`` is the strategy by which the members share queues; all members must use the same. ``prefetch`` bounds
-    how much is read ahead. ``max_retries`` is the number of redeliveries after which a message becomes a dead letter; None
-    leaves it to the group's configuration (16 by default), and means no limit for an orderly consumer. ``suspend`` is the
-    pause in seconds before an orderly consumer retries a message. Offsets are committed every ``commit_interval`` seconds.
-    ``offsets_file`` stores the offsets of a broadcasting consumer; without it they are lost when it closes.
+    how much is read ahead. ``max_retries`` is the number of redeliveries after which a message becomes a dead letter;
+    None leaves it to the group's configuration (16 by default), and means no limit for an orderly consumer. ``suspend``
+    is the pause in seconds before an orderly consumer retries a message. Offsets are committed every
+    ``commit_interval`` seconds. ``offsets_file`` stores the offsets of a broadcasting consumer; without it they are
+    lost when it closes.
 
     Raises UsageError for an invalid group, topic, subscription or model, and if no name server is given.
 
@@ -306,7 +307,8 @@ class Consumer(GroupMember):
     def offer(self, message: ConsumerMessage, owner: object, make: Callable[..., ProcessQueue]) -> ProcessQueue:
         """Offers the program a message that no pull has returned.
 
-        The process queue that ``make`` creates receives its acknowledgement, ``owner`` receives it when it is handed back.
+        The process queue that ``make`` creates receives its acknowledgement, ``owner`` receives it when it is handed
+        back.
         """
         subscription = Subscription(message.stored_topic, ALL, 0)
         process_queue = self._new_process_queue(message.queue, subscription, message.queue_offset, owner, make)
@@ -327,8 +329,8 @@ class Consumer(GroupMember):
     async def commit(self) -> None:
         """Commits the offsets of all acknowledged messages, and waits for the brokers' replies.
 
-        Offsets are also committed automatically, every ``commit_interval`` seconds and when the consumer closes. A queue
-        is committed up to its first message that is not acknowledged. A failure is logged, not raised.
+        Offsets are also committed automatically, every ``commit_interval`` seconds and when the consumer closes. A
+        queue is committed up to its first message that is not acknowledged. A failure is logged, not raised.
 
         >>> async def safe_point(consumer: Consumer) -> None:
         ...     await consumer.commit()
@@ -337,8 +339,8 @@ class Consumer(GroupMember):
         await self._commit(confirmed=True)
 
     async def _commit(self, *, confirmed: bool) -> None:
-        # The offsets are read before the await and marked as committed after it: messages that are acknowledged while the
-        # commit is under way are in the next one. A queue may have been taken away by then.
+        # The offsets are read before the await and marked as committed after it: messages that are acknowledged while
+        # the commit is under way are in the next one. A queue may have been taken away by then.
         changed = {
             queue: process_queue.committable
             for queue, process_queue in self.rebalancer.process_queues.items()
@@ -389,7 +391,7 @@ class Consumer(GroupMember):
         process_queue = self.rebalancer.process_queues.get(queue)
         if process_queue is None:
             raise UsageError(f"{queue} is not one of this consumer's queues now")
-        process_queue.seek(offset)  # before the await: else the automatic commit could overwrite it with the old position
+        process_queue.seek(offset)  # before the await: else an automatic commit could overwrite it with the old offset
         await self._offsets.save({queue: offset}, confirmed=True)
         process_queue.committed = offset
 

@@ -63,8 +63,8 @@ Push = Callable[[RemotingCommand], Awaitable[RemotingCommand | None]]
 class ClientOptions:
     """Settings of a client instance; times are in seconds.
 
-    ``request_timeout`` bounds a request that has no timeout of its own. ``heartbeat_interval`` and ``route_interval`` are
-    the times between heartbeats and between refreshes of all routes. ``header`` is the encoding of request headers;
+    ``request_timeout`` bounds a request that has no timeout of its own. ``heartbeat_interval`` and ``route_interval``
+    are the times between heartbeats and between refreshes of all routes. ``header`` is the encoding of request headers;
     ``msgpack`` is used with a broker only after the broker has announced that it supports it, and JSON until then.
     ``instance_name`` replaces ``pid#random`` in the client id, ``unit_name`` is appended to it.
 
@@ -96,9 +96,9 @@ class Member(Protocol):
 class Client(Lifecycle):
     """A client instance, which several producers and consumers of a program may share.
 
-    ``namesrv`` is ``host:port`` of each name server, as a text separated by semicolons or as an iterable; None takes the
-    environment variable NAMESRV_ADDR. Raises UsageError if no name server is given; with ``namesrv_needed=False`` the
-    error is raised only by a call that needs one.
+    ``namesrv`` is ``host:port`` of each name server, as a text separated by semicolons or as an iterable; None takes
+    the environment variable NAMESRV_ADDR. Raises UsageError if no name server is given; with ``namesrv_needed=False``
+    the error is raised only by a call that needs one.
 
     >>> async def shared(namesrv: str) -> None:
     ...     async with Client(namesrv) as client, Producer("a", client=client), Producer("b", client=client):
@@ -330,7 +330,7 @@ class Client(Lifecycle):
         self._members.append(member)
 
     async def leave(self, member: Member) -> None:
-        """Removes a member and unregisters it at the brokers, so that other members take over its queues immediately."""
+        """Removes a member and unregisters it at the brokers, so that others take over its queues immediately."""
         if member not in self._members:
             return
         self._members.remove(member)

@@ -22,8 +22,8 @@ class SendContext:
     """One send, from before its first attempt to its end.
 
     ``before_send`` may add to ``properties``, which are all properties of the message on the wire. ``queue`` and
-    ``address`` are those of the last attempt, ``attempts`` counts them. After the send, ``receipt`` or ``error`` is set;
-    both are None after a one-way send. ``data`` is for the interceptors' own use.
+    ``address`` are those of the last attempt, ``attempts`` counts them. After the send, ``receipt`` or ``error`` is
+    set; both are None after a one-way send. ``data`` is for the interceptors' own use.
 
     >>> SendContext("orders", Message("Orders", b"x"), {}).receipt is None
     True

@@ -59,8 +59,8 @@ class SendOutcome(Enum):
 class SendStatus(Enum):
     """How durable a stored message is. Every status means that the master has stored the message.
 
-    ``SEND_OK`` meets the broker's configured guarantees. ``FLUSH_DISK_TIMEOUT``: the master did not confirm the flush to
-    disk in time. ``FLUSH_SLAVE_TIMEOUT`` and ``SLAVE_NOT_AVAILABLE``: no slave has confirmed the message.
+    ``SEND_OK`` meets the broker's configured guarantees. ``FLUSH_DISK_TIMEOUT``: the master did not confirm the flush
+    to disk in time. ``FLUSH_SLAVE_TIMEOUT`` and ``SLAVE_NOT_AVAILABLE``: no slave has confirmed the message.
 
     >>> SendStatus.SEND_OK.value
     0
@@ -96,11 +96,11 @@ class SendReceipt(NamedTuple):
 class Message:
     """A message to send.
 
-    ``tags`` is one tag, by which consumers filter. ``keys`` are indexed for queries. ``properties`` are the program's own
-    headers. All messages with the same ``sharding_key`` go to the same queue, in the order of their sends. At most one of
-    ``delay_level`` (1 to 18), ``delay`` (seconds) and ``deliver_at`` (an aware datetime, or seconds since the epoch) sets
-    when consumers may see the message. ``flag`` is a number that the broker stores and returns. ``wait_stored=False``
-    lets a broker with synchronous flush answer before the flush.
+    ``tags`` is one tag, by which consumers filter. ``keys`` are indexed for queries. ``properties`` are the program's
+    own headers. All messages with the same ``sharding_key`` go to the same queue, in the order of their sends. At most
+    one of ``delay_level`` (1 to 18), ``delay`` (seconds) and ``deliver_at`` (an aware datetime, or seconds since the
+    epoch) sets when consumers may see the message. ``flag`` is a number that the broker stores and returns.
+    ``wait_stored=False`` lets a broker with synchronous flush answer before the flush.
 
     ``message_id`` is None until the first send. ``outcome`` says whether the message is stored, also after a cancelled
     send.
@@ -318,8 +318,8 @@ class ReceivedMessage(Struct, eq=False, gc=False):
     def body(self) -> bytes:
         """The body as the producer gave it, decompressed if necessary.
 
-        Raises UsageError if the library for the compression is not installed, and ValueError if the compressed bytes are
-        damaged.
+        Raises UsageError if the library for the compression is not installed, and ValueError if the compressed bytes
+        are damaged.
         """
         body = self._body
         if body is None:

@@ -1,7 +1,7 @@
 """MessageBlock: consecutive messages of one queue, whose message objects are created on first access.
 
-A consumer that takes a batch and acknowledges it as a whole needs only the number, offsets and size of the messages. The
-message objects are created when the batch is iterated over or indexed.
+A consumer that takes a batch and acknowledges it as a whole needs only the number, offsets and size of the messages.
+The message objects are created when the batch is iterated over or indexed.
 """
 
 import struct
@@ -27,7 +27,7 @@ _START = struct.Struct(">II12xQ")
 
 @lru_cache(maxsize=256)
 def _rows(size: int, count: int) -> struct.Struct:
-    """The layout of ``count`` messages of ``size`` bytes: size and magic as one number, and the queue offset, of each."""
+    """The layout of ``count`` messages of ``size`` bytes: size and magic as one number and the queue offset, of each."""
     return struct.Struct(">" + f"Q12xQ{size - _START.size}x" * count)
 
 

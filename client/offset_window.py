@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class _Taken:
     """The offsets of messages that were added together.
 
-    Those before the index ``at`` are finished and removed, ``done`` has finished ones behind it, and ``left`` counts the
-    unfinished.
+    Those before the index ``at`` are finished and removed, ``done`` has finished ones behind it, and ``left`` counts
+    the unfinished.
     """
 
     __slots__ = ("at", "done", "left", "offsets")
@@ -25,8 +25,8 @@ class OffsetWindow:
     """The messages of a queue that a consumer has pulled and not finished.
 
     ``committable`` is never behind an unfinished message, so a message without an acknowledgement is delivered again by
-    the next owner of the queue. Messages that were added together and are finished together cost one step, whatever their
-    number.
+    the next owner of the queue. Messages that were added together and are finished together cost one step, whatever
+    their number.
 
     >>> window = OffsetWindow(5)
     >>> window.took([5, 6]), window.moved_to(7)
@@ -42,8 +42,8 @@ class OffsetWindow:
     def __init__(self, start: int) -> None:
         self.next_offset: int = start
         self._taken: deque[_Taken] = deque()
-        # Invariant: only the first entry has ``at`` > 0, and its message at ``at`` is unfinished. Entries behind the first
-        # may be finished completely; they are removed when they become the first. So committable needs no search.
+        # Invariant: only the first entry has ``at`` > 0, and its message at ``at`` is unfinished. Entries behind the
+        # first may be finished completely; they are removed when they become the first. So committable needs no search.
 
     def took(self, offsets: Sequence[int]) -> None:
         """Adds messages by their offsets, in order and behind all added before."""

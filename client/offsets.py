@@ -130,7 +130,7 @@ class BrokerOffsets:
         return await committed_offset(self._client, self._group, queue)
 
     async def save(self, offsets: dict[MessageQueue, int], *, confirmed: bool) -> None:
-        """Commits the offsets. With ``confirmed``, a failure is logged for each queue and does not affect the others."""
+        """Commits the offsets. With ``confirmed``, a queue's failure is logged and does not affect the others."""
         if not confirmed:
             for queue, offset in offsets.items():
                 await commit_offset(self._client, self._group, queue, offset, confirmed=False)

@@ -30,9 +30,9 @@ class _Trouble:
 class Outages:
     """The current outages and refusals of one client's servers. ``clock`` returns monotonic seconds.
 
-    An outage is a server that does not answer. Whatever requests fail, it is logged with one warning for the address when
-    it starts, and one when the server answers again. A refusal is an error reply; it is logged at most once a minute for
-    each event, code and address.
+    An outage is a server that does not answer. Whatever requests fail, it is logged with one warning for the address
+    when it starts, and one when the server answers again. A refusal is an error reply; it is logged at most once a
+    minute for each event, code and address.
     """
 
     def __init__(self, log: StandardLog, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +44,8 @@ class Outages:
     def note(self, event: str, error: RocketMQError, *, level: int = logging.WARNING, **facts: object) -> None:
         """Notes a failure of an operation that will be retried.
 
-        ``event`` and ``facts`` describe the operation in the log. ``level`` is used for a refusal; an outage is a warning.
+        ``event`` and ``facts`` describe the operation in the log. ``level`` is used for a refusal; an outage is a
+        warning.
         """
         unanswered = isinstance(error, UnreachableError | PerhapsStoredError) and error.code is None
         if unanswered and error.address is not None:

@@ -1,4 +1,4 @@
-"""ProcessQueue: reads one queue ahead by long polling, within bounds, and tracks its offsets (RocketMQ's ProcessQueue)."""
+"""ProcessQueue: reads one queue ahead by long polling, within bounds, and tracks its offsets, as RocketMQ's does."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -45,8 +45,9 @@ class Counts:
 class Prefetch:
     """How far a consumer reads ahead.
 
-    ``messages`` and ``bytes`` bound the unfinished messages of each queue that the client holds. ``pull_messages`` is the
-    most that one pull returns. ``hold`` is the time in seconds for which the broker may hold a pull that finds nothing.
+    ``messages`` and ``bytes`` bound the unfinished messages of each queue that the client holds. ``pull_messages`` is
+    the most that one pull returns. ``hold`` is the time in seconds for which the broker may hold a pull that finds
+    nothing.
 
     >>> Prefetch(messages=100).pull_messages
     32
@@ -159,8 +160,8 @@ class ProcessQueue:
 
     def finished_one(self, message: ReceivedMessage) -> None:
         """As ``finished``, for one message."""
-        # The window refuses an offset that it does not have: the message was finished before, or seek() has moved on. Its
-        # bytes must not be subtracted twice.
+        # The window refuses an offset that it does not have: the message was finished before, or seek() has moved on.
+        # Its bytes must not be subtracted twice.
         if self.window.finished(message.queue_offset):
             self._bytes -= message.size
         if self._until_check or self.busy:
@@ -320,7 +321,7 @@ class ProcessQueue:
 
     def add(self, block: MessageBlock[ReceivedMessage]) -> None:
         """Adds pulled messages, which follow those before in order."""
-        self.window.took(block.offsets)  # before on_ready: a task may take and finish them in it
+        self.window.took(block.offsets)  # before the buffer: only a message in the window can be finished
         self._bytes += block.size
         was_empty = not self.buffer
         self.buffer.add(block)

@@ -45,9 +45,9 @@ class Producer(GroupMember):
     ``max_in_flight_bytes`` of bodies are in flight.
 
     ``linger`` (seconds) collects messages of the same topic into batches of up to ``batch_bytes``; None sends each
-    message in a request of its own. ``compression`` is applied to bodies of at least ``compress_over`` bytes, but not in
-    batches. ``max_message_size`` (bytes) should not be larger than the brokers'. ``create_topics=False`` does not send to
-    topics that do not exist, even if brokers would create them.
+    message in a request of its own. ``compression`` is applied to bodies of at least ``compress_over`` bytes, but not
+    in batches. ``max_message_size`` (bytes) should not be larger than the brokers'. ``create_topics=False`` does not
+    send to topics that do not exist, even if brokers would create them.
 
     Raises UsageError for an invalid group name, and if no name server is given.
 
@@ -301,8 +301,8 @@ class Producer(GroupMember):
     async def request(self, message: Message, *, ttl: float = 30.0) -> ReceivedMessage:
         """Sends a request and returns the reply of the consumer that processes it.
 
-        ``ttl`` (seconds) bounds the wait for the reply, and is sent to the consumer with the request. Raises TimeoutError
-        if no reply comes within ``ttl``, and the same errors as ``send``.
+        ``ttl`` (seconds) bounds the wait for the reply, and is sent to the consumer with the request. Raises
+        TimeoutError if no reply comes within ``ttl``, and the same errors as ``send``.
 
         >>> async def price(producer: Producer) -> bytes:
         ...     return (await producer.request(Message("Prices", b"book"), ttl=3)).body

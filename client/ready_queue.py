@@ -21,7 +21,8 @@ _TURNS: Final = 16
 class ReadyQueue:
     """Ready process queues. Any number of tasks may take from them and wait; each message goes to one task.
 
-    ``read_arrived`` reads the bytes that have arrived, which may add process queues, and returns False if there are none.
+    ``read_arrived`` reads the bytes that have arrived, which may add process queues, and returns False if there are
+    none.
     """
 
     __slots__ = ("_queued", "_read_arrived", "_ready", "_turns", "_wake")
@@ -34,7 +35,7 @@ class ReadyQueue:
         self._wake = anyio.Event()
 
     def add(self, process_queue: ProcessQueue) -> None:
-        """Appends a process queue that has messages to take, if it is not in the queue already, and wakes the waiters."""
+        """Appends a process queue that has messages, if it is not in the queue already, and wakes the waiting tasks."""
         if process_queue not in self._queued:
             self._queued.add(process_queue)
             self._ready.append(process_queue)
@@ -47,7 +48,7 @@ class ReadyQueue:
             self._ready.remove(process_queue)
 
     def take_one(self) -> ReceivedMessage | None:
-        """The next message; None if no process queue has one. A process queue gives a few before the next has its turn."""
+        """The next message; None if there is none. Takes several of a process queue before the next has its turn."""
         ready = self._ready
         while ready or (self._read_arrived() and ready):
             process_queue = ready[0]

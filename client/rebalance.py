@@ -56,9 +56,9 @@ class Rebalancer:
     it. ``allocation`` None takes all queues (broadcasting).
 
     An orderly consumer locks its queues at their brokers. Every queue that it may have locked is unlocked when it is no
-    longer wanted, also if opening it was interrupted: a lock that remains blocks its queue for all members for a minute.
-    A queue with a message that the program is still processing is given up only when that is finished, so that no other
-    member starts with the next message before.
+    longer wanted, also if opening it was interrupted: a lock that remains blocks its queue for all members for a
+    minute. A queue with a message that the program is still processing is given up only when that is finished, so that
+    no other member starts with the next message before.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Rebalancer:
         raise error or TopicNotFoundError(f"the route of {route.topic} has no broker")
 
     def _stop(self, queue: MessageQueue) -> None:
-        """Stops a process queue. It is released when the program has finished the messages that it has taken from it."""
+        """Stops a process queue. It is released when the program has finished the messages taken from it."""
         process_queue = self.process_queues.pop(queue)
         process_queue.drop()  # no further message is handed out
         process_queue.on_idle = self.now
@@ -237,8 +237,8 @@ class Rebalancer:
 
     async def stop_all(self) -> None:
         """Commits and unlocks every queue, for a consumer that closes."""
-        # A running rebalance holds the lock and may wait for a broker that is down. It is cancelled, and none starts after
-        # it, so that closing has its bounded time for commits and unlocks.
+        # A running rebalance holds the lock and may wait for a broker that is down. It is cancelled, and none starts
+        # after it, so that closing has its bounded time for commits and unlocks.
         self.closed = True
         if self._scope is not None:
             self._scope.cancel()
@@ -268,13 +268,13 @@ class Rebalancer:
         for queue, process_queue in self.process_queues.items():
             if queue in held:
                 process_queue.resume()
-            # A refused lock has no entry and pauses the queue immediately. Without a reply the lock counts as held until
-            # LOCK_LIFETIME, well before the broker may give it to another member.
+            # A refused lock has no entry and pauses the queue immediately. Without a reply the lock counts as held
+            # until LOCK_LIFETIME, well before the broker may give it to another member.
             elif time.monotonic() - self._locked_at.get(queue, NEVER) > LOCK_LIFETIME:
                 process_queue.pause()
 
     async def _lock_queues(self, queues: list[MessageQueue]) -> set[MessageQueue]:
-        """Locks ``queues`` at their brokers, or renews the locks; returns those whose lock the brokers have confirmed."""
+        """Locks ``queues`` at their brokers, or renews the locks; returns those whose locks are confirmed."""
         held: set[MessageQueue] = set()
         for name, ours in _by_broker(queues).items():
             body = LockBatchBody(consumer_group=self._group, client_id=self._client.id, mq_set=ours)

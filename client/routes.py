@@ -3,8 +3,8 @@
 A topic without a route may be one that the broker creates on the first send. Such a send uses the route of TBW102, the
 template topic, with at most four queues on each broker (RocketMQ's MQClientInstance).
 
-A name server forgets the topics of a broker that is down, and one that has just started does not know any. Therefore "no
-route" means that the topic does not exist only if brokers are registered; else it is an outage (NoBrokerError).
+A name server forgets the topics of a broker that is down, and one that has just started does not know any. Therefore
+"no route" means that the topic does not exist only if brokers are registered; else it is an outage (NoBrokerError).
 """
 
 import random

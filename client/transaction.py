@@ -66,8 +66,8 @@ class Transaction:
 class TransactionProducer(Producer):
     """A producer of transactional messages.
 
-    The broker asks for the state of a transaction if it has received neither commit nor rollback, for example because the
-    program was killed; it may ask any producer of the group. ``check`` is then called with the prepared message and
+    The broker asks for the state of a transaction if it has received neither commit nor rollback, for example because
+    the program was killed; it may ask any producer of the group. ``check`` is then called with the prepared message and
     returns the state. It must decide from the program's durable state, such as its database, not from memory. An
     exception in it is logged and counts as UNKNOWN. The other arguments are those of Producer.
 
@@ -183,7 +183,7 @@ class TransactionProducer(Producer):
             else:
                 await self.client.request(address, RequestCode.END_TRANSACTION, header)
         except RocketMQError as error:
-            self.client.outages.note("the end of a transaction was not sent; the broker will ask", error, group=self.group)
+            self.client.outages.note("ending a transaction failed; the broker will ask", error, group=self.group)
 
     async def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
         messages = split_messages(bytes(command.body), "", ReceivedMessage)
