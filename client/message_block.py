@@ -27,7 +27,7 @@ _START = struct.Struct(">II12xQ")
 
 @lru_cache(maxsize=256)
 def _rows(size: int, count: int) -> struct.Struct:
-    """The layout of ``count`` messages of ``size`` bytes: size and magic as one number and the queue offset, of each."""
+    """The layout of ``count`` messages of ``size`` bytes each: size and magic as one number, and the queue offset."""
     return struct.Struct(">" + f"Q12xQ{size - _START.size}x" * count)
 
 

@@ -39,7 +39,7 @@ class BrokerAdmin(AdminBase):
         await self.client.request(address, RequestCode.UPDATE_BROKER_CONFIG, {}, text_of(changes))
 
     async def broker_stats(self, address: str, name: str, key: str) -> BrokerStatsData:
-        """A broker's counter ``name`` for ``key``: TOPIC_PUT_NUMS for a topic, GROUP_GET_NUMS for ``topic@group``, and so on.
+        """A broker's counter ``name`` for ``key``, as TOPIC_PUT_NUMS for a topic or GROUP_GET_NUMS for ``topic@group``.
 
         >>> async def example(admin: "Admin") -> float:
         ...     stats = await admin.broker_stats("127.0.0.1:10911", "TOPIC_PUT_NUMS", "Orders")

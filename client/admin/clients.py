@@ -64,7 +64,7 @@ class ClientAdmin(GroupAdmin, AdminBase):
         return answer.get("data") or {}
 
     async def running_info(self, group: str, client_id: str, *, stacks: bool = False) -> ConsumerRunningInfo:
-        """The state of a consumer, which the broker requests from it. ``stacks`` includes its threads' stacks (Java only).
+        """The state of a consumer, which a broker requests from it. ``stacks`` adds its threads' stacks (Java only).
 
         >>> async def example(admin: "Admin", client_id: str) -> dict[str, str]:
         ...     return (await admin.running_info("billing", client_id)).properties
@@ -89,7 +89,7 @@ class ClientAdmin(GroupAdmin, AdminBase):
     async def consume_directly(
         self, group: str, client_id: str, topic: str, offset_message_id: str, *, broker_name: str | None = None
     ) -> dict[str, str]:
-        """Makes one consumer consume a stored message immediately, outside of its queues; returns the consumer's result.
+        """Makes one consumer consume a stored message immediately, outside of its queues; returns the result.
 
         ``consumeResult`` is CR_SUCCESS if the consumer has acknowledged the message. No offset is committed.
 

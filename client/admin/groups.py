@@ -109,9 +109,9 @@ class GroupAdmin(AdminBase):
     ) -> dict[MessageQueue, int]:
         """Sets a group's offsets of a topic to those of a time, and returns the new offsets by queue.
 
-        ``when`` is an aware datetime, or seconds since the epoch; None sets the offsets to the queues' ends. Without
-        ``force`` an offset is only moved back, never forward. ``queue`` restricts the call to one queue, and ``offset``
-        then replaces the time. Running consumers continue from the new offsets.
+        ``when`` is an aware datetime, or seconds since the epoch; None sets them to the queues' ends. Without
+        ``force`` a time moves an offset only back, never forward. ``queue`` restricts the call to one queue, and
+        ``offset`` then replaces the time. Running consumers continue from the new offsets.
 
         >>> async def replay_today(admin: "Admin", midnight: datetime) -> None:
         ...     await admin.reset_offset("Orders", "billing", midnight)
@@ -178,9 +178,9 @@ class GroupAdmin(AdminBase):
         await self.client.request(address, RequestCode.CLONE_GROUP_OFFSET, header)
 
     async def set_consume_mode(self, address: str, topic: str, group: str, mode: str, *, share: int = 0) -> None:
-        """Sets whether a group consumes a topic by PULL or by POP; ``share`` is the number of queues that POP clients share.
+        """Sets whether a group consumes a topic by PULL or by POP.
 
-        Raises UsageError for another mode.
+        ``share`` is the number of queues that POP clients share. Raises UsageError for another mode.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.set_consume_mode("127.0.0.1:10911", "Orders", "billing", "POP", share=8)

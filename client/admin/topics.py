@@ -97,7 +97,7 @@ class TopicAdmin(AdminBase):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[str]:
-        """Creates or changes a topic, on all masters unless ``cluster`` or ``broker`` is given; returns their addresses.
+        """Creates or changes a topic on all masters, or those of ``cluster`` or ``broker``; returns their addresses.
 
         ``queues`` is the number of queues on each broker. ``perm`` is 6 for read and write, 4 for read, 2 for write.
         Raises UsageError for an invalid topic name, and for an unknown cluster or broker.
