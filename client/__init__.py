@@ -1,6 +1,7 @@
-"""The SDK: producers, consumers and administration, on anyio, so that it serves trio and asyncio programs alike.
+"""The SDK: producers, consumers and administration for RocketMQ, on anyio, for trio and asyncio programs alike.
 
-Public names are imported when they are first used, so that a program pays for what it needs::
+``trimq.client.sync`` has the same classes for blocking programs. A public name is imported when it is first used, so a
+program loads only the modules that it needs::
 
     from trimq import Consumer, Message, Producer
 """
@@ -8,7 +9,7 @@ Public names are imported when they are first used, so that a program pays for w
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if __name__ != "trimq.client":  # a second copy, whose classes would not be those of the first
+if __name__ != "trimq.client":  # a second copy would define its classes again: except and isinstance would miss them
     raise ImportError(f"this package is trimq.client: import it by that name, not as {__name__}")
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Who reads which queue: the strategies by which the members of a group share a topic's queues. Pure functions.
+"""Allocation: the strategies by which the members of a group share a topic's queues. Pure functions.
 
-Every member computes for itself, from the same sorted lists of queues and client ids, so all members have to use the
-same strategy; average, circle, machine room and consistent hash agree with RocketMQ's Java client to the queue.
+Every member computes its own share from the same sorted lists of queues and client ids, so all members must use the
+same strategy. ``average``, ``circle``, ``machine_room`` and ``consistent_hash`` give exactly the shares of RocketMQ's
+Java client; a client id that is not in the list gets no queue.
 """
 
 import hashlib
@@ -13,13 +14,14 @@ from typing import Final, TypeAlias
 from trimq.protocol.body import MessageQueue
 
 Allocation: TypeAlias = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
-"""A strategy: (own client id, all queues sorted, all client ids sorted) to the own queues."""
+"""A strategy: a function of (own client id, all queues sorted, all client ids sorted) that returns the own queues."""
 
 _VIRTUAL_NODES: Final = 10
+"""Points of each client on the hash ring, as in RocketMQ."""
 
 
 def average(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
-    """Neighbouring queues, as even as can be; the first clients get the rest (AllocateMessageQueueAveragely).
+    """Consecutive queues in equal shares; the first clients get one more (AllocateMessageQueueAveragely).
 
     >>> queues = [MessageQueue(topic="T", broker_name="a", queue_id=number) for number in range(5)]
     >>> [queue.queue_id for queue in average("c1", queues, ["c1", "c2"])]
@@ -34,7 +36,7 @@ def average(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[st
 
 
 def circle(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
-    """Queues dealt out like cards (AllocateMessageQueueAveragelyByCircle).
+    """Queues dealt to the clients in turn (AllocateMessageQueueAveragelyByCircle).
 
     >>> queues = [MessageQueue(topic="T", broker_name="a", queue_id=number) for number in range(5)]
     >>> [queue.queue_id for queue in circle("c2", queues, ["c1", "c2"])]
@@ -46,9 +48,9 @@ def circle(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str
 
 
 def machine_room(rooms: Collection[str]) -> Allocation:
-    """The strategy that takes only queues of brokers called ``room@name`` with one of ``rooms``.
+    """A strategy that takes only queues of brokers in one of the machine rooms, which are named ``room@name``.
 
-    Queues of other rooms are left to other groups' members: RocketMQ's AllocateMessageQueueByMachineRoom.
+    The group does not read queues in other machine rooms (AllocateMessageQueueByMachineRoom).
 
     >>> queues = [MessageQueue(topic="T", broker_name=name, queue_id=0) for name in ("x@a", "x@b", "y@c")]
     >>> [queue.broker_name for queue in machine_room({"x"})("c1", queues, ["c1"])]
@@ -62,6 +64,7 @@ def machine_room(rooms: Collection[str]) -> Allocation:
         near = [queue for queue in queues if _room(queue) in wanted]
         index = clients.index(client_id)
         size, rest = divmod(len(near), len(clients))
+        # As in RocketMQ, the remaining queues are the last ones, not the neighbours of each share.
         extra = [near[index + size * len(clients)]] if index < rest else []
         return near[size * index : size * (index + 1)] + extra
 
@@ -69,7 +72,9 @@ def machine_room(rooms: Collection[str]) -> Allocation:
 
 
 def consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
-    """Queues by a hash ring with ten points a client: few move when a member comes or goes, the shares are uneven.
+    """Queues by a hash ring with ten points for each client (AllocateMessageQueueConsistentHash).
+
+    Few queues move when a member joins or leaves, but the shares are uneven.
 
     >>> queues = [MessageQueue(topic="T", broker_name="a", queue_id=number) for number in range(8)]
     >>> shares = [consistent_hash(client, queues, ["c1", "c2"]) for client in ("c1", "c2")]
@@ -91,10 +96,10 @@ def consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Seq
 
 
 def sticky(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
-    """Even shares that change as little as can be when a member comes or goes; no counterpart in RocketMQ.
+    """Equal shares that change as little as possible when a member joins or leaves; no counterpart in RocketMQ.
 
-    Each queue ranks the clients by a hash of the pair and goes to the first that has room (at most one queue more than
-    another). All members of the group have to be of this SDK.
+    Each queue ranks the clients by a hash of the pair and goes to the first whose share is not full; shares differ by
+    at most one queue. All members of the group must use this SDK.
 
     >>> queues = [MessageQueue(topic="T", broker_name="a", queue_id=number) for number in range(6)]
     >>> [len(sticky(client, queues, ["c1", "c2", "c3"])) for client in ("c1", "c2", "c3")]
@@ -108,8 +113,8 @@ def sticky(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str
     for queue in queues:
         name = f"{queue.topic}\0{queue.broker_name}\0{queue.queue_id}\0"
         for client in sorted(clients, key=lambda client, name=name: _ring_hash(name + client)):  # type: ignore[misc]
-            room = most if full > 0 else most - 1
-            if len(held[client]) < room:
+            limit = most if full > 0 else most - 1  # only ``full`` clients may have the larger share
+            if len(held[client]) < limit:
                 held[client].append(queue)
                 full -= len(held[client]) == most
                 break

@@ -1,4 +1,4 @@
-"""Attempts: where what is prepared goes, and what is done where that does not work."""
+"""Attempts: choosing the queue of a prepared send, sending it, and retrying where that can help."""
 
 import random
 import time
@@ -30,29 +30,35 @@ _RETRY_CODES: Final = frozenset(
         ResponseCode.NOT_IN_CURRENT_UNIT,
     }
 )
-"""Refusals that another broker of the same topic may not share."""
+"""Refusals by one broker that another broker of the same topic may not share."""
 _TEMPLATES: Final = 1024
+"""Templates that are cached, one for each pair of request code and queue."""
 _SPREAD: Final = 8
+"""Most queues over which a burst of messages is spread."""
 _PERHAPS: Final = SendOutcome.PERHAPS_STORED
 _NOT_STORED: Final = SendOutcome.NOT_STORED
 
 
 class Failure(NamedTuple):
-    """An attempt that did not work."""
+    """A failed attempt: the queue it went to, and its error."""
 
     queue: MessageQueue
     error: RocketMQError
 
 
 AttemptResult: TypeAlias = list[SendReceipt] | Failure
-"""What has become of an attempt."""
+"""The result of an attempt: the receipts, or its failure."""
 
 OnResult: TypeAlias = Callable[[AttemptResult], None]
-"""Learns what has become of an attempt that no task waits for."""
+"""Receives the result of an attempt that no task waits for."""
 
 
 class Attempts:
-    """The sends of a producer's ``group``; ``timeout`` (seconds) is that of one attempt."""
+    """The sends of a producer's ``group``.
+
+    A failed send is retried up to ``retries`` times, also after an attempt with an unknown outcome if
+    ``retry_unknown``. ``timeout`` (seconds) is that of one attempt.
+    """
 
     def __init__(
         self, client: Client, group: str, *, retries: int, retry_unknown: bool, timeout: float, create_topics: bool
@@ -67,19 +73,19 @@ class Attempts:
         self._template = lru_cache(maxsize=_TEMPLATES)(partial(SendTemplate, group))
 
     async def route(self, topic: str) -> TopicRoute:
-        """The topic's route, with a queue at least; waits as long as an attempt may take for a broker to come back.
+        """The topic's route, with at least one queue to send to. Waits up to ``timeout`` for a broker to register.
 
-        Raises RocketMQError.
+        Raises TopicNotFoundError, NoBrokerError, UnreachableError, and NotStoredError if no queue is writable.
         """
         route = self._client.routes.known(topic)
         if route is None or not route.write_queues:
             route = await self._client.routes.refresh(topic, create=self._create_topics, patience=self._timeout)
         if not route.write_queues:
-            raise NotStoredError(f"no broker takes messages of the topic {topic} now: none with write permission")
+            raise NotStoredError(f"no broker accepts messages of the topic {topic} now: none has write permission")
         return route
 
     def select(self, route: TopicRoute) -> MessageQueue:
-        """The next queue in turn."""
+        """The next queue in turn, on an available broker if there is one."""
         return self._fault_tolerance.select(route.write_queues)
 
     async def deliver(
@@ -90,10 +96,12 @@ class Attempts:
         context: SendContext | None = None,
         failure: Failure | None = None,
     ) -> list[SendReceipt]:
-        """Sends, with repetitions: the receipts. ``failure`` is that of an attempt which was made already.
+        """Sends, with retries, and returns the receipts. ``failure`` is the result of a first attempt already made.
 
-        Raises the last attempt's error; PerhapsStoredError where an earlier attempt may have worked.
+        Raises the last attempt's error, or PerhapsStoredError if an earlier attempt may have stored the message.
         """
+        # The newest error after which the message may be stored. Once it is set, a later refusal must not be reported
+        # as "not stored".
         perhaps = failure.error if failure is not None and isinstance(failure.error, PerhapsStoredError) else None
         avoid: str | None = None
         attempt = 0
@@ -102,7 +110,7 @@ class Attempts:
             if route is None or not route.write_queues:
                 try:
                     route = await self.route(prepared.topic)
-                except RocketMQError as missing:  # a template's route is asked for before each attempt
+                except RocketMQError as missing:  # a topic to be created has no cached route: asked before each attempt
                     if perhaps is None:
                         raise
                     raise perhaps from missing
@@ -113,11 +121,11 @@ class Attempts:
                 except RocketMQError as caught:
                     failure = Failure(target, caught)
             (target, error), failure = failure, None
-            if not isinstance(error, UsageError) or error.code in _RETRY_CODES:  # else it is not the broker's fault
+            if not isinstance(error, UsageError) or error.code in _RETRY_CODES:  # else the broker is not to blame
                 self._fault_tolerance.failed(target.broker_name)
             if isinstance(error, PerhapsStoredError):
                 perhaps = error
-            elif perhaps is None:  # who is cancelled now learns that it is certain
+            elif perhaps is None:  # set before the next await: a caller cancelled there reads it
                 for message in messages:
                     message.outcome = _NOT_STORED
             attempt += 1
@@ -127,11 +135,12 @@ class Attempts:
                     raise perhaps from error
                 raise error
             avoid = target.broker_name
+            # The same broker gets the next attempt only after a pause; another one may get it immediately.
             if not others or queue is not None:
                 await anyio.sleep(random.random() * min(1.0, 0.05 * 2**attempt))  # noqa: S311 - spreads load
 
     def spread(self, topic: str) -> int:
-        """Over how many queues a burst of messages for the topic is spread."""
+        """The number of queues over which a burst of messages for the topic is spread."""
         route = self._client.routes.known(topic)
         return min(_SPREAD, len(route.write_queues)) or 1 if route is not None else DEFAULT_QUEUES
 
@@ -156,6 +165,7 @@ class Attempts:
             context.attempts += 1
         began = time.monotonic()
         left = self._timeout
+        # A ready connection needs no await. Connecting, or waiting for a slot, counts towards the attempt's timeout.
         connection = self._client.ready(address)
         if connection is None:
             connection = await self._client.with_room(address, prepared.code, self._timeout)
@@ -165,6 +175,8 @@ class Attempts:
             self._client.begin(connection, partial(self._frame, prepared, queue), left, call)
         except FrameError as error:
             raise UsageError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
+        # From here on the request may have been sent. The outcome is set before the await, where the caller may be
+        # cancelled.
         for message in messages:
             message.outcome = _PERHAPS
         try:
@@ -180,9 +192,9 @@ class Attempts:
     def begin(
         self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], on_result: OnResult
     ) -> bool:
-        """The first attempt, where it can be made now, without waiting; False where it cannot: nothing has been done.
+        """Starts the first attempt if that is possible without waiting. If it returns False, there are no side effects.
 
-        ``on_result`` learns of its end, never within this call, and must not raise.
+        ``on_result`` is called with the result, never from within this call, and must not raise.
         """
         route = self._client.routes.known(prepared.topic)
         if route is None or not route.write_queues:
@@ -195,7 +207,7 @@ class Attempts:
         call = CallbackCall(partial(self._ended, prepared, target, connection, time.monotonic(), on_result))
         try:
             self._client.begin(connection, partial(self._frame, prepared, target), self._timeout, call)
-        except FrameError:  # too long: is found again, where somebody waits for it
+        except FrameError:  # too long: deliver() meets the error again and raises it to its caller
             return False
         for message in messages:
             message.outcome = _PERHAPS

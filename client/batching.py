@@ -1,12 +1,12 @@
-"""Automatic batching: sends of the same topic that come within ``linger`` seconds travel as one batch.
+"""Automatic batching: sends to the same topic within ``linger`` seconds are sent as one batch.
 
 Each send still gets its own receipt. Sends to a chosen queue have batches of their own.
 
-A batch leaves when it is full or its time is up. Batches for a chosen queue leave one after the other, so that their
-order is the order of the sends; while one is out, the next one grows.
+A batch is sent when it is full or its ``linger`` has passed. Batches for a chosen queue are sent one after the other,
+so that messages are stored in the order of their sends; while one batch is in flight, the next one grows.
 
-No task belongs to a batch as long as all goes well: the send that makes it full, or the one task that looks at the
-clock, sends it, and the task that reads the answer wakes the senders.
+A batch needs no task of its own unless an attempt fails or has to wait: the send that fills it, or the one task that
+watches the clock, sends it, and the task that reads the reply wakes the senders.
 """
 
 from collections import deque
@@ -26,21 +26,22 @@ Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a background task."""
 
 Key: TypeAlias = tuple[str, MessageQueue | None, bool, int]
-"""What the messages of a batch have in common: topic, chosen queue, whether to wait for the disk, and a number: batches
-that grow side by side, so that a burst is spread over the topic's queues, differ in it."""
+"""What all messages of a batch share: the topic, the chosen queue, whether to wait for the disk, and a stripe. Batches
+that differ only in the stripe grow at the same time, so that a burst is spread over the topic's queues."""
 
 _FIELDS: Final = 5
+"""Fields of each message in ``Batch._fields``."""
 _FEW: Final = 16
-"""Messages that are worth a batch of their own while the broker has nothing to do."""
+"""Messages that are worth a batch of their own while no other batch is in flight."""
 
 
 class Sender(Protocol):
-    """How batches travel."""
+    """Sends batches; implemented by Attempts."""
 
     def begin(
         self, prepared: Prepared, queue: MessageQueue | None, messages: Sequence[Message], on_result: OnResult, /
     ) -> bool:
-        """The first attempt, if it can be made at once."""
+        """Starts the first attempt if that is possible without waiting; see ``Attempts.begin``."""
 
     async def deliver(
         self,
@@ -51,14 +52,14 @@ class Sender(Protocol):
         failure: Failure | None = None,
         /,
     ) -> list[SendReceipt]:
-        """All attempts; all but the first where that has failed."""
+        """Makes all attempts, or all but the first if ``failure`` is its result; see ``Attempts.deliver``."""
 
     def spread(self, topic: str, /) -> int:
-        """Over how many queues a burst of messages for the topic is spread."""
+        """The number of queues over which a burst of messages for the topic is spread."""
 
 
 class Batch:
-    """Messages that travel together. ``crowd`` is woken when it ``is_over``: there are receipts, or an error."""
+    """Messages that are sent together. With ``receipts`` or an ``error`` it ``is_over``, and wakes its ``crowd``."""
 
     __slots__ = (
         "_cancelled",
@@ -85,30 +86,35 @@ class Batch:
         self.receipts: Sequence[SendReceipt] | dict[int, SendReceipt] = ()
         self.error: BaseException | None = None
         self._fields: list[Any] = []
-        """Of each message: itself, its id, flag, body and properties. Tuples would burden the garbage collector."""
+        """Five fields for each message: itself, its id, flag, body and properties. One flat list, since a tuple for
+        each message would cost the garbage collector more."""
         self._cancelled: set[int] = set()
 
     def add(self, message: Message, text: bytes, size: int) -> None:
-        """A message whose properties are ``text``, that takes ``size`` bytes."""
+        """Adds a message with the encoded properties ``text`` and ``size`` bytes in the batch."""
         self._fields += (message, message.message_id, message.flag, message.body, text)
         self.count += 1
         self.size += size
 
     def take_back(self, number: int) -> None:
-        """A cancelled send leaves it while it has not been sent."""
+        """Removes the message of a cancelled send, unless the batch has been sent."""
         if not self.is_sent:
             body, text = self._fields[_FIELDS * number + 3 : _FIELDS * number + 5]
             self.size -= BATCH_OVERHEAD + len(body) + len(text)
             self._cancelled.add(number)
 
     def receipt(self, number: int) -> SendReceipt:
-        """That of a message, once it is over. Raises its error."""
+        """The receipt of a message, once the batch is over. Raises the batch's error."""
         if self.error is not None:
             raise self._own_error(self.error)
         return self.receipts[number]
 
     def _own_error(self, error: BaseException) -> RocketMQError:
-        """Each sender raises its own. For what is none of ours (a cancelled task) it says what is known."""
+        """An error instance for one sender.
+
+        For an exception that is not the SDK's, such as the cancellation of the task that sent the batch, it is the
+        error that describes the messages' outcome.
+        """
         if isinstance(error, RocketMQError):
             return again(error)
         unknown = any(message.outcome is not SendOutcome.NOT_STORED for message in self._fields[::_FIELDS])
@@ -116,30 +122,35 @@ class Batch:
         return kind(f"the batch was not finished: {type(error).__name__}: {error}")
 
     def prepared(self) -> tuple[Prepared, list[Message]]:
-        """What is to be sent."""
+        """The request for the messages that were not cancelled, and these messages."""
         topic, _, wait_stored, _ = self.key
         fields = self._fields
         if self._cancelled:
-            fields = [field for number in self._kept() for field in fields[_FIELDS * number : _FIELDS * (number + 1)]]
+            fields = [field for number in self._live() for field in fields[_FIELDS * number : _FIELDS * (number + 1)]]
         messages, ids = fields[::_FIELDS], tuple(fields[1::_FIELDS])
         content = zip(fields[2::_FIELDS], fields[3::_FIELDS], fields[4::_FIELDS], strict=True)
         return whole_batch(topic, ids, content, wait_stored=wait_stored), messages
 
     def is_stored(self, receipts: Sequence[SendReceipt]) -> None:
-        """There is a receipt for each message that was sent."""
-        self.receipts = dict(zip(self._kept(), receipts, strict=True)) if self._cancelled else receipts
+        """Sets the receipts of the messages that were sent, in their order."""
+        self.receipts = dict(zip(self._live(), receipts, strict=True)) if self._cancelled else receipts
 
     @property
     def is_empty(self) -> bool:
-        """Whether all were taken back."""
+        """Whether all messages were taken back."""
         return len(self._cancelled) == self.count
 
-    def _kept(self) -> list[int]:
+    def _live(self) -> list[int]:
+        """Numbers of the messages that were not taken back."""
         return [number for number in range(self.count) if number not in self._cancelled]
 
 
 class Batcher:
-    """The batches of a producer. ``spawn`` starts a task for one that cannot be sent at once, or not at once again."""
+    """The batches of a producer.
+
+    ``linger`` is in seconds, ``max_bytes`` the size at which a batch is full. ``spawn`` starts a task for a batch whose
+    first attempt has to wait, or which has to be retried.
+    """
 
     def __init__(self, linger: float, max_bytes: int, sender: Sender, spawn: Spawn) -> None:
         self._linger = linger
@@ -148,23 +159,25 @@ class Batcher:
         self._spawn = spawn
         self._open: dict[Key, Batch] = {}
         self._queued: dict[MessageQueue, deque[Batch]] = {}
-        """By queue that a batch is out to: those that wait for it."""
+        """The line for each chosen queue to which a batch is in flight: the batches that wait for it, in order."""
         self._timed: dict[Batch, float] = {}
-        """Until when batches grow, the first first."""
+        """When each growing batch is sent. All linger equally long, so the order of insertion is that of the times."""
         self._unfinished = self._in_flight = self._placed = 0
+        # With linger=0: how many senders the last replies have woken, and the size at which the next batch is sent
+        # early.
         self._woken = self._early = 0
         self._loop: Loop | None = None
         self._wanted: Crowd
         self._idle: Crowd
 
     def start(self) -> None:
-        """Before the first send, in the loop that it will be in; followed by ``run``, as a task."""
+        """Binds to the running loop. Called before the first send, and before ``run`` starts as a task."""
         self._loop = loop = running_loop()
         self._wanted = loop.crowd()
         self._idle = loop.crowd()
 
     async def run(self) -> None:
-        """Lets batches leave whose time is up."""
+        """Sends batches whose time is up, until it is cancelled."""
         loop = self._loop
         assert loop is not None
         try:
@@ -174,21 +187,22 @@ class Batcher:
                     left = until - loop.now() if self._linger else 0.0
                     if left > 0:
                         await anyio.sleep(left)
-                    if batch in self._timed:
+                    if batch in self._timed:  # not if it was filled and sent during the sleep
                         self._time_is_up(batch)
                 await self._wanted.wait()
         finally:
+            # No task is left to send the open batches: their senders get an error, and new sends are refused.
             self._loop = None
             for batch in list(self._open.values()):
-                if not batch.is_queued:
+                if not batch.is_queued:  # a queued one is sent or failed when the batch before it ends
                     self._close(batch)
                     batch.error = ClosedError("the producer was closed before the batch was sent")
                     self._finish(batch)
 
     async def send(self, message: Message, text: bytes, queue: MessageQueue | None) -> SendReceipt:
-        """Puts a message, its properties being ``text``, into a batch, and waits for its receipt.
+        """Adds a message with the encoded properties ``text`` to a batch, and waits for its receipt.
 
-        Raises the batch's error. Who is cancelled before the batch is sent takes the message back.
+        Raises the batch's error. A cancellation before the batch is sent removes the message from it.
         """
         batch = self._put(message, text, queue)
         number = batch.count - 1
@@ -201,31 +215,33 @@ class Batcher:
         return batch.receipt(number)
 
     def _put(self, message: Message, text: bytes, queue: MessageQueue | None) -> Batch:
-        """Its batch, whose last message it is so far."""
+        """Adds the message to a batch and returns that, with the message as its last one so far."""
         stripe = self._next_stripe(message.topic) if queue is None and self._linger and not self._in_flight else 0
         key = (message.topic, queue, message.wait_stored, stripe)
         size = BATCH_OVERHEAD + len(message.body) + len(text)
         batch = self._open.get(key)
         if batch is None or batch.size + size > self._max_bytes:
             if batch is not None:
-                self._leave(batch)
+                self._leave(batch)  # before the new one is opened: batches of a queue go out in the order of the sends
             batch = self._opened(key)
         batch.add(message, text, size)
+        # No await between add() and the return: the message must still be the last one for send() to know its number.
         if batch.size >= self._max_bytes or (batch.count == self._early and not self._in_flight):
             self._leave(batch)
         return batch
 
     def _next_stripe(self, topic: str) -> int:
-        """Which of the batches that grow side by side gets the next message: a few messages each, in turn.
+        """The stripe of the next message. The stripes take turns, with a few messages each.
 
-        A batch goes to one queue. While nothing is under way, a burst would be one batch, and one queue would get all
-        of it. With batches under way that is not needed: they go to the queues in turn, and large ones cost less.
+        A batch goes to one queue. While no batch is in flight, a burst would become one batch, and one queue would get
+        all of it. With batches in flight, stripes are not needed: batches go to the queues in turn, and large ones cost
+        less.
         """
         self._placed += 1
         return (self._placed - 1) // _FEW % self._sender.spread(topic)
 
     async def flush(self) -> None:
-        """Sends everything now, and waits for it."""
+        """Sends all open batches now, and waits until every batch is over."""
         for batch in list(self._open.values()):
             self._leave(batch)
         while self._unfinished:
@@ -244,7 +260,7 @@ class Batcher:
 
     def _time_is_up(self, batch: Batch) -> None:
         queue = batch.key[1]
-        if queue in self._queued:  # grows on, until it is its turn
+        if queue in self._queued:  # another batch is in flight to the queue: this one grows on until its turn
             del self._timed[batch]
             batch.is_queued = True
             self._queued[queue].append(batch)
@@ -252,13 +268,13 @@ class Batcher:
             self._leave(batch)
 
     def _close(self, batch: Batch) -> None:
-        """Nothing is added to it any more."""
+        """Ends the growth of a batch: no message is added to it any more."""
         if self._open.get(batch.key) is batch:
             del self._open[batch.key]
         self._timed.pop(batch, None)
 
     def _leave(self, batch: Batch) -> None:
-        """Closes it, and sends it when it is its turn."""
+        """Closes a batch, and sends it now, or in its turn if another batch is in flight to its chosen queue."""
         self._close(batch)
         queue = batch.key[1]
         if queue is None:
@@ -271,12 +287,13 @@ class Batcher:
             self._queued[queue].append(batch)
 
     def _send(self, batch: Batch | None) -> None:
-        """Sends it; where that is not needed, or not possible any more, the next of its line."""
+        """Sends a batch. If it is empty by now or cannot be sent, finishes it and goes on with the next of its line."""
         while batch is not None and not self._is_sent(batch):
             self._finish(batch)
             batch = self._following(batch)
 
     def _is_sent(self, batch: Batch) -> bool:
+        """Sends a batch; False if it is empty, or if that failed, with the error set."""
         if batch.is_empty:
             return False
         try:
@@ -284,7 +301,7 @@ class Batcher:
             again = partial(self._deliver, batch, prepared, messages)
             if not self._sender.begin(prepared, batch.key[1], messages, partial(self._answered, batch, again)):
                 self._spawn(partial(again, None))
-        except Exception as error:  # noqa: BLE001 - it is raised where somebody waits for a receipt
+        except Exception as error:  # noqa: BLE001 - raised in the tasks that wait for receipts
             batch.error = error
             return False
         batch.is_sent = True
@@ -297,7 +314,7 @@ class Batcher:
             return
         try:
             self._spawn(partial(again, found))
-        except ClosedError:
+        except ClosedError:  # the producer closes: no retry, and the senders get the failure of the first attempt
             batch.error = found.error
             self._end(batch)
 
@@ -309,18 +326,20 @@ class Batcher:
             found = await self._sender.deliver(prepared, batch.key[1], messages, None, failure)
         except BaseException as error:
             batch.error = error
-            if not isinstance(error, RocketMQError):
+            if not isinstance(error, RocketMQError):  # a cancellation goes on; an SDK error belongs to the senders only
                 raise
         finally:
             self._end(batch, found)
 
     def _end(self, batch: Batch, found: Sequence[SendReceipt] = ()) -> None:
-        """It is over: with a receipt for each message, or with its error."""
+        """Ends a batch that was in flight, with a receipt for each message, or with its error."""
         if found:
             batch.is_stored(found)
         self._in_flight -= 1
         self._woken += batch.count
         self._finish(batch)
+        # With linger=0 and all senders woken at the same time, the next batch would wait for the last of them. It is
+        # sent early, at half of their number, so that the broker works while the others prepare their messages.
         self._early = 0
         if not (self._in_flight or self._open or self._linger) and self._woken >= 2 * _FEW:
             self._early = self._woken // 2
@@ -334,7 +353,7 @@ class Batcher:
             self._idle.wake()
 
     def _following(self, batch: Batch) -> Batch | None:
-        """The next of the line for its queue."""
+        """The next batch of the line for this one's queue, closed; None if there is none, which ends the line."""
         queue = batch.key[1]
         if queue is None:
             return None

@@ -1,7 +1,7 @@
-"""Compression of message bodies: zlib (always there), lz4 frames and zstd (the ``compression`` extra).
+"""Compression of message bodies: zlib (always available), lz4 frames and zstd (with the ``compression`` extra).
 
-Which one was used stands in the message's sysFlag: bit 0 says compressed, bits 8 to 10 say how. Old clients write only
-bit 0 and mean zlib (RocketMQ's CompressionType).
+The message's sysFlag has bit 0 set for a compressed body, and the method in bits 8 to 10 (RocketMQ's CompressionType).
+Old clients set only bit 0 and use zlib.
 """
 
 import zlib
@@ -11,7 +11,7 @@ from trimq.client.errors import UsageError
 from trimq.protocol import sysflag
 
 Compression: TypeAlias = Literal["zlib", "lz4", "zstd"]
-"""Names of the ways to compress a body."""
+"""Names of the compression methods for a body."""
 
 _FLAGS: Final[dict[str, int]] = {
     "zlib": sysflag.COMPRESSED | sysflag.COMPRESSION_ZLIB,
@@ -21,9 +21,9 @@ _FLAGS: Final[dict[str, int]] = {
 
 
 def compress(body: bytes, how: Compression, level: int = 5) -> tuple[bytes, int]:
-    """The compressed body, and the sysFlag bits that tell of it.
+    """The compressed body, and the sysFlag bits that mark the method. ``level`` applies to zlib and zstd.
 
-    Raises UsageError where the library for ``how`` is not installed.
+    Raises UsageError if ``how`` is unknown or its library is not installed.
 
     >>> data, flags = compress(b"a" * 1000, "zlib")
     >>> len(data) < 50, hex(flags)
@@ -33,11 +33,11 @@ def compress(body: bytes, how: Compression, level: int = 5) -> tuple[bytes, int]
         return zlib.compress(body, level), _FLAGS[how]
     try:
         if how == "lz4":
-            import lz4.frame  # type: ignore[import-untyped] # noqa: PLC0415 - an extra, wanted by few
+            import lz4.frame  # type: ignore[import-untyped] # noqa: PLC0415 - an optional dependency
 
             return lz4.frame.compress(body), _FLAGS[how]
         if how == "zstd":
-            import zstandard  # noqa: PLC0415 - an extra, wanted by few
+            import zstandard  # noqa: PLC0415 - an optional dependency
 
             return zstandard.ZstdCompressor(level=level).compress(body), _FLAGS[how]
     except ImportError:
@@ -46,9 +46,9 @@ def compress(body: bytes, how: Compression, level: int = 5) -> tuple[bytes, int]
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was before compression; ``body`` itself where ``sys_flag`` does not say that it is compressed.
+    """The decompressed body; ``body`` itself if ``sys_flag`` does not mark it as compressed.
 
-    Raises UsageError where the library is not installed, ValueError where the bytes are not what the flag says.
+    Raises UsageError if the library is not installed, and ValueError if the bytes cannot be decompressed.
 
     >>> decompress(*compress(b"hello", "zlib"))
     b'hello'
@@ -58,13 +58,13 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     kind = sys_flag & sysflag.COMPRESSION_MASK
     try:
         if kind == sysflag.COMPRESSION_LZ4:
-            import lz4.frame  # noqa: PLC0415 - an extra, wanted by few
+            import lz4.frame  # noqa: PLC0415 - an optional dependency
 
             plain: bytes = lz4.frame.decompress(body)
             return plain
         if kind == sysflag.COMPRESSION_ZSTD:
             return _from_zstd(body)
-        return zlib.decompress(body)
+        return zlib.decompress(body)  # also for old clients, which set no method
     except ImportError:
         raise _missing("lz4" if kind == sysflag.COMPRESSION_LZ4 else "zstd") from None
     except (zlib.error, RuntimeError) as error:
@@ -72,16 +72,16 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
 
 
 def _from_zstd(body: bytes) -> bytes:
-    import zstandard  # noqa: PLC0415 - an extra, wanted by few
+    import zstandard  # noqa: PLC0415 - an optional dependency
 
-    # Java's stream writer leaves the size out of the frame, so the one-shot call does not do.
+    # Java's stream writer does not put the content size into the frame, and the one-shot call requires it.
     stream = zstandard.ZstdDecompressor().decompressobj()
     try:
         plain = stream.decompress(body)
     except zstandard.ZstdError as error:
         raise RuntimeError(str(error)) from None
     if not stream.eof:
-        raise RuntimeError("it ends too early")
+        raise RuntimeError("the frame is incomplete")
     return plain
 
 

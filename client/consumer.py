@@ -1,4 +1,4 @@
-"""Consumer: a member of a group, that gets its share of the messages of its topics."""
+"""Consumer: a member of a group, which receives its share of the messages of the group's topics."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from logging import INFO
@@ -31,23 +31,32 @@ from trimq.remoting.client.client_log import StandardLog
 Model = Literal["clustering", "broadcasting"]
 
 COMMIT_INTERVAL: Final = 5.0
+"""Default seconds between two commits of offsets."""
 _YIELD_AFTER: Final = 64
-"""Messages after which an iteration lets other tasks run, however many are ready; a batch counts as a few."""
+"""Messages after which an iteration lets other tasks run even if more messages are ready."""
 _BATCH_WEIGHT: Final = 4
+"""Messages for which a batch counts in that."""
 
 _log = StandardLog("trimq.client.consumer")
 
 
 class Consumer(GroupMember):
-    """Gets messages of ``topics``: a topic, or topics with the tags wanted, ``{"Orders": "paid || refunded"}``.
+    """Receives messages of ``topics``: one topic, or topics with their tags, ``{"Orders": "paid || refunded"}``.
 
-    In the ``clustering`` model each message goes to one member of the group, and comes again until it is acknowledged;
-    in ``broadcasting`` each goes to every member, once. An ``orderly`` consumer gets the messages of a queue one after
-    the other, the next only when the one before is acknowledged. ``start`` says where a group without offsets begins.
-    ``max_retries`` bounds how often a message comes again before it is a dead letter; None leaves that to the group's
-    configuration (16), and means without end for an orderly consumer. ``suspend`` seconds pass before an orderly
-    consumer tries a message again. ``offsets_file`` keeps a broadcasting consumer's offsets; without it they are gone
-    with the consumer. Several tasks may iterate over the same consumer: each message goes to one of them.
+    In the ``clustering`` model each message goes to one member of the group, and is redelivered until it is
+    acknowledged. In ``broadcasting`` each message goes to every member, and is not redelivered. An ``orderly`` consumer
+    receives the messages of a queue one at a time, the next one only when the one before is acknowledged. Several tasks
+    may iterate over the same consumer: each message goes to one of them.
+
+    ``start`` is where a group without committed offsets starts: ``"first"``, ``"last"`` (only new messages), or a time.
+    ``allocation`` is the strategy by which the members share queues; all members must use the same. ``prefetch`` bounds
+    how much is read ahead. ``max_retries`` is the number of redeliveries after which a message becomes a dead letter;
+    None leaves it to the group's configuration (16 by default), and means no limit for an orderly consumer. ``suspend``
+    is the pause in seconds before an orderly consumer retries a message. Offsets are committed every
+    ``commit_interval`` seconds. ``offsets_file`` stores the offsets of a broadcasting consumer; without it they are
+    lost when it closes.
+
+    Raises UsageError for an invalid group, topic, subscription or model, and if no name server is given.
 
     >>> async def example(namesrv: str) -> None:
     ...     async with Consumer("billing", {"Orders": "paid || refunded"}, namesrv=namesrv) as consumer:
@@ -109,16 +118,18 @@ class Consumer(GroupMember):
         )
         self._requests = ConsumerRequests(self)
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- opening and closing ---------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
+        # Routes first, since heartbeats go to the brokers of known routes. The heartbeat comes before the rebalance: a
+        # broker counts this client among the group's members, and accepts its pulls, only after one.
         for topic in self.subscriptions:
-            if topic == retry_topic(self.group):  # brokers make that one when they hear of the group
+            if topic == retry_topic(self.group):  # brokers create it at the group's first heartbeat
                 continue
             try:
                 await self.client.routes.refresh(topic)
             except (TopicNotFoundError, NoBrokerError):
-                _log.info("the topic is not there yet", group=self.group, topic=topic)
+                _log.info("the topic does not exist yet", group=self.group, topic=topic)
         self.client.join(self)
         await self._check_expressions()
         await self.client.heartbeat()
@@ -130,7 +141,10 @@ class Consumer(GroupMember):
             self.spawn(self.rebalancer.keep_locks)
 
     async def _check_expressions(self) -> None:
-        """Has a broker parse SQL92 expressions: a wrong one is an error here, not silence later."""
+        """Lets a broker parse the SQL92 expressions, so that an invalid one raises UsageError when the consumer opens.
+
+        Otherwise the only sign of it would be that no messages arrive.
+        """
         for subscription in self.subscriptions.values():
             if subscription.is_sql:
                 route = await self.client.routes.get(subscription.topic)
@@ -147,17 +161,19 @@ class Consumer(GroupMember):
         if self.rebalancer.route_changed in self.client.routes.on_change:
             self.client.routes.on_change.remove(self.rebalancer.route_changed)
         if self.client.is_open:
+            # Commit and unlock before leaving: the brokers notify the other members of the leave, and these take the
+            # queues over from the committed offsets.
             await self.rebalancer.stop_all()
             await self.client.leave(self)
 
-    # -- what the client instance asks -----------------------------------------------------------------------------
+    # -- the interface to the client instance ----------------------------------------------------------------------
 
     def producer_data(self) -> ProducerData | None:
         """None: a consumer does not produce."""
         return None
 
     def consumer_data(self) -> ConsumerData | None:
-        """Its part of a heartbeat."""
+        """Its part of the heartbeat."""
         return ConsumerData(
             group_name=self.group,
             consume_type="CONSUME_PASSIVELY",
@@ -169,15 +185,17 @@ class Consumer(GroupMember):
         )
 
     def pushes(self) -> dict[int, Push]:
-        """Brokers tell of changed members, and pass on what administrators ask."""
+        """Handlers for changes of the group's members, and for requests of administrators that brokers pass on."""
         return self._requests.table
 
-    # -- getting messages ------------------------------------------------------------------------------------------
+    # -- receiving messages ----------------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[ConsumerMessage]:
         return self
 
     async def __anext__(self) -> ConsumerMessage:
+        # Fast path without an await, for a ready message. Every _YIELD_AFTER messages take() runs a checkpoint, so that
+        # a cancellation arrives and other tasks run also while messages are always ready.
         self._since_yield += 1
         if self._since_yield < _YIELD_AFTER and self._group is not None and not self._suspended:
             message = self._ready.take_one()
@@ -186,7 +204,7 @@ class Consumer(GroupMember):
         return (await self.take(1))[1][0]  # type: ignore[return-value] # as above
 
     def batches(self, size: int = 32) -> AsyncIterator[Batch]:
-        """Iterates over batches of up to ``size`` messages of one queue: whatever is there, without waiting for more.
+        """Iterates over batches of up to ``size`` messages of one queue. A batch has the messages that are ready now.
 
         >>> async def example(consumer: Consumer) -> None:
         ...     async for batch in consumer.batches(100):
@@ -196,9 +214,10 @@ class Consumer(GroupMember):
         return _Batches(self, size)
 
     async def run(self, handler: Callable[[ConsumerMessage], Awaitable[object]], *, concurrency: int = 20) -> None:
-        """Calls ``handler`` for each message, up to ``concurrency`` at the same time, until it is cancelled.
+        """Calls ``handler`` for each message, up to ``concurrency`` calls at the same time, until it is cancelled.
 
-        Each call is inside ``process()``: returning acknowledges, an exception means again later.
+        Each call runs in a ``process()`` block: the message is acknowledged when the handler returns, and retried later
+        if it raises an exception.
 
         >>> async def example(consumer: Consumer) -> None:
         ...     async def handle(message: ConsumerMessage) -> None:
@@ -216,7 +235,7 @@ class Consumer(GroupMember):
                 group.start_soon(work)
 
     async def take(self, count: int) -> tuple[ProcessQueue, MessageBlock[ReceivedMessage]]:
-        """Waits for messages of one queue, up to ``count``; who takes them has to acknowledge them."""
+        """Waits for messages of one queue and returns up to ``count``, which the caller has to acknowledge."""
         self._since_yield += _BATCH_WEIGHT
         if self._since_yield >= _YIELD_AFTER:
             self._since_yield = 0
@@ -226,15 +245,15 @@ class Consumer(GroupMember):
             found = None if self._suspended else self._ready.take(count)
             if found is not None:
                 return found
-            self._since_yield = 0
+            self._since_yield = 0  # waiting lets other tasks run
             await self._ready.wait()
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
 
     async def hand_back(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int) -> None:
-        """Messages are to come again: see ConsumerMessage.nack and Batch.nack."""
+        """Makes messages come again later; see ConsumerMessage.nack and Batch.nack."""
         if not self._clustering:
-            _log.warning("a broadcasting consumer gets a message once; it is passed over", messages=describe(messages))
+            _log.warning("a broadcasting consumer does not retry; a message is skipped", messages=describe(messages))
             process_queue.finished(messages)
         elif self.orderly:
             await self._retries.in_place(process_queue, messages, delay_level)
@@ -245,7 +264,7 @@ class Consumer(GroupMember):
 
     @property
     def assignment(self) -> list[MessageQueue]:
-        """The queues that this member has now, those of the group's retry topic left out.
+        """The queues that this member has now, without those of the group's retry topic.
 
         >>> def busy(consumer: Consumer) -> bool:
         ...     return len(consumer.assignment) > 4
@@ -286,13 +305,14 @@ class Consumer(GroupMember):
         return process_queue
 
     def offer(self, message: ConsumerMessage, owner: object, make: Callable[..., ProcessQueue]) -> ProcessQueue:
-        """Hands out a message that came another way than by a pull.
+        """Offers the program a message that no pull has returned.
 
-        A process queue that ``make`` makes takes its acknowledgement, ``owner`` takes it when it is handed back.
+        The process queue that ``make`` creates receives its acknowledgement, ``owner`` receives it when it is handed
+        back.
         """
         subscription = Subscription(message.stored_topic, ALL, 0)
         process_queue = self._new_process_queue(message.queue, subscription, message.queue_offset, owner, make)
-        message._receiver = (owner, process_queue)  # noqa: SLF001 - no pull has brought it
+        message._receiver = (owner, process_queue)  # noqa: SLF001 - set by the pull for other messages
         process_queue.add(MessageBlock.of([message]))
         return process_queue
 
@@ -307,7 +327,10 @@ class Consumer(GroupMember):
                 )
 
     async def commit(self) -> None:
-        """Commits what is acknowledged so far, and waits for the brokers; it happens by itself every few seconds.
+        """Commits the offsets of all acknowledged messages, and waits for the brokers' replies.
+
+        Offsets are also committed automatically, every ``commit_interval`` seconds and when the consumer closes. A
+        queue is committed up to its first message that is not acknowledged. A failure is logged, not raised.
 
         >>> async def safe_point(consumer: Consumer) -> None:
         ...     await consumer.commit()
@@ -316,6 +339,8 @@ class Consumer(GroupMember):
         await self._commit(confirmed=True)
 
     async def _commit(self, *, confirmed: bool) -> None:
+        # The offsets are read before the await and marked as committed after it: messages that are acknowledged while
+        # the commit is under way are in the next one. A queue may have been taken away by then.
         changed = {
             queue: process_queue.committable
             for queue, process_queue in self.rebalancer.process_queues.items()
@@ -337,7 +362,7 @@ class Consumer(GroupMember):
                 self.client.outages.note("offsets cannot be committed now", error, level=INFO, group=self.group)
 
     def suspend(self) -> None:
-        """Nothing is handed out any more until ``resume``; what is read ahead stays.
+        """Stops handing out messages until ``resume``. Messages that were read ahead are retained.
 
         >>> def during_maintenance(consumer: Consumer) -> None:
         ...     consumer.suspend()
@@ -345,7 +370,7 @@ class Consumer(GroupMember):
         self._suspended = True
 
     def resume(self) -> None:
-        """Goes on after ``suspend``.
+        """Hands out messages again after ``suspend``.
 
         >>> def after_maintenance(consumer: Consumer) -> None:
         ...     consumer.resume()
@@ -354,7 +379,9 @@ class Consumer(GroupMember):
         self._ready.wake()
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
-        """Goes on with a queue of its own from ``offset``, and commits that.
+        """Continues one of the assigned queues from ``offset``, and commits that offset.
+
+        Messages that were read ahead are discarded. Raises UsageError if the queue is not assigned to this consumer.
 
         >>> async def replay(consumer: Consumer) -> None:
         ...     for queue in consumer.assignment:
@@ -364,13 +391,13 @@ class Consumer(GroupMember):
         process_queue = self.rebalancer.process_queues.get(queue)
         if process_queue is None:
             raise UsageError(f"{queue} is not one of this consumer's queues now")
-        process_queue.seek(offset)
+        process_queue.seek(offset)  # before the await: else an automatic commit could overwrite it with the old offset
         await self._offsets.save({queue: offset}, confirmed=True)
         process_queue.committed = offset
 
 
 class _Batches:
-    """Iterates over batches; no generator, so that leaving the loop leaves nothing to be finalized."""
+    """Iterates over batches. Not an async generator: those need to be closed when a loop is left early."""
 
     def __init__(self, consumer: Consumer, size: int) -> None:
         self._consumer = consumer

@@ -1,4 +1,4 @@
-"""What brokers ask of a consumer: changed members, offsets to be reset, its state, and a message to try at once."""
+"""Requests of brokers to a consumer: changed members, offset resets, its state, and messages to consume immediately."""
 
 import time
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _log = StandardLog("trimq.client.consumer_requests")
 
 DIRECT_TIMEOUT: Final = 9.0
-"""Seconds that a message which an administrator sends may take: brokers wait for ten."""
+"""Seconds for which a message that an administrator sends is waited for. Brokers wait for ten."""
 
 
 class ConsumerRequests:
-    """The requests of brokers that a consumer answers; None for those of another group."""
+    """Handlers for the requests of brokers to a consumer. Each returns None for a request to another group."""
 
     def __init__(self, consumer: "Consumer") -> None:
         self._consumer = consumer
@@ -52,7 +52,7 @@ class ConsumerRequests:
         }
 
     def counts(self, topic: str) -> Counts:
-        """What became of the topic's messages: its process queues keep it up to date."""
+        """The counters of a topic, which its process queues update."""
         counts = self._counts.get(topic)
         if counts is None:
             counts = self._counts[topic] = Counts()
@@ -70,10 +70,10 @@ class ConsumerRequests:
         for queue, offset in parse_offset_table(bytes(command.body)).items():
             try:
                 await self._consumer.reset(queue, offset)
-            except UsageError:
+            except UsageError:  # not assigned to this member: the broker sends all queues to all members
                 continue
             except RocketMQError as error:
-                self._consumer.client.outages.note("an offset was reset here and not committed", error, queue=queue)
+                self._consumer.client.outages.note("an offset was reset but not committed", error, queue=queue)
         return command.reply()
 
     async def _status(self, command: RemotingCommand) -> RemotingCommand | None:
@@ -129,7 +129,7 @@ class ConsumerRequests:
         return command.reply(body=b"{" + body + b"}")
 
     async def _consume_directly(self, command: RemotingCommand) -> RemotingCommand | None:
-        """A message from an administrator: the program gets it like any other, the answer says what became of it."""
+        """Delivers a message from an administrator to the program like any other, and replies with the result."""
         header = command.header(ConsumeMessageDirectlyRequestHeader)
         consumer = self._consumer
         if header.consumer_group != consumer.group:
@@ -137,6 +137,8 @@ class ConsumerRequests:
         messages = split_messages(bytes(command.body), header.broker_name or "", ConsumerMessage)
         if len(messages) != 1:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"one message is expected, here are {len(messages)}")
+        # The message belongs to no queue of this consumer: its offset must not be committed, and a failure must not
+        # send it to the retry topic. So it gets a process queue and an owner of its own.
         outcome = _DirectConsumption(consumer)
         began = time.monotonic()
         result = "CR_THROW_EXCEPTION"
@@ -160,7 +162,7 @@ class ConsumerRequests:
 
 
 class _DirectConsumption:
-    """Stands in for a consumer with a message that is in no queue of ours: it can be acknowledged, not committed."""
+    """The owner of a message that an administrator sends, in place of the consumer: receives its result only."""
 
     def __init__(self, consumer: "Consumer") -> None:
         self.group = consumer.group
@@ -170,22 +172,22 @@ class _DirectConsumption:
         self._result = "CR_LATER"
 
     def acknowledged(self) -> None:
-        """The program is done with it."""
+        """The program has acknowledged the message."""
         self._result = "CR_SUCCESS"
         self._done.set()
 
     async def hand_back(self, _process_queue: ProcessQueue, _messages: list[Any], _delay_level: int) -> None:
-        """The program wants it later."""
+        """The program has handed the message back."""
         self._done.set()
 
     async def wait(self) -> str:
-        """What became of it, in RocketMQ's words."""
+        """Waits for the result and returns it as RocketMQ's constant."""
         await self._done.wait()
         return self._result
 
 
 class _DirectProcessQueue(ProcessQueue):
-    """Has the message, and tells of its end."""
+    """The process queue of a message that an administrator sends; reports its acknowledgement to ``outcome``."""
 
     def __init__(self, outcome: _DirectConsumption, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -220,7 +222,7 @@ def _queue_info(process_queue: ProcessQueue) -> dict[str, Any]:
 
 
 def parse_offset_table(body: bytes) -> dict[MessageQueue, int]:
-    """Offsets by queue from ``{"offsetTable":{{"topic":...}:7}}``, or from the list of pairs that Go clients get.
+    """Offsets by queue from ``{"offsetTable":{{"topic":...}:7}}``, or from the list of pairs that Go clients receive.
 
     >>> body = b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"T"}:7}}'
     >>> parse_offset_table(body)

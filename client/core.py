@@ -1,7 +1,7 @@
-"""The client instance: connections, routes, heartbeats, and requests that brokers send to us.
+"""Client: connections, routes, heartbeats, and the requests that brokers send to a client.
 
-Producers and consumers open one of their own, or share one that the program opens. Its id is ``ip@pid#random``: two in
-one process are two clients to the broker.
+Each producer and consumer opens a client instance of its own, unless the program opens one for several of them to
+share. Its id is ``ip@pid#random``, so two instances in one process are two clients to the broker.
 """
 
 import os
@@ -56,14 +56,17 @@ _log = StandardLog("trimq.client.core")
 _ENCODINGS: Final = {"json": Encoding.JSON, "rocketmq": Encoding.ROCKETMQ, "msgpack": Encoding.MSGPACK}
 
 Push = Callable[[RemotingCommand], Awaitable[RemotingCommand | None]]
-"""Answers a request that a broker sent; None for no answer."""
+"""Handles a request that a broker sent. Returns the reply, or None if there is none or the request is not its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """How a client talks; times are seconds.
+    """Settings of a client instance; times are in seconds.
 
-    ``header`` is the encoding of request headers; ``msgpack`` is used with a broker only after it said that it can.
+    ``request_timeout`` bounds a request that has no timeout of its own. ``heartbeat_interval`` and ``route_interval``
+    are the times between heartbeats and between refreshes of all routes. ``header`` is the encoding of request headers;
+    ``msgpack`` is used with a broker only after the broker has announced that it supports it, and JSON until then.
+    ``instance_name`` replaces ``pid#random`` in the client id, ``unit_name`` is appended to it.
 
     >>> ClientOptions(request_timeout=10.0).header
     'json'
@@ -78,22 +81,24 @@ class ClientOptions:
 
 
 class Member(Protocol):
-    """A producer or consumer as the client instance sees it."""
+    """The interface through which a client instance uses a producer or consumer."""
 
     def producer_data(self) -> ProducerData | None:
-        """Its part of a heartbeat as a producer."""
+        """Its part of the heartbeat as a producer; None for a consumer."""
 
     def consumer_data(self) -> ConsumerData | None:
-        """Its part of a heartbeat as a consumer."""
+        """Its part of the heartbeat as a consumer; None for a producer."""
 
     def pushes(self) -> dict[int, Push]:
-        """Requests of brokers that it answers, by code."""
+        """Handlers for requests of brokers, by request code."""
 
 
 class Client(Lifecycle):
-    """A client instance: what producers and consumers of one program may share.
+    """A client instance, which several producers and consumers of a program may share.
 
-    Raises UsageError where no name server is given; with ``namesrv_needed=False`` only once one is to be asked.
+    ``namesrv`` is ``host:port`` of each name server, as a text separated by semicolons or as an iterable; None takes
+    the environment variable NAMESRV_ADDR. Raises UsageError if no name server is given; with ``namesrv_needed=False``
+    the error is raised only by a call that needs one.
 
     >>> async def shared(namesrv: str) -> None:
     ...     async with Client(namesrv) as client, Producer("a", client=client), Producer("b", client=client):
@@ -158,16 +163,16 @@ class Client(Lifecycle):
             await anyio.sleep(seconds)
             try:
                 await action()
-            except Exception as error:  # noqa: BLE001 - the next turn may do better
+            except Exception as error:  # noqa: BLE001 - the next run may succeed
                 _log.failed("a regular task failed", error, client=self.id)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     async def invoke(self, address: str, command: RemotingCommand, timeout: float | None = None) -> RemotingCommand:
-        """The reply to a request, whatever its code.
+        """Sends a request and returns the reply, whatever its code. ``timeout`` is in seconds.
 
-        Raises UnreachableError where the request was not sent, PerhapsStoredError where no reply came, UsageError where
-        it is too long to be sent, ClosedError where the client was closed meanwhile.
+        Raises UnreachableError if the request was not sent, PerhapsStoredError if no reply came, UsageError if the
+        request is too long for a frame, and ClosedError if the client is closed before the reply comes.
         """
         self._check_open()
         try:
@@ -179,7 +184,7 @@ class Client(Lifecycle):
         return reply
 
     async def connection(self, address: str) -> ClientConnection:
-        """The connection to an address, for ``begin``. Raises UnreachableError."""
+        """The connection to an address, for ``begin``. Raises UnreachableError if it cannot be opened."""
         self._check_open()
         try:
             return await self._remoting.connection(address, self.options.request_timeout)
@@ -187,7 +192,10 @@ class Client(Lifecycle):
             raise self._sdk_error(error) from None
 
     async def with_room(self, address: str, code: int, timeout: float) -> ClientConnection:
-        """The connection to an address, on which a request can begin now. Raises UnreachableError: nothing was sent."""
+        """Waits for a connection to ``address`` with a free slot for a request with ``code``.
+
+        Raises UnreachableError if there is none within ``timeout`` seconds; nothing was sent then.
+        """
         self._check_open()
         try:
             return await self._remoting.with_room(address, code, timeout)
@@ -195,27 +203,29 @@ class Client(Lifecycle):
             raise self._sdk_error(error) from None
 
     def _sdk_error(self, error: Exception) -> Exception:
-        """The SDK's error for one of the layer below."""
+        """The SDK's error for an error of the transport layer."""
         if isinstance(error, RemotingTransportError):
             return transport_error(error)
         if isinstance(error, FrameError):
             return UsageError(str(error), code=ResponseCode.MESSAGE_ILLEGAL)
-        return error if self.is_open else ClosedError(f"this {type(self).__name__} was closed meanwhile")
+        # The transport raises RuntimeError when it is used while it closes.
+        return error if self.is_open else ClosedError(f"this {type(self).__name__} was closed during the call")
 
     def read_arrived(self) -> bool:
-        """Takes what has arrived already at any connection, without waiting; False where there was nothing."""
+        """Reads the bytes that have arrived at any connection, without waiting. Returns False if there were none."""
         return self._remoting.read_arrived()
 
     def ready(self, address: str) -> ClientConnection | None:
-        """The connection to an address if a request can begin on it now, without waiting."""
+        """The connection to an address if a request can be sent on it without waiting; else None."""
         return self._remoting.ready(address)
 
     def begin(
         self, connection: ClientConnection, frame: Callable[[int, Encoding], bytes], timeout: float, call: Call
     ) -> None:
-        """Sends a request now: the ``frame`` for a number and an encoding.
+        """Sends a request without waiting. ``frame`` makes its bytes, given the opaque number and the encoding.
 
-        ``call`` learns of its end; whoever begins a call ends it. Raises FrameError where the frame is too long.
+        ``call`` is finished by the reply, the timeout (seconds) or the end of the connection. The caller has to pass it
+        to ``connection.end`` afterwards, or to abandon it. Raises FrameError if the frame is too long.
         """
         self._remoting.begin_frame(connection, frame, connection.now() + timeout, call)
 
@@ -229,14 +239,17 @@ class Client(Lifecycle):
         timeout: float | None = None,
         accept: tuple[int, ...] = (0,),
     ) -> RemotingCommand:
-        """The reply to a request. Raises the error for its code where that is none of ``accept``."""
+        """Sends a request and returns the reply, if its code is one of ``accept``.
+
+        Raises the error for any other code (``error_for``), and the errors of ``invoke``.
+        """
         reply = await self.invoke(address, RemotingCommand.request(code, header, body), timeout)
         if reply.code not in accept:
             raise error_for(reply.code, reply.remark, address)
         return reply
 
     async def oneway(self, address: str, code: int, header: Struct | dict[str, str] | None, body: bytes = b"") -> None:
-        """Sends a request that gets no answer. Raises as ``invoke``."""
+        """Sends a request that gets no reply. Raises the errors of ``invoke``."""
         self._check_open()
         command = RemotingCommand.request(code, header, body, oneway=True)
         try:
@@ -252,16 +265,19 @@ class Client(Lifecycle):
         *,
         accept: tuple[int, ...] = (0,),
     ) -> RemotingCommand:
-        """The reply of the first name server that answers. Raises the error for its code, or UnreachableError."""
+        """Sends a request to the name servers in turn and returns the first reply, if its code is one of ``accept``.
+
+        Raises the error for any other code, and UnreachableError if no name server answers.
+        """
         reply = await self.name_servers.ask(RemotingCommand.request(code, header, body))
         if reply.code not in accept:
             raise error_for(reply.code, reply.remark, None)
         return reply
 
     async def fetch_route(self, topic: str) -> TopicRouteData:
-        """A topic's route as the name servers have it now.
+        """A topic's current route at the name servers.
 
-        Raises TopicNotFoundError, NoBrokerError, and UnreachableError where no name server answers.
+        Raises TopicNotFoundError, NoBrokerError, and UnreachableError if no name server answers.
         """
         data = await self._fetch_route(topic)
         if data is None:
@@ -269,7 +285,10 @@ class Client(Lifecycle):
         return data
 
     async def _fetch_route(self, topic: str) -> TopicRouteData | None:
-        """None where the name servers do not know the topic. Asking stores nothing: no error says that it may have."""
+        """The topic's route; None if the name servers do not know the topic.
+
+        A query stores nothing, so every error is a NotStoredError, whatever the code.
+        """
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
         unknown = ResponseCode.TOPIC_NOT_EXIST
         command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
@@ -278,14 +297,14 @@ class Client(Lifecycle):
             return None
         if reply.code != 0:
             error = error_for(reply.code, reply.remark, None)
-            raise NotStoredError(f"the route of {topic} cannot be had: {error.text}", code=error.code)
+            raise NotStoredError(f"the route of {topic} cannot be fetched: {error.text}", code=error.code)
         try:
             return decode_json(reply.body, TopicRouteData)
         except RemotingError as error:
-            raise NotStoredError(f"the route of {topic} cannot be read: {error.remark}") from None
+            raise NotStoredError(f"the route of {topic} cannot be decoded: {error.remark}") from None
 
     async def _any_broker(self) -> bool:
-        """Whether brokers are registered; where a name server does not say, as if."""
+        """Whether any broker is registered at the name servers; True if the reply does not show it."""
         reply = await self.name_servers.ask(RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
         try:
             return reply.code != 0 or bool(decode_json(reply.body or b"{}", ClusterInfo).broker_addr_table)
@@ -293,7 +312,10 @@ class Client(Lifecycle):
             return True
 
     async def master(self, route: TopicRoute, broker_name: str) -> str:
-        """The address of a broker's master by the route, or by a fresh one. Raises UnreachableError."""
+        """The address of a broker's master, by the given route or else by a fresh one.
+
+        Raises UnreachableError if no master is registered.
+        """
         address = route.master(broker_name)
         if address is None:
             address = (await self.routes.refresh(route.topic)).master(broker_name)
@@ -304,11 +326,11 @@ class Client(Lifecycle):
     # -- members and heartbeats ------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
-        """Takes a producer or consumer into the heartbeats."""
+        """Adds a producer or consumer to the heartbeats."""
         self._members.append(member)
 
     async def leave(self, member: Member) -> None:
-        """Takes it out, and tells every broker that was greeted, so that others can take over at once."""
+        """Removes a member and unregisters it at the brokers, so that others take over its queues immediately."""
         if member not in self._members:
             return
         self._members.remove(member)
@@ -326,10 +348,13 @@ class Client(Lifecycle):
         try:
             await self.request(address, RequestCode.UNREGISTER_CLIENT, header)
         except RocketMQError as error:
-            _log.info("a broker was not told that a member leaves", address=address, reason=str(error))
+            _log.info("a member could not be unregistered at a broker", address=address, reason=str(error))
 
     async def heartbeat(self, only: str | None = None) -> None:
-        """Tells the brokers of all known routes who we are; producers greet masters only."""
+        """Sends a heartbeat to the brokers of all known routes, to masters only if there are no consumers.
+
+        ``only`` restricts it to one address. A failure is logged, not raised.
+        """
         producers = [data for member in self._members if (data := member.producer_data())]
         consumers = [entry for member in self._members if (entry := member.consumer_data())]
         if not producers and not consumers:
@@ -357,19 +382,22 @@ class Client(Lifecycle):
             self._lost.add(connection.address)
 
     def _connected(self, connection: ClientConnection) -> None:
-        """A broker that has forgotten us hears of us at once, not only with the next regular heartbeat."""
+        """Sends a heartbeat to a broker after a reconnect, since the broker has removed the client with its connection.
+
+        Without it, the client would not exist for the broker until the next regular heartbeat.
+        """
         if connection.address in self._lost and self.is_open:
             self._lost.discard(connection.address)
             self.spawn(self.heartbeat, connection.address)
 
     def has_greeted(self, address: str) -> bool:
-        """Whether the broker there has answered our last heartbeat."""
+        """Whether the broker at this address has answered the last heartbeat over an open connection."""
         return address in self._greeted
 
     # -- requests of brokers ---------------------------------------------------------------------------------------
 
     async def _pushed(self, _connection: object, command: RemotingCommand) -> RemotingCommand | None:
-        """Asks one member after the other; each answers None for what is not its own."""
+        """Passes a broker's request to the members in turn; a member returns None for a request that is not its own."""
         for member in list(self._members):
             handler = member.pushes().get(command.code)
             if handler is not None:
@@ -378,18 +406,18 @@ class Client(Lifecycle):
                     return reply
         if command.is_oneway:
             return None
-        return command.reply(ResponseCode.SYSTEM_ERROR, "no member of this client takes this request")
+        return command.reply(ResponseCode.SYSTEM_ERROR, "no member of this client handles this request")
 
 
 def transport_error(error: RemotingTransportError) -> RocketMQError:
-    """The SDK's error for a request without a reply."""
+    """The SDK's error for a request without a reply; it depends on whether the request may have been sent."""
     if isinstance(error, RemotingConnectError) or not error.written:
         return UnreachableError(str(error), address=error.address)
     return PerhapsStoredError(str(error), address=error.address)
 
 
 def no_reply(connection: ClientConnection, call: Call, code: int, timeout: float) -> RocketMQError:
-    """The SDK's error for a call that is over without a reply."""
+    """The SDK's error for a call that ended without a reply."""
     return transport_error(remoting_client.no_reply(connection, call, code, timeout))
 
 
@@ -399,7 +427,7 @@ def wall_ms() -> int:
 
 
 def _own_address() -> str:
-    """The address of the interface that leads outside; nothing is sent to find it."""
+    """The local address of the default route. Connecting a datagram socket selects it and sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

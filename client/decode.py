@@ -9,11 +9,9 @@ M = TypeVar("M", bound=ReceivedMessage)
 
 
 def split_messages(data: bytes | memoryview, broker_name: str, kind: type[M], receiver: Any = None) -> list[M]:
-    """The messages in ``data``, as ``kind``; their fields are decoded when they are looked at.
+    """The messages in ``data``, as instances of ``kind``; their fields are decoded on first access.
 
-    ``receiver`` is who takes their acknowledgement.
-
-    Raises RecordError where the sizes do not add up.
+    ``receiver`` takes their acknowledgements. Raises RecordError if the records do not fill ``data`` exactly.
 
     >>> split_messages(b"", "broker-a", ReceivedMessage)
     []

@@ -1,4 +1,4 @@
-"""Messages in a program's hands: acknowledging them, or handing them back."""
+"""Delivered messages: acknowledging them, or handing them back to be retried."""
 
 from collections.abc import Iterator, Sequence
 from logging import WARNING
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 _log = StandardLog("trimq.client.delivery")
 
 _TIMED: Final = 15
-"""Those are timed whose number in the topic has none of these bits: the clock costs as much as acknowledging."""
+"""Mask of the sample that is timed: every 16th message. Reading the clock costs as much as acknowledging."""
 
 Receiver: TypeAlias = tuple[Any, ProcessQueue]
-"""The consumer that a message came through, or what stands in for it, and its process queue."""
+"""The consumer that delivered a message, or a substitute for it, and its process queue."""
 
 
 class Processing(Struct, eq=False, gc=False):
-    """What ``process()`` gives: acknowledges at the end of its block, hands back on an exception.
+    """The block of ``process()``: acknowledges the messages at its end, and hands them back after an exception.
 
-    A cancelled block does neither: the messages are delivered again, to this consumer or to another.
+    After a cancellation it does neither: the messages are delivered again, to this consumer or to another.
     """
 
     _taken: ReceivedMessage | MessageBlock[ReceivedMessage]
@@ -54,6 +54,7 @@ class Processing(Struct, eq=False, gc=False):
     ) -> bool:
         owner, process_queue = self._receiver
         counts = process_queue.counts
+        # Fast path for success without interceptors: no list is made, and a block is finished as a whole.
         if error is None and self._context is None:
             taken = self._taken
             if type(taken) is MessageBlock:
@@ -72,10 +73,10 @@ class Processing(Struct, eq=False, gc=False):
         try:
             if error is None:
                 process_queue.finished(messages)
-            elif not isinstance(error, Exception):
+            elif not isinstance(error, Exception):  # a cancellation: an await would be cancelled as well
                 process_queue.put_back(messages)
             else:
-                handed_back = True
+                handed_back = True  # before the await, which may be cancelled
                 _log.fault(WARNING, "processing failed; again later", error, messages=describe(messages))
                 await owner.hand_back(process_queue, messages, self._delay_level)
         finally:
@@ -99,12 +100,12 @@ class Processing(Struct, eq=False, gc=False):
 
 
 def describe(messages: Sequence[ReceivedMessage]) -> str:
-    """Messages in a word or two, without their bodies."""
+    """A short description of messages for the log, without their bodies."""
     return repr(messages[0]) if len(messages) == 1 else f"{len(messages)} from {messages[0]!r} on"
 
 
 class ConsumerMessage(ReceivedMessage, eq=False):
-    """A message that a consumer got: acknowledge it with ``process()``, ``ack()`` or ``nack()``.
+    """A message delivered to a consumer. Acknowledge it with ``process()`` or ``ack()``, or refuse it with ``nack()``.
 
     >>> async def handle(message: ConsumerMessage) -> None:
     ...     async with message.process():
@@ -115,24 +116,24 @@ class ConsumerMessage(ReceivedMessage, eq=False):
 
     @property
     def consumer(self) -> "Consumer":
-        """The consumer that it came through."""
+        """The consumer that delivered it."""
         owner: Consumer = self._receiver[0]
         return owner
 
     @property
     def messages(self) -> "list[ReceivedMessage]":
-        """Itself, as a list of one."""
+        """A list of this message alone, as for a Batch."""
         return [self]
 
     @property
     def source(self) -> ProcessQueue:
-        """The process queue that it came through."""
+        """The process queue that delivered it."""
         process_queue: ProcessQueue = self._receiver[1]
         return process_queue
 
     @property
     def delivery_attempt(self) -> int:
-        """Which delivery this is, counted from 1; local repetitions of an orderly consumer included.
+        """The number of this delivery, starting at 1. An orderly consumer's local retries are counted too.
 
         >>> ConsumerMessage.delivery_attempt.fget.__name__
         'delivery_attempt'
@@ -140,10 +141,10 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         return self.reconsume_times + 1 + self.attempts
 
     def process(self, *, reraise: bool = False, delay_level: int = 0) -> Processing:
-        """A block that acknowledges at its end; an exception in it means: again later.
+        """A block that acknowledges the message at its end, or after an exception lets it be retried later.
 
-        The exception is logged and goes no further, unless ``reraise``. ``delay_level`` says how much later; 0 lets the
-        broker choose, longer each time.
+        The exception is logged and not raised further, unless ``reraise``. ``delay_level`` is the delay of the retry,
+        as for ``nack``. A cancelled block leaves the message unacknowledged, to be delivered again.
 
         >>> async def handle(message: ConsumerMessage) -> None:
         ...     async with message.process(reraise=True):
@@ -152,7 +153,7 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         return Processing(self, self._receiver, reraise, delay_level)
 
     async def ack(self) -> None:
-        """Done with. Its offset is committed when all before it are done with too.
+        """Acknowledges the message. Its offset is committed when all messages before it are acknowledged too.
 
         >>> async def skip(message: ConsumerMessage) -> None:
         ...     await message.ack()
@@ -161,7 +162,7 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         process_queue.finished_one(self)
 
     def release(self) -> None:
-        """Not begun with: whoever asks next gets it.
+        """Returns the message unprocessed: it is the next one that this consumer hands out, to any task.
 
         >>> async def other_work(message: ConsumerMessage) -> None:
         ...     message.release()
@@ -170,9 +171,11 @@ class ConsumerMessage(ReceivedMessage, eq=False):
         process_queue.put_back([self])
 
     async def nack(self, *, delay_level: int = 0) -> None:
-        """Again later: after a delay, on some member of the group; after the last try it is a dead letter.
+        """Lets any member of the group retry the message after a delay; after the last retry it becomes a dead letter.
 
-        ``delay_level`` -1 makes it a dead letter at once. In an orderly consumer the queue waits for it instead.
+        ``delay_level`` 1 to 18 is the broker's delay level; 0 lets the broker choose, longer with each retry; -1 makes
+        the message a dead letter immediately. An orderly consumer instead retries the message itself after its
+        ``suspend`` seconds, and the queue waits. A broadcasting consumer skips the message.
 
         >>> async def reject(message: ConsumerMessage) -> None:
         ...     await message.nack(delay_level=-1)
@@ -182,7 +185,7 @@ class ConsumerMessage(ReceivedMessage, eq=False):
 
 
 class Batch(Sequence[ConsumerMessage]):
-    """Messages of one queue, in order; acknowledged together.
+    """Messages of one queue, in order, which are acknowledged together. A sequence of ConsumerMessage.
 
     >>> async def handle(batch: Batch) -> None:
     ...     async with batch.process():
@@ -215,22 +218,22 @@ class Batch(Sequence[ConsumerMessage]):
 
     @property
     def consumer(self) -> "Consumer":
-        """The consumer that it came through."""
+        """The consumer that delivered it."""
         owner: Consumer = self._process_queue.receiver[0]
         return owner
 
     @property
     def messages(self) -> list[ReceivedMessage]:
-        """Its messages."""
+        """The messages as a list."""
         return list(self._block)
 
     @property
     def source(self) -> ProcessQueue:
-        """The process queue that it came through."""
+        """The process queue that delivered it."""
         return self._process_queue
 
     def process(self, *, reraise: bool = False, delay_level: int = 0) -> Processing:
-        """As ConsumerMessage.process, for all of them.
+        """A block that acknowledges all messages at its end; see ``ConsumerMessage.process``.
 
         >>> async def handle(batch: Batch) -> None:
         ...     async with batch.process():
@@ -239,7 +242,7 @@ class Batch(Sequence[ConsumerMessage]):
         return Processing(self._block, self._process_queue.receiver, reraise, delay_level)
 
     async def ack(self) -> None:
-        """All are done with.
+        """Acknowledges all messages.
 
         >>> async def skip(batch: Batch) -> None:
         ...     await batch.ack()
@@ -247,7 +250,7 @@ class Batch(Sequence[ConsumerMessage]):
         self._process_queue.finished(self._block)
 
     def release(self) -> None:
-        """Not begun with: whoever asks next gets them.
+        """Returns all messages unprocessed: they are the next ones that this consumer hands out.
 
         >>> async def other_work(batch: Batch) -> None:
         ...     batch.release()
@@ -255,7 +258,7 @@ class Batch(Sequence[ConsumerMessage]):
         self._process_queue.put_back(self._block)
 
     async def nack(self, *, delay_level: int = 0) -> None:
-        """All again later.
+        """Lets all messages be retried after a delay; see ``ConsumerMessage.nack``.
 
         >>> async def reject(batch: Batch) -> None:
         ...     await batch.nack()

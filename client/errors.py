@@ -1,20 +1,20 @@
-"""Errors of the SDK: a tree by what the caller should do about them.
+"""Errors of the SDK: a class hierarchy by what the caller should do about them.
 
 ::
 
     RocketMQError
-    ├── UsageError            mend the call or the set-up; the same call again fails again
+    ├── UsageError            fix the call or the configuration; the same call fails again
     │   └── TopicNotFoundError
-    ├── NotStoredError        nothing was stored or changed: safe to do again, a little later
-    │   ├── UnreachableError  no server could be asked
-    │   │   └── NoBrokerError the name servers know no broker at all: they are away, or not there yet
+    ├── NotStoredError        nothing was stored or changed: safe to retry, a little later
+    │   ├── UnreachableError  no server could be reached
+    │   │   └── NoBrokerError no broker is registered at the name servers: all are down, or not started yet
     │   └── ClosedError       the object is closed, or not open yet
-    └── PerhapsStoredError    nobody knows whether it happened: doing it again may do it twice
+    └── PerhapsStoredError    the outcome is unknown: a retry may store or change it twice
 
-Each carries the server's response code (None where no server answered), its address, and a help text.
+Each error carries the server's response code (None if no server answered), the server's address, and a help text.
 
-What an error says of a whole send is what is true of all its attempts: after one that may have worked, a later refusal
-changes nothing, and the send fails with PerhapsStoredError. A server that is away never makes a UsageError.
+The error of a send describes all its attempts together: after one attempt that may have stored the message, a later
+refusal changes nothing, and the send fails with PerhapsStoredError. A server that is down is never a UsageError.
 """
 
 from typing import Final
@@ -24,10 +24,10 @@ from trimq.protocol.errors import code_name, help_text
 
 
 class RocketMQError(Exception):
-    """Base of all errors that the SDK raises on purpose.
+    """Base class of all errors that the SDK raises on purpose.
 
-    ``code`` is the response code or None, ``address`` the server's ``ip:port`` or None, ``help`` says what the code
-    means and what to do.
+    ``code`` is the response code, None if no server answered; ``address`` is the server's ``ip:port``, None if no
+    server is concerned; ``help`` explains the code and what to do about it.
 
     >>> error = RocketMQError("no such topic", code=17, address="127.0.0.1:10911")
     >>> error.code, error.address
@@ -44,7 +44,7 @@ class RocketMQError(Exception):
 
     @property
     def help(self) -> str:
-        """What the code means and what to do about it; empty where no server answered.
+        """The meaning of the code and what to do about it; empty if there is no code.
 
         >>> UsageError("?", code=26).help.startswith("The consumer group does not exist.")
         True
@@ -61,7 +61,7 @@ class RocketMQError(Exception):
 
 
 class UsageError(RocketMQError):
-    """The call cannot succeed as it is: mend it, or the topic's, group's or broker's set-up. Nothing was stored.
+    """The call cannot succeed as it is. Fix it, or the topic's, group's or broker's configuration. Nothing was stored.
 
     >>> issubclass(UsageError, RocketMQError)
     True
@@ -69,10 +69,11 @@ class UsageError(RocketMQError):
 
 
 class TopicNotFoundError(UsageError):
-    """There are brokers, and none has the topic; it is not created automatically either.
+    """Brokers are registered, none of them has the topic, and it is not created automatically.
 
-    Name servers forget the topics of a broker that is away. With other brokers there, a topic that this client has
-    never seen cannot be told from one that does not exist: it is not found. With none there it is a NoBrokerError.
+    Name servers forget the topics of a broker that is down. While other brokers are registered, a topic of that broker
+    which this client has not seen before cannot be distinguished from one that does not exist, and raises this error.
+    If no broker is registered, NoBrokerError is raised instead.
 
     >>> issubclass(TopicNotFoundError, UsageError)
     True
@@ -80,7 +81,7 @@ class TopicNotFoundError(UsageError):
 
 
 class NotStoredError(RocketMQError):
-    """Certainly not stored: the request was not sent, or the server said that it did nothing. Safe to do again.
+    """Certainly not stored: the request was not sent, or the server answered that it did nothing. Safe to retry.
 
     >>> isinstance(error_for(2, "busy", "127.0.0.1:10911"), NotStoredError)
     True
@@ -88,7 +89,7 @@ class NotStoredError(RocketMQError):
 
 
 class UnreachableError(NotStoredError):
-    """No connection, so nothing was asked. Servers may be down, or the addresses wrong.
+    """No connection, so no request was sent. The server may be down, or its address wrong.
 
     >>> str(UnreachableError("connection refused", address="127.0.0.1:1"))
     'connection refused [from 127.0.0.1:1]'
@@ -96,9 +97,9 @@ class UnreachableError(NotStoredError):
 
 
 class NoBrokerError(UnreachableError):
-    """The name servers answer, and no broker is registered at them: whether the topic exists cannot be said.
+    """The name servers answer, but no broker is registered at them, so it is unknown whether the topic exists.
 
-    The brokers are away, or have not come yet, or the name servers have just started.
+    The brokers are down or not started yet, or the name servers have just started.
 
     >>> issubclass(NoBrokerError, NotStoredError)
     True
@@ -114,9 +115,9 @@ class ClosedError(NotStoredError):
 
 
 class PerhapsStoredError(RocketMQError):
-    """The request went out and no clear answer came back. Doing it again may do it twice.
+    """The request was sent and no definite answer came back. A retry may store or change it twice.
 
-    A message keeps its id over such a repetition, so a consumer can tell.
+    A message keeps its ``message_id`` over the attempts of one send, so a consumer can recognize duplicates by it.
 
     >>> isinstance(error_for(1, "NullPointerException", "127.0.0.1:10911"), PerhapsStoredError)
     True
@@ -146,7 +147,7 @@ _USAGE: Final = frozenset(
         ResponseCode.POLICY_NOT_EXIST,
     }
 )
-"""Refusals that stay, until somebody mends something."""
+"""Refusals that are permanent until the call or a configuration changes."""
 _NOT_STORED: Final = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
@@ -167,19 +168,20 @@ _NOT_STORED: Final = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Refusals that pass. What is in neither set may have happened: SYSTEM_ERROR comes before and after storing; 10, 11 and
-12 mean stored; CONSUME_MSG_TIMEOUT (207): a consumer has the message; 4 and 200 to 202 say nothing certain."""
+"""Temporary refusals. A code in neither set leaves the outcome open: brokers answer SYSTEM_ERROR both before and after
+they have stored; 10, 11 and 12 mean stored; after CONSUME_MSG_TIMEOUT (207) a consumer has the message; 4 and 200 to
+202 are ambiguous."""
 
 
 def again(error: RocketMQError) -> RocketMQError:
-    """The same error for one more caller: each raises an instance of its own."""
+    """A copy of an error that several callers share: each raises its own instance, with the shared one as its cause."""
     own = type(error)(error.text, code=error.code, address=error.address)
     own.__cause__ = error
     return own
 
 
 def error_for(code: int, remark: str | None, address: str | None) -> RocketMQError:
-    """The error for a reply whose code is not success.
+    """The error for a reply whose code is not success; a code that is not listed gives PerhapsStoredError.
 
     >>> type(error_for(17, "topic[x] not exist", "127.0.0.1:10911")).__name__
     'TopicNotFoundError'

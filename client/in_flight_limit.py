@@ -1,4 +1,4 @@
-"""A bound on what is in flight, by number and by bytes; who has to wait is served in order."""
+"""InFlightLimit: a bound on the messages in flight, by number and by bytes, with waiting tasks served in order."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ import anyio
 
 
 class InFlightLimit:
-    """Lets in ``count`` entries of ``size`` bytes together; one larger than ``size`` goes alone.
+    """Admits up to ``count`` entries with ``size`` bytes in total. An entry larger than ``size`` is admitted alone.
 
     >>> limit = InFlightLimit(count=1, size=10)
     >>> limit.try_enter(4), limit.try_enter(4)
@@ -22,11 +22,12 @@ class InFlightLimit:
 
     @property
     def inside(self) -> int:
-        """How many are in."""
+        """The number of entries that were admitted and have not left."""
         return self._count
 
     def try_enter(self, size: int) -> bool:
-        """Enters if that needs no waiting."""
+        """Enters if that is possible without waiting; returns whether it did."""
+        # An entry that would fit must still not overtake a waiting one: small messages would starve a large one.
         if self._waiting or not self._fits(size):
             return False
         self._count += 1
@@ -34,7 +35,7 @@ class InFlightLimit:
         return True
 
     async def enter(self, size: int) -> None:
-        """Enters, after those that wait already. Cancelled means not entered."""
+        """Enters after the entries that already wait. A cancelled call has not entered."""
         if self.try_enter(size):
             return
         entry = (anyio.Event(), size)
@@ -42,15 +43,15 @@ class InFlightLimit:
         try:
             await entry[0].wait()
         except BaseException:
-            if entry[0].is_set():
+            if entry[0].is_set():  # admitted before the cancellation was delivered
                 self.leave(size)
             else:
                 self._waiting.remove(entry)
-                self._admit()
+                self._admit()  # this entry may have been the first, and a smaller one behind it may fit
             raise
 
     def leave(self, size: int) -> None:
-        """Leaves, and lets in who waits."""
+        """Leaves, and admits waiting entries that now fit."""
         self._count -= 1
         self._size -= size
         if self._waiting:

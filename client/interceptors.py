@@ -1,7 +1,7 @@
-"""Hooks at send, receive and acknowledge: what tracing, metrics and audit need.
+"""Hooks at send, receive and acknowledge, for tracing, metrics and audit.
 
-An interceptor sees what happens and may add properties to a message before it is sent. Its errors are logged and change
-nothing.
+An interceptor observes each operation and may add properties to a message before it is sent. An exception in it is
+logged and does not affect the operation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,10 +19,11 @@ C = TypeVar("C")
 
 @dataclass(slots=True, eq=False)
 class SendContext:
-    """One send, from its first attempt to its end.
+    """One send, from before its first attempt to its end.
 
-    ``properties`` may be added to before the send; ``receipt`` or ``error`` is there after it. ``data`` is the
-    interceptors' own.
+    ``before_send`` may add to ``properties``, which are all properties of the message on the wire. ``queue`` and
+    ``address`` are those of the last attempt, ``attempts`` counts them. After the send, ``receipt`` or ``error`` is
+    set; both are None after a one-way send. ``data`` is for the interceptors' own use.
 
     >>> SendContext("orders", Message("Orders", b"x"), {}).receipt is None
     True
@@ -41,7 +42,7 @@ class SendContext:
 
 @dataclass(slots=True, eq=False)
 class ReceiveContext:
-    """Messages that a consumer got with one pull.
+    """The messages that one pull of a consumer returned.
 
     >>> queue = MessageQueue(topic="T", broker_name="a", queue_id=0)
     >>> ReceiveContext("billing", queue, []).messages
@@ -55,9 +56,10 @@ class ReceiveContext:
 
 @dataclass(slots=True, eq=False)
 class ProcessContext:
-    """The processing of messages, from ``process()`` to its acknowledgement.
+    """The processing of messages, from the start of a ``process()`` block to its end.
 
-    ``acknowledged`` is None until it ends, True for success, False for "again later".
+    ``acknowledged`` is None until the block ends and also after a cancellation, True for success, False for a message
+    that was handed back to be retried later. ``error`` is the exception that ended the block.
 
     >>> ProcessContext("billing", []).acknowledged is None
     True
@@ -71,7 +73,7 @@ class ProcessContext:
 
 
 class Interceptor:
-    """Base of interceptors: override what you need.
+    """Base class of interceptors: override the hooks that you need.
 
     >>> class Counter(Interceptor):
     ...     sent = 0
@@ -80,25 +82,25 @@ class Interceptor:
     """
 
     def before_send(self, context: SendContext) -> None:
-        """Before the first attempt; ``context.properties`` may be added to."""
+        """Called before the first attempt. May add to ``context.properties``."""
 
     def after_send(self, context: SendContext) -> None:
-        """After the last attempt, also where the send was cancelled."""
+        """Called after the last attempt, also if the send was cancelled."""
 
     def received(self, context: ReceiveContext) -> None:
-        """After a pull that brought messages."""
+        """Called after a pull that returned messages."""
 
     def before_process(self, context: ProcessContext) -> None:
-        """When a program begins with messages."""
+        """Called when a program enters a ``process()`` block."""
 
     def after_process(self, context: ProcessContext) -> None:
-        """When they are acknowledged or handed back."""
+        """Called at the end of the block, when the messages have been acknowledged or handed back."""
 
 
 def call_all(hooks: Iterable[Callable[[C], None]], context: C) -> None:
-    """Calls each hook; an error of one is logged."""
+    """Calls each hook. An exception in one is logged, and the others are still called."""
     for hook in hooks:
         try:
             hook(context)
-        except Exception as error:  # noqa: BLE001 - an observer must not break what it observes
+        except Exception as error:  # noqa: BLE001 - an observer must not break the operation that it observes
             _log.failed("an interceptor failed", error, interceptor=getattr(hook, "__qualname__", type(hook).__name__))

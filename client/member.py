@@ -1,4 +1,4 @@
-"""What producers and consumers have in common: a group, and a client instance, their own or a shared one."""
+"""GroupMember: base class of producers and consumers, with their group and their own or a shared client instance."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ from trimq.protocol.topic_rules import group_problem
 
 
 class GroupMember(Lifecycle):
-    """A member of ``group``. Opens a client instance of its own, unless it is given one that is open.
+    """A member of ``group``. Opens a client instance of its own, unless it is given an open one.
 
-    Raises UsageError for a name that no group can have.
+    Raises UsageError for an invalid group name, and if no name server is given and no client either.
     """
 
     def __init__(

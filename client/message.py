@@ -1,7 +1,7 @@
-"""Messages as programs see them: what is sent, what comes back for it, and what is received.
+"""Messages as programs see them: the message to send, the receipt of a send, and the received message.
 
-A received message is a view into the reply that brought it. Its fields are decoded when they are looked at: a consumer
-that reads only bodies pays for bodies.
+A received message is a view into the pull reply that brought it. Each field is decoded on first access, so a consumer
+that reads only bodies pays only for bodies.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,15 +37,15 @@ _TRANSACTION_ID: Final = PropertyName.TRANSACTION_ID.value
 
 _problem: Final = lru_cache(maxsize=1024)(topic_problem)
 
-_NO_WHENS: Final = (None, None, None)
+_NO_DELAY: Final = (None, None, None)
 _NONE: Final[Mapping[str, str]] = {}
 
 RESERVED: Final = frozenset(str(name) for name in PropertyName) - {PropertyName.INSTANCE_ID.value}
-"""Property names that mean something to RocketMQ: they have arguments of their own."""
+"""Property names with a meaning in RocketMQ. They are set by arguments of Message, never through ``properties``."""
 
 
 class SendOutcome(Enum):
-    """What is known of a message's last send, also after it was cancelled.
+    """What the client knows about a message's last send. It is also set if the send was cancelled.
 
     >>> Message("Orders", b"x").outcome
     <SendOutcome.NOT_STORED: 'certainly not stored'>
@@ -57,7 +57,10 @@ class SendOutcome(Enum):
 
 
 class SendStatus(Enum):
-    """How safe a stored message is.
+    """How durable a stored message is. Every status means that the master has stored the message.
+
+    ``SEND_OK`` meets the broker's configured guarantees. ``FLUSH_DISK_TIMEOUT``: the master did not confirm the flush
+    to disk in time. ``FLUSH_SLAVE_TIMEOUT`` and ``SLAVE_NOT_AVAILABLE``: no slave has confirmed the message.
 
     >>> SendStatus.SEND_OK.value
     0
@@ -72,8 +75,9 @@ class SendStatus(Enum):
 class SendReceipt(NamedTuple):
     """A broker's answer to a send: the message is stored.
 
-    ``message_id`` is the producer's own id (UNIQ_KEY), ``offset_message_id`` tells where it is stored.
-    ``queue_offset`` of a delayed or prepared message is its place in the queue where it waits.
+    ``message_id`` is the id that the producer gave it (UNIQ_KEY). ``offset_message_id`` is the id by which the broker
+    finds it: the broker's address and the commit log offset. ``queue_offset`` is its offset in ``queue``; a delayed or
+    prepared message has the offset in the internal queue where it waits.
 
     >>> queue = MessageQueue(topic="Orders", broker_name="broker-a", queue_id=0)
     >>> SendReceipt("0A", queue, 7, SendStatus.SEND_OK, "0B").queue_offset
@@ -92,13 +96,16 @@ class SendReceipt(NamedTuple):
 class Message:
     """A message to send.
 
-    ``tags`` is one tag, ``keys`` are found by queries, ``properties`` are the program's own. ``sharding_key`` sends all
-    messages of that key to one queue, in order. At most one of ``delay_level`` (1 to 18), ``delay`` (seconds) and
-    ``deliver_at`` (an aware datetime, or seconds since the epoch) says when consumers may see it. ``wait_stored`` False
-    lets a broker with synchronous flush answer before the flush.
+    ``tags`` is one tag, by which consumers filter. ``keys`` are indexed for queries. ``properties`` are the program's
+    own headers. All messages with the same ``sharding_key`` go to the same queue, in the order of their sends. At most
+    one of ``delay_level`` (1 to 18), ``delay`` (seconds) and ``deliver_at`` (an aware datetime, or seconds since the
+    epoch) sets when consumers may see the message. ``flag`` is a number that the broker stores and returns.
+    ``wait_stored=False`` lets a broker with synchronous flush answer before the flush.
 
-    ``message_id`` is known after a send has begun; ``outcome`` tells, also after a cancelled send, whether the message
-    is stored. Raises UsageError for what no broker takes.
+    ``message_id`` is None until the first send. ``outcome`` says whether the message is stored, also after a cancelled
+    send.
+
+    Raises UsageError for an invalid topic name, for more than one delay, and for a delay level below 1.
 
     >>> message = Message("Orders", b"1 book", tags="paid", keys=["o-1", "c-7"], properties={"shop": "north"})
     >>> message.keys, message.properties
@@ -140,9 +147,9 @@ class Message:
         problem = _problem(topic)
         if problem is not None:
             raise UsageError(problem)
-        whens = (delay_level, delay, deliver_at)
-        if whens != _NO_WHENS and sum(when is not None for when in whens) > 1:
-            raise UsageError("one of delay_level, delay and deliver_at is enough")
+        delays = (delay_level, delay, deliver_at)
+        if delays != _NO_DELAY and sum(value is not None for value in delays) > 1:
+            raise UsageError("at most one of delay_level, delay and deliver_at may be given")
         if delay_level is not None and delay_level < 1:
             raise UsageError(f"delay level {delay_level}: levels are 1 to 18")
         self.topic: str = topic
@@ -165,7 +172,7 @@ class Message:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The program's own properties.
+        """The program's own properties; the dictionary may be changed until the message is sent.
 
         >>> message = Message("T", b"x")
         >>> message.properties["shop"] = "north"
@@ -183,7 +190,7 @@ class Message:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether consumers may see it only later.
+        """Whether consumers may see the message only after a delay.
 
         >>> Message("T", b"x", delay=2.5).is_delayed
         True
@@ -192,7 +199,7 @@ class Message:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing of it travels as a property but its tags and keys."""
+        """Whether the message has no properties on the wire beyond id, WAIT, tags and keys."""
         return (
             not self._properties
             and self.sharding_key is None
@@ -203,9 +210,10 @@ class Message:
         )
 
     def wire_properties(self) -> dict[str, str]:
-        """All properties as they travel, RocketMQ's own included; UNIQ_KEY is the sender's business.
+        """All properties as they are sent, RocketMQ's own included, except UNIQ_KEY, which the sender adds.
 
-        Raises UsageError for a property name that is RocketMQ's own, and for a key with a blank in it.
+        Raises UsageError for a property name that is reserved for RocketMQ, for an empty key or one that contains a
+        blank, and for a ``deliver_at`` without a time zone.
 
         >>> Message("T", b"x", tags="a", properties={"p": "q"}).wire_properties()
         {'p': 'q', 'WAIT': 'true', 'TAGS': 'a'}
@@ -213,7 +221,7 @@ class Message:
         properties = self._properties.copy() if self._properties else {}
         if properties and not RESERVED.isdisjoint(properties):
             name = next(name for name in properties if name in RESERVED)
-            raise UsageError(f"the property {name} is RocketMQ's own: it is set by an argument of Message or of send")
+            raise UsageError(f"the property {name} is reserved: it is set by an argument of Message or of send")
         properties[_WAIT] = "true" if self.wait_stored else "false"
         if self.tags:
             properties[_TAGS] = self.tags
@@ -228,7 +236,7 @@ class Message:
         return properties
 
     def wire_text(self, properties: dict[str, str]) -> str:
-        """Properties as one text. Raises UsageError where a name or value cannot travel."""
+        """Properties encoded as one text. Raises UsageError for a name or value with RocketMQ's separators in it."""
         try:
             return encode_properties(properties)
         except ValueError as error:
@@ -242,21 +250,23 @@ class Message:
         when = self.deliver_at
         if isinstance(when, datetime):
             if when.tzinfo is None:
-                raise UsageError("deliver_at has no time zone; datetime.now(UTC) + ... has one")
+                raise UsageError("deliver_at has no time zone: use an aware datetime such as datetime.now(UTC)")
             when = when.timestamp()
         return {_TIMER_DELIVER_MS: str(int((when or 0) * 1000))}
 
 
 def joined(keys: tuple[str, ...]) -> str:
-    """Keys as one property. Raises UsageError for one that could not be told from its neighbours."""
+    """Keys as one property. Raises UsageError for a key that is empty or contains a blank, which separates keys."""
     for key in keys:
         if not key or " " in key:
-            raise UsageError(f"the key {key!r} is empty or has a blank in it: keys are told apart by blanks")
+            raise UsageError(f"the key {key!r} is empty or contains a blank: blanks separate keys")
     return " ".join(keys)
 
 
 class ReceivedMessage(Struct, eq=False, gc=False):
-    """A message as a broker delivered it; times are seconds since the epoch.
+    """A message as a broker delivered it. Times are in seconds since the epoch, sizes in bytes.
+
+    ``size`` is that of the whole stored record, ``queue_offset`` its offset in the queue that it was read from.
 
     >>> data = record.encode_record(
     ...     topic=b"Orders", body=b"1 book", queue_id=3, queue_offset=7,
@@ -287,7 +297,7 @@ class ReceivedMessage(Struct, eq=False, gc=False):
     def head(self) -> record.RecordHead:
         """The record's fixed fields.
 
-        Raises trimq.protocol.record.RecordError for a record that does not hold together.
+        Raises trimq.protocol.record.RecordError if the record's lengths are inconsistent.
         """
         head = self._head
         if head is None:
@@ -296,7 +306,7 @@ class ReceivedMessage(Struct, eq=False, gc=False):
 
     @property
     def all_properties(self) -> dict[str, str]:
-        """Every property, RocketMQ's own included."""
+        """All properties, RocketMQ's own included."""
         properties = self._properties
         if properties is None:
             head = self.head
@@ -306,7 +316,11 @@ class ReceivedMessage(Struct, eq=False, gc=False):
 
     @property
     def body(self) -> bytes:
-        """The body as its producer gave it: decompressed."""
+        """The body as the producer gave it, decompressed if necessary.
+
+        Raises UsageError if the library for the compression is not installed, and ValueError if the compressed bytes
+        are damaged.
+        """
         body = self._body
         if body is None:
             head = self.head
@@ -315,97 +329,97 @@ class ReceivedMessage(Struct, eq=False, gc=False):
 
     @property
     def stored_topic(self) -> str:
-        """The topic it was read from: a group's retry topic for a message that is tried again."""
+        """The topic that it was read from: the group's retry topic for a message that is being retried."""
         head = self.head
         return bytes(self._data[head.topic_at : head.topic_end]).decode("utf-8", "replace")
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to."""
+        """The topic that it was sent to, also if it was read from a retry topic."""
         topic = self.stored_topic
         return self.all_properties.get(_RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
 
     @property
     def tags(self) -> str | None:
-        """Its tag."""
+        """The tag; None if it has none."""
         return self.all_properties.get(_TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its keys."""
+        """The keys by which queries find it."""
         return tuple(key_words(self.all_properties.get(_KEYS, "")))
 
     @property
     def properties(self) -> dict[str, str]:
-        """The program's own properties."""
+        """The program's own properties, without RocketMQ's."""
         return {name: value for name, value in self.all_properties.items() if name not in RESERVED}
 
     @property
     def sharding_key(self) -> str | None:
-        """The key by which its queue was chosen."""
+        """The key by which the producer chose the queue; None if there was none."""
         return self.all_properties.get(_SHARDING_KEY)
 
     @property
     def message_id(self) -> str:
-        """The producer's id of the message; where it has none, the id of its place."""
+        """The id that the producer gave it; ``offset_message_id`` if it gave none."""
         return self.all_properties.get(_UNIQ_KEY) or self.offset_message_id
 
     @property
     def offset_message_id(self) -> str:
-        """The id of its place: the broker's address and commit-log offset."""
+        """The id by which the broker finds it: the broker's address and the commit log offset."""
         return encode_offset_id(self.head.store_host, self.head.physical_offset)
 
     @property
     def queue_id(self) -> int:
-        """The number of the queue it was read from."""
+        """The id of the queue that it was read from."""
         return self.head.queue_id
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue it was read from."""
+        """The queue that it was read from."""
         return MessageQueue(topic=self.stored_topic, broker_name=self.broker_name, queue_id=self.queue_id)
 
     @property
     def born_time(self) -> float:
-        """When its producer sent it, by the producer's clock."""
+        """When the producer sent it, by the producer's clock, in seconds since the epoch."""
         return self.head.born_timestamp / 1000
 
     @property
     def store_time(self) -> float:
-        """When the broker stored it, by the broker's clock."""
+        """When the broker stored it, by the broker's clock, in seconds since the epoch."""
         return self.head.store_timestamp / 1000
 
     @property
     def born_host(self) -> tuple[str, int]:
-        """The producer's address, as the broker saw it."""
+        """The producer's IP address and port, as the broker saw them."""
         return record.unpack_host(self.head.born_host)
 
     @property
     def store_host(self) -> tuple[str, int]:
-        """The broker's address."""
+        """The IP address and port of the broker that stored it."""
         return record.unpack_host(self.head.store_host)
 
     @property
     def flag(self) -> int:
-        """The number that its producer gave it."""
+        """The ``flag`` that the producer gave it."""
         return self.head.flag
 
     @property
     def commit_log_offset(self) -> int:
-        """Its place in the broker's commit log."""
+        """The offset of its record in the broker's commit log."""
         return self.head.physical_offset
 
     @property
     def prepared_transaction_offset(self) -> int:
-        """For a committed transaction: where its prepared message lies in the commit log."""
+        """For a message of a committed transaction: the commit log offset of the prepared message."""
         return self.head.prepared_transaction_offset
 
     @property
     def reconsume_times(self) -> int:
-        """How often it has been delivered before and was not acknowledged."""
+        """How many times it was delivered before without being acknowledged."""
         return self.head.reconsume_times
 
     @property
     def transaction_id(self) -> str | None:
-        """The id of the transaction that it belongs to."""
+        """The id of the transaction that it belongs to; None if it belongs to none."""
         return self.all_properties.get(_TRANSACTION_ID)

@@ -1,7 +1,7 @@
-"""MessageBlock: messages of one queue that came side by side, each made when somebody looks.
+"""MessageBlock: consecutive messages of one queue, whose message objects are created on first access.
 
-Who takes a batch and acknowledges it whole needs their number, their offsets and their size: the messages themselves
-are made when a batch is iterated over or indexed.
+A consumer that takes a batch and acknowledges it as a whole needs only the number, offsets and size of the messages.
+The message objects are created when the batch is iterated over or indexed.
 """
 
 import struct
@@ -12,34 +12,36 @@ from typing import Any, Final, Generic, TypeVar, overload
 from trimq.client.message import ReceivedMessage
 from trimq.protocol.record import MAGIC_V1, MAGIC_V2, RecordError
 
-_FEW: Final = 4
-_MANY: Final = 256
-"""Messages of a reply that are looked at with one call."""
+_MIN_UNIFORM: Final = 4
+_MAX_UNIFORM: Final = 256
+"""How many messages of a reply are unpacked with one call: fewer are cheaper one by one, and each count of messages has
+a compiled struct of its own."""
 
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 
 M = TypeVar("M", bound=ReceivedMessage)
 
 _START = struct.Struct(">II12xQ")
-"""Size, magic and queue offset: what a consumer needs of a message to keep it."""
+"""Size, magic and queue offset: the fields that a consumer needs to hold a message without decoding it."""
 
 
 @lru_cache(maxsize=256)
 def _rows(size: int, count: int) -> struct.Struct:
-    """Size and magic as one number, and the queue offset, of so many messages."""
+    """The layout of ``count`` messages of ``size`` bytes each: size and magic as one number, and the queue offset."""
     return struct.Struct(">" + f"Q12xQ{size - _START.size}x" * count)
 
 
 def _uniform(view: memoryview) -> tuple[Sequence[int], Sequence[int]] | None:
-    """The offsets of messages that all have the size of the first, and where each begins and the last one ends.
+    """The queue offsets, and where each message starts and the last one ends, if all have the first one's size.
 
-    None where they are not, or not known to be: one call takes them all.
+    Producers often send bodies of one size, and one ``unpack`` for all of them costs much less than a loop. None if the
+    sizes differ, or if there are too few or too many messages; the caller then reads them one by one.
     """
     end = len(view)
     if end < _START.size:
         return None
     size, magic, _ = _START.unpack_from(view)
-    if size < _START.size or not _FEW * size <= end <= _MANY * size or end % size:
+    if size < _START.size or not _MIN_UNIFORM * size <= end <= _MAX_UNIFORM * size or end % size:
         return None
     count = end // size
     found = _rows(size, count).unpack(view)
@@ -50,9 +52,9 @@ def _uniform(view: memoryview) -> tuple[Sequence[int], Sequence[int]] | None:
 
 
 class MessageBlock(Sequence[M], Generic[M]):
-    """Messages in the order of their ``offsets``; ``size`` is that of their records together, in bytes.
+    """Messages in the order of their ``offsets``; ``size`` is the size of all their records in bytes.
 
-    Made by ``split``, from a reply's body, or by ``of``, from messages that are there.
+    Created by ``split`` from a reply's body, or by ``of`` from existing messages.
     """
 
     __slots__ = ("_make", "_messages", "_pieces", "offsets", "size")
@@ -65,7 +67,10 @@ class MessageBlock(Sequence[M], Generic[M]):
         make: "tuple[type[M], str, Any] | None",
         messages: list[M] | None = None,
     ) -> None:
-        """``pieces``: bytes, and where in them each record begins and the last one ends. ``make``: how to make one."""
+        """``pieces``: buffers, each with the positions where its records start and the last one ends.
+
+        ``make``: the class, broker name and receiver of the messages to create; None if ``messages`` is given.
+        """
         self.offsets: Sequence[int] = offsets
         self.size: int = size
         self._pieces = pieces
@@ -76,9 +81,9 @@ class MessageBlock(Sequence[M], Generic[M]):
     def split(
         cls, data: bytes | memoryview, broker_name: str, kind: type[M], receiver: Any = None
     ) -> "MessageBlock[M]":
-        """The messages in ``data``, as ``kind``; ``receiver`` is who takes their acknowledgement.
+        """The messages in ``data``, as instances of ``kind``; ``receiver`` takes their acknowledgements.
 
-        Raises RecordError where the sizes do not add up.
+        Raises RecordError if the records do not fill ``data`` exactly.
 
         >>> len(MessageBlock.split(b"", "broker-a", ReceivedMessage))
         0
@@ -108,28 +113,29 @@ class MessageBlock(Sequence[M], Generic[M]):
 
     @classmethod
     def of(cls, messages: list[M]) -> "MessageBlock[M]":
-        """Messages that are there already, in order."""
+        """A block of existing messages, which are in order."""
         offsets = [message.queue_offset for message in messages]
         return cls(offsets, sum([message.size for message in messages]), [], None, messages)
 
     def cut(self, count: int) -> "tuple[MessageBlock[M], MessageBlock[M]]":
-        """The first ``count`` messages, and the others."""
+        """The first ``count`` messages and the rest, as two blocks."""
         messages = self.messages()
         return self.of(messages[:count]), self.of(messages[count:])
 
     def joined(self, others: "Sequence[MessageBlock[M]]") -> "MessageBlock[M]":
-        """These messages and those of ``others`` behind them."""
+        """One block of these messages followed by those of ``others``."""
         if not others:
             return self
         blocks = [self, *others]
         offsets = [offset for block in blocks for offset in block.offsets]
         size = sum([block.size for block in blocks])
+        # A block whose messages exist already must keep these objects: a program may hold them, with their state.
         if all(block._messages is None and block._make == self._make for block in blocks):  # noqa: SLF001 - its own kind
             return MessageBlock(offsets, size, [piece for block in blocks for piece in block._pieces], self._make)  # noqa: SLF001
         return MessageBlock(offsets, size, [], None, [message for block in blocks for message in block.messages()])
 
     def messages(self) -> list[M]:
-        """The messages, always the same objects."""
+        """The messages. Every call returns the same objects."""
         found = self._messages
         if found is None:
             found = self._messages = self._made()
@@ -140,7 +146,7 @@ class MessageBlock(Sequence[M], Generic[M]):
         kind, broker_name, receiver = self._make
         if len(self._pieces) == 1:
             ((data, starts),) = self._pieces
-            if type(starts) is range:
+            if type(starts) is range:  # from _uniform: all records have the same size
                 size = starts.step
                 return [
                     kind(data, at, size, offset, broker_name, receiver)

@@ -1,4 +1,4 @@
-"""Asking name servers: one is asked as long as it answers, the next in turn when it does not."""
+"""NameServers: requests to the name servers, always to the same one until it does not answer, then to the next."""
 
 import os
 import random
@@ -10,13 +10,13 @@ from trimq.protocol.command import RemotingCommand
 NO_NAME_SERVER = "no name server: give namesrv='host:port', or set NAMESRV_ADDR"
 
 Invoke = Callable[[str, RemotingCommand], Awaitable[RemotingCommand]]
-"""Sends a request to an address and gives its reply; raises RocketMQError where none comes."""
+"""Sends a request to an address and returns the reply; raises RocketMQError if none comes."""
 
 
 def parse_addresses(namesrv: str | Iterable[str] | None, *, needed: bool = True) -> list[str]:
-    """``host:port`` of each name server; None takes the environment's NAMESRV_ADDR.
+    """``host:port`` of each name server; None takes the environment variable NAMESRV_ADDR. The default port is 9876.
 
-    Raises UsageError for what is no address, and for none at all unless it can do without (``needed``).
+    Raises UsageError for an invalid address, and if there is none although one is ``needed``.
 
     >>> parse_addresses("127.0.0.1:9876; 127.0.0.2")
     ['127.0.0.1:9876', '127.0.0.2:9876']
@@ -39,9 +39,9 @@ def parse_addresses(namesrv: str | Iterable[str] | None, *, needed: bool = True)
 
 
 class NameServers:
-    """The name servers of a client; starts with one by chance, so that many clients spread over them.
+    """The name servers of a client. Starts with a random one, so that the clients are spread over them.
 
-    ``note`` learns of one that does not answer.
+    ``note`` is called with the error of each name server that does not answer.
     """
 
     def __init__(self, addresses: list[str], invoke: Invoke, note: Callable[[str, RocketMQError], None]) -> None:
@@ -51,9 +51,11 @@ class NameServers:
         self._at = random.randrange(max(1, len(addresses)))  # noqa: S311 - spreads load
 
     async def ask(self, command: RemotingCommand, *, but: int | None = None) -> RemotingCommand:
-        """The first reply that any of them gives, whatever its code; one with the code ``but`` only where all say so.
+        """Sends a request to the name servers in turn and returns the first reply, whatever its code.
 
-        Raises UnreachableError, with each one's reason, where none answers, and UsageError where none was given.
+        A reply with the code ``but`` is returned only if no other name server gives a different one: a name server that
+        has just started does not know yet what the others know. Raises UnreachableError, with the reason of each, if
+        none answers, and UsageError if there are no name servers.
         """
         if not self.addresses:
             raise UsageError(NO_NAME_SERVER)

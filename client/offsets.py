@@ -1,4 +1,4 @@
-"""Offsets: asking brokers for them, where to start, and where a consumer keeps its own."""
+"""Offsets: queries to brokers, the offset at which a group starts, and the stores of committed offsets."""
 
 import json
 from datetime import datetime
@@ -23,7 +23,8 @@ from trimq.protocol.headers.offset import (
 from trimq.protocol.topic_rules import RETRY_PREFIX
 
 StartFrom: TypeAlias = Literal["first", "last"] | datetime | float
-"""Where a group without an offset begins: the queue's first or last message, or a time (float: epoch seconds)."""
+"""Where a group without a committed offset starts: at the queue's first message, at its end (``"last"``: only messages
+that are stored from now on), or at a time (float: seconds since the epoch)."""
 
 
 async def queue_master(client: Client, queue: MessageQueue) -> str:
@@ -46,14 +47,14 @@ async def min_offset(client: Client, queue: MessageQueue) -> int:
 
 
 async def offset_by_time(client: Client, queue: MessageQueue, when: datetime | float) -> int:
-    """The offset of the first message stored at ``when`` or later; the queue's end where there is none."""
+    """The offset of the first message stored at ``when`` or later; the queue's end if there is none."""
     header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=to_ms(when))
     reply = await client.request(await queue_master(client, queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
     return reply.header(OffsetResponseHeader).offset
 
 
 async def committed_offset(client: Client, group: str, queue: MessageQueue) -> int | None:
-    """The group's committed offset; None where it has none."""
+    """The group's committed offset; None if it has none."""
     header = QueryConsumerOffsetRequestHeader(
         consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
     )
@@ -72,7 +73,7 @@ async def committed_offset(client: Client, group: str, queue: MessageQueue) -> i
 async def commit_offset(
     client: Client, group: str, queue: MessageQueue, offset: int, *, confirmed: bool = True
 ) -> None:
-    """Commits; ``confirmed`` waits for the broker's answer."""
+    """Commits an offset for a group. ``confirmed`` waits for the broker's reply, otherwise the request is one-way."""
     header = UpdateConsumerOffsetRequestHeader(
         consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
     )
@@ -84,7 +85,7 @@ async def commit_offset(
 
 
 async def first_offset(client: Client, queue: MessageQueue, start: StartFrom) -> int:
-    """Where to begin in a queue without a committed offset. A retry topic is read from its begin."""
+    """The offset at which to start in a queue without a committed one. A retry topic is always read from its start."""
     if queue.topic.startswith(RETRY_PREFIX):
         return 0
     if start == "first":
@@ -108,17 +109,17 @@ def to_ms(when: datetime | float) -> int:
 
 
 class OffsetStore(Protocol):
-    """Where a consumer keeps how far it has come."""
+    """The store of a consumer's committed offsets."""
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """The stored offset; None where there is none."""
+        """The stored offset; None if there is none."""
 
     async def save(self, offsets: dict[MessageQueue, int], *, confirmed: bool) -> None:
-        """Stores offsets; what cannot be stored now is passed over unless ``confirmed``."""
+        """Stores offsets. ``confirmed`` waits until they are stored."""
 
 
 class BrokerOffsets:
-    """Offsets at the brokers: what the members of a clustering group share."""
+    """Offsets at the brokers, which the members of a clustering group share."""
 
     def __init__(self, client: Client, group: str) -> None:
         self._client = client
@@ -129,7 +130,7 @@ class BrokerOffsets:
         return await committed_offset(self._client, self._group, queue)
 
     async def save(self, offsets: dict[MessageQueue, int], *, confirmed: bool) -> None:
-        """Commits each."""
+        """Commits the offsets. With ``confirmed``, a queue's failure is logged and does not affect the others."""
         if not confirmed:
             for queue, offset in offsets.items():
                 await commit_offset(self._client, self._group, queue, offset, confirmed=False)
@@ -146,7 +147,7 @@ class BrokerOffsets:
 
 
 class LocalOffsets:
-    """Offsets of one broadcasting consumer: in a file, or in memory where ``path`` is None."""
+    """Offsets of one broadcasting consumer, in the JSON file ``path``, or in memory if that is None."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = anyio.Path(path) if path is not None else None
@@ -155,11 +156,11 @@ class LocalOffsets:
         self._lock = anyio.Lock()
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """What was saved for the queue."""
+        """The offset saved for the queue; None if there is none."""
         return (await self._table()).get(_name(queue))
 
-    async def save(self, offsets: dict[MessageQueue, int], *, confirmed: bool) -> None:  # noqa: ARG002 - a file is at hand
-        """Replaces the file."""
+    async def save(self, offsets: dict[MessageQueue, int], *, confirmed: bool) -> None:  # noqa: ARG002 - no difference
+        """Replaces the file, by renaming a new one."""
         table = await self._table()
         table.update({_name(queue): offset for queue, offset in offsets.items()})
         if self._path is not None:
@@ -169,7 +170,9 @@ class LocalOffsets:
                 await fresh.replace(self._path)
 
     async def _table(self) -> dict[str, int]:
-        async with self._reading:  # queues are opened side by side: nobody takes a table for whole that is being read
+        # Queues are opened at the same time. The lock keeps a second one from setting a table of its own, which would
+        # discard what was saved in the first.
+        async with self._reading:
             if self._offsets is None:
                 known = {}
                 if self._path is not None and await self._path.exists():

@@ -1,7 +1,7 @@
-"""OpenTelemetry for producers and consumers: needs the ``otel`` extra.
+"""OpenTelemetry tracing for producers and consumers. Needs the ``otel`` extra.
 
-A send is a span; its context travels in the message's properties (W3C trace context), so that the span of the
-processing is linked to it, in this program or in one of another language::
+Each send is a span. Its context is sent in the message's properties (W3C trace context), so the span of the processing
+is connected to it, in this program or in one written in another language::
 
     from trimq.client.otel import Tracing
 
@@ -25,6 +25,8 @@ SYSTEM: Final = "rocketmq"
 class Tracing(Interceptor):
     """Spans for sends (PRODUCER) and for processing (CONSUMER), by OpenTelemetry's conventions for messaging.
 
+    Pass it in ``interceptors`` of producers and consumers. ``tracer`` defaults to that of the global tracer provider.
+
     >>> tracing = Tracing()
     >>> isinstance(tracing, Interceptor)
     True
@@ -34,7 +36,7 @@ class Tracing(Interceptor):
         self._tracer = tracer or trace.get_tracer("trimq.client")
 
     def before_send(self, context: SendContext) -> None:
-        """Begins the span, and puts its context into the message's properties."""
+        """Starts a span and puts its context into the message's properties."""
         span = self._tracer.start_span(
             f"send {context.message.topic}",
             kind=SpanKind.PRODUCER,
@@ -51,7 +53,7 @@ class Tracing(Interceptor):
         context.data[self] = span
 
     def after_send(self, context: SendContext) -> None:
-        """Ends the span with what became of the message."""
+        """Ends the span with the outcome of the send."""
         span = context.data.pop(self, None)
         if span is None:
             return
@@ -67,7 +69,7 @@ class Tracing(Interceptor):
         span.end()
 
     def before_process(self, context: ProcessContext) -> None:
-        """Begins a span that is a child of the send's (one message) or linked to the sends' (a batch)."""
+        """Starts a span: for one message a child of the send's span, for a batch linked to the spans of all sends."""
         parents = [propagate.extract(message.all_properties) for message in context.messages]
         spans = [trace.get_current_span(parent).get_span_context() for parent in parents]
         first = context.messages[0]
@@ -91,7 +93,7 @@ class Tracing(Interceptor):
         context.data[self] = (span, otel_context.attach(trace.set_span_in_context(span)))
 
     def after_process(self, context: ProcessContext) -> None:
-        """Ends the span."""
+        """Ends the span, with the exception that ended the processing."""
         found = context.data.pop(self, None)
         if found is None:
             return

@@ -1,6 +1,7 @@
-"""Outages: what goes wrong with a server is told once, and how often it went wrong when it is over.
+"""Outages: logs an unavailable server once when the outage starts, and once with the number of failures when it ends.
 
-Heartbeats, pulls, commits and rebalancing all fail while a server is away, and each goes on trying.
+Heartbeats, pulls, commits and rebalancing all fail while a server is down, and all keep retrying; a log line for each
+failure would hide everything else.
 """
 
 import logging
@@ -15,9 +16,9 @@ from trimq.remoting.client.client_log import StandardLog
 K = TypeVar("K")
 
 _AGAIN: Final = 60.0
-"""Seconds after which a refusal that goes on is told once more."""
+"""Seconds after which a continuing refusal is logged again."""
 _MOST: Final = 1024
-"""Addresses, and kinds of refusals, that are remembered; of one more the oldest is forgotten."""
+"""Most addresses, and kinds of refusals, that are remembered; beyond that the oldest is forgotten."""
 
 
 @dataclass(slots=True)
@@ -27,10 +28,11 @@ class _Trouble:
 
 
 class Outages:
-    """What is wrong with the servers of one client. ``clock`` gives monotonic seconds.
+    """The current outages and refusals of one client's servers. ``clock`` returns monotonic seconds.
 
-    An outage is a server that does not answer: a warning for its address when it begins, whatever was tried, and one
-    when it is over. A refusal is told at most once a minute for each thing that was tried.
+    An outage is a server that does not answer. Whatever requests fail, it is logged with one warning for the address
+    when it starts, and one when the server answers again. A refusal is an error reply; it is logged at most once a
+    minute for each event, code and address.
     """
 
     def __init__(self, log: StandardLog, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +42,11 @@ class Outages:
         self.open: dict[str, _Trouble] = {}
 
     def note(self, event: str, error: RocketMQError, *, level: int = logging.WARNING, **facts: object) -> None:
-        """Something failed that is tried again. ``level`` is that of a refusal; an outage is a warning."""
+        """Notes a failure of an operation that will be retried.
+
+        ``event`` and ``facts`` describe the operation in the log. ``level`` is used for a refusal; an outage is a
+        warning.
+        """
         unanswered = isinstance(error, UnreachableError | PerhapsStoredError) and error.code is None
         if unanswered and error.address is not None:
             self._outage(event, error, error.address, facts)
@@ -48,7 +54,7 @@ class Outages:
             self._refusal(event, error, level, facts)
 
     def over(self, address: str) -> None:
-        """A server has answered."""
+        """Notes that a server has answered, which ends its outage."""
         trouble = self.open.pop(address, None)
         if trouble is not None:
             self._log.warning(
@@ -61,7 +67,7 @@ class Outages:
     def _outage(self, event: str, error: RocketMQError, address: str, facts: dict[str, object]) -> None:
         trouble = self.open.get(address)
         if trouble is None:
-            trouble = _kept(self.open, address, _Trouble(self._clock()))
+            trouble = _remember(self.open, address, _Trouble(self._clock()))
             self._log.warning("a server does not answer", address=address, reason=error.text, tried=event, **facts)
         trouble.count += 1
 
@@ -73,12 +79,13 @@ class Outages:
             return
         if trouble is not None and trouble.count:
             facts["repeated"] = trouble.count
-        self._refusals.pop(key, None)
-        _kept(self._refusals, key, _Trouble(self._clock()))
+        self._refusals.pop(key, None)  # to insert it as the newest
+        _remember(self._refusals, key, _Trouble(self._clock()))
         self._log.say(level, event, reason=str(error), **facts)
 
 
-def _kept(table: dict[K, _Trouble], key: K, trouble: _Trouble) -> _Trouble:
+def _remember(table: dict[K, _Trouble], key: K, trouble: _Trouble) -> _Trouble:
+    """Adds an entry, and forgets the oldest one if there are too many."""
     if len(table) >= _MOST:
         del table[next(iter(table))]
     table[key] = trouble

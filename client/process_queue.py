@@ -1,4 +1,4 @@
-"""ProcessQueue: keeps messages of one queue ready, by long polling, within bounds, as RocketMQ's does."""
+"""ProcessQueue: reads one queue ahead by long polling, within bounds, and tracks its offsets, as RocketMQ's does."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -21,14 +21,15 @@ from trimq.remoting.client.client_log import StandardLog
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
+"""Seconds before a failed pull is retried, first and at most."""
 
 _log = StandardLog("trimq.client.process_queue")
 
 
 class Counts:
-    """What became of the messages of a topic: how many were processed, and how long it took.
+    """Counters of a topic's processed messages: ``good`` ones succeeded, ``bad`` ones failed.
 
-    A clock is looked at for some of those that are processed one by one: ``timed`` messages took ``seconds``.
+    Only a sample is timed, since reading the clock costs as much as acknowledging: ``timed`` messages took ``seconds``.
     """
 
     __slots__ = ("bad", "good", "seconds", "timed")
@@ -42,7 +43,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefetch:
-    """How a queue is read ahead: bounds of what is held per queue, and of one pull.
+    """How far a consumer reads ahead.
+
+    ``messages`` and ``bytes`` bound the unfinished messages of each queue that the client holds. ``pull_messages`` is
+    the most that one pull returns. ``hold`` is the time in seconds for which the broker may hold a pull that finds
+    nothing.
 
     >>> Prefetch(messages=100).pull_messages
     32
@@ -55,10 +60,11 @@ class Prefetch:
 
 
 class ProcessQueue:
-    """The messages of one queue, as far as they are pulled, handed out and finished.
+    """The pulled messages of one queue, until they are taken by the program and finished.
 
-    ``run`` pulls until it is cancelled; ``on_ready`` is called when there is something to take again. In ``orderly``
-    mode nothing can be taken while something that was taken is not finished; ``on_idle`` is called when it is.
+    ``run`` pulls until it is cancelled. ``on_ready`` is called when messages can be taken again. In ``orderly`` mode no
+    message can be taken while the one before is unfinished (``busy``); ``on_idle`` is called when it is finished.
+    ``offset`` is the first to pull, ``owner`` the consumer that acknowledgements go through.
     """
 
     def __init__(  # noqa: PLR0913 - a process queue's surroundings
@@ -88,7 +94,7 @@ class ProcessQueue:
         self.orderly = orderly
         self.busy: bool = False
         self.is_free: bool = not orderly
-        """Whether ``buffer.front`` may be taken from without asking: it is not paused, and nothing makes it busy."""
+        """Whether messages may be taken from ``buffer.front`` directly: it is not paused, and never busy."""
         self.on_idle: Callable[[], None] | None = None
         self.dropped: bool = False
         self.max_seen: int | None = None
@@ -120,11 +126,11 @@ class ProcessQueue:
 
     @property
     def is_ready(self) -> bool:
-        """Whether something can be taken now."""
+        """Whether a message can be taken now."""
         return bool(self.buffer) and not self._paused and not self.busy
 
     def take_one(self) -> ReceivedMessage | None:
-        """The next message; None where it is not ready."""
+        """The next message; None if none can be taken now."""
         if self._paused or self.busy:
             return None
         front = self.buffer.front
@@ -134,16 +140,16 @@ class ProcessQueue:
         return message
 
     def take(self, count: int) -> MessageBlock[ReceivedMessage] | None:
-        """Up to ``count`` messages; None where it is not ready."""
+        """Up to ``count`` messages; None if none can be taken now."""
         if not self.is_ready:
             return None
         self.busy = self.orderly
         return self.buffer.take(count)
 
     def finished(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages that were taken are done with; the offsets before the first unfinished one can be committed."""
+        """Marks taken messages as finished. The offsets before the first unfinished message can be committed."""
         window = self.window
-        # type(), because an abstract base class makes isinstance() cost as much as all the rest for a single message
+        # type(): isinstance() with an abstract base class costs as much as all the rest for a single message.
         if type(messages) is MessageBlock and window.finished_all(messages.offsets):
             self._bytes -= messages.size
         else:
@@ -153,7 +159,9 @@ class ProcessQueue:
         self._after_finish(len(messages))
 
     def finished_one(self, message: ReceivedMessage) -> None:
-        """As ``finished``, for one of them."""
+        """As ``finished``, for one message."""
+        # The window refuses an offset that it does not have: the message was finished before, or seek() has moved on.
+        # Its bytes must not be subtracted twice.
         if self.window.finished(message.queue_offset):
             self._bytes -= message.size
         if self._until_check or self.busy:
@@ -170,7 +178,7 @@ class ProcessQueue:
                 self.pull_more()
 
     def put_back(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Messages that were taken are to be taken again, first of all."""
+        """Puts back taken messages, which will be the next ones to be taken. A dropped queue only becomes idle."""
         if not self.dropped:
             self.buffer.put_back(messages)
         self._idle()
@@ -185,12 +193,12 @@ class ProcessQueue:
     # -- control ---------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Nothing is handed out or pulled until ``resume``."""
+        """Stops handing out and pulling messages until ``resume``."""
         self._paused = True
         self.is_free = False
 
     def resume(self) -> None:
-        """Goes on."""
+        """Ends a pause."""
         self._paused = False
         self.is_free = not self.orderly
         self.pull_more()
@@ -198,8 +206,8 @@ class ProcessQueue:
             self._on_ready(self)
 
     def seek(self, offset: int) -> None:
-        """Forgets what is held and goes on from ``offset``."""
-        self._pulls.forget()
+        """Discards the messages that it holds and continues from ``offset``."""
+        self._pulls.forget()  # a reply from the old position must not be added to the new window
         self.window = OffsetWindow(offset)
         self.buffer.clear()
         self._bytes = 0
@@ -207,7 +215,7 @@ class ProcessQueue:
         self.pull_more()
 
     def drop(self) -> None:
-        """It belongs to another consumer now: nothing is handed out any more."""
+        """Stops for good, since the queue goes to another consumer: no message is handed out or pulled any more."""
         self.dropped = True
         self.buffer.clear()
         self._pulls.forget()
@@ -216,22 +224,24 @@ class ProcessQueue:
 
     @property
     def position(self) -> int:
-        """Where the next pull begins."""
+        """The offset of the next pull."""
         return self.window.next_offset
 
     @property
     def committable(self) -> int:
-        """The offset from which a successor has to go on."""
+        """The offset to commit, from which the next owner of the queue has to continue."""
         return self.window.committable
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the messages that are held and not finished."""
+        """Bytes of the messages that were pulled and are not finished."""
         return self._bytes
 
     def _excess(self) -> int:
-        """0 where there is room for what a pull brings; else how many messages have to be finished at least."""
+        """0 if another pull is within the bounds; else the least number of messages that must be finished before."""
         bounds, window = self._prefetch, self.window
+        # The span counts finished messages behind an unfinished one. It is bounded too: they all come again if the
+        # consumer ends before that message is finished.
         if self._bytes >= bounds.bytes or window.span >= 2 * bounds.messages:
             return 1
         return max(0, window.unfinished - bounds.messages + 1)
@@ -239,7 +249,7 @@ class ProcessQueue:
     # -- pulling ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Pulls until it is dropped; what goes wrong is tried again after a growing pause."""
+        """Pulls until it is dropped. A failed pull is logged and retried after a growing pause."""
         with anyio.CancelScope() as self.scope:
             while not self.dropped:
                 if self._pause:
@@ -251,7 +261,7 @@ class ProcessQueue:
                     await self._recover(error)
                 except ValueError as error:
                     self._pause = _LONGEST_PAUSE
-                    _log.failed("a pull's reply cannot be read", error, group=self.group, queue=self.queue)
+                    _log.failed("a pull's reply cannot be decoded", error, group=self.group, queue=self.queue)
         self.scope = None
 
     async def _pull(self) -> None:
@@ -262,12 +272,12 @@ class ProcessQueue:
         await self._pulls.run(address)
 
     def _member(self) -> str | None:
-        """Whom to pull from: the member that the broker has named last, by the route as it is now."""
+        """The address to pull from: that of the broker id which the last reply suggested, by the current route."""
         route = self.client.routes.known(self.queue.topic)
         return route.member(self.queue.broker_name, self._broker_id) if route is not None else None
 
     def pull_more(self) -> None:
-        """The next pull, as soon as there is room for what it brings."""
+        """Sends the next pull now, or as soon as enough messages are finished for it to be within the bounds."""
         if self.dropped or self._paused:
             return
         self._until_check = self._excess()
@@ -275,7 +285,7 @@ class ProcessQueue:
             self._pulls.next()
 
     def absorb(self, result: Pulled) -> None:
-        """A pull has come back. The next one goes out before its messages are looked at: the broker can begin."""
+        """Takes the result of a pull. The next pull is sent before its messages are split, so that the broker works."""
         self._pause = 0.0
         if self.client.outages.open and self._address is not None:
             self.client.outages.over(self._address)
@@ -294,11 +304,14 @@ class ProcessQueue:
             self._pulls.stop()
         began = window.next_offset
         window.moved_to(result.next_offset)
+        # The messages of this reply are not in the window yet. The eager pull leaves space for them and for its own.
         if result.size + self._bytes < self._prefetch.bytes and window.unfinished < self._eager_pull_limit:
             self.pull_more()
         try:
             block = result.block(self._kind)
         except Exception:
+            # Back to the position before: a reply that cannot be decoded must not skip its messages. The pull that was
+            # sent in the meantime is discarded when the error ends ``Pulls.run``.
             window.moved_to(began)
             raise
         if block is not None:
@@ -307,8 +320,8 @@ class ProcessQueue:
             self.pull_more()
 
     def add(self, block: MessageBlock[ReceivedMessage]) -> None:
-        """Messages of the queue have come, in order."""
-        self.window.took(block.offsets)
+        """Adds pulled messages, which follow those before in order."""
+        self.window.took(block.offsets)  # before the buffer: only a message in the window can be finished
         self._bytes += block.size
         was_empty = not self.buffer
         self.buffer.add(block)
@@ -320,7 +333,7 @@ class ProcessQueue:
     async def _recover(self, error: RocketMQError) -> None:
         self.client.outages.note("a pull", error, level=INFO, group=self.group, queue=self.queue)
         try:
-            if error.code in NOT_KNOWN_YET:
+            if error.code in NOT_KNOWN_YET:  # the broker has lost the subscription, as after a restart
                 await self.client.heartbeat(error.address)
             else:
                 await self.client.routes.refresh(self.queue.topic)

@@ -1,4 +1,4 @@
-"""Producer: sends messages, many at a time, and says for each what became of it."""
+"""Producer: sends messages, many at the same time, and reports the outcome of each."""
 
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final
@@ -31,6 +31,7 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.hashing import string_hash
 
 MAX_MESSAGE_SIZE: Final = 4 * 1024 * 1024
+"""Largest body in bytes, as brokers have it by default."""
 _NOT_STORED: Final = SendOutcome.NOT_STORED
 _STORED: Final = SendOutcome.STORED
 
@@ -38,11 +39,17 @@ _STORED: Final = SendOutcome.STORED
 class Producer(GroupMember):
     """Sends messages. Opened by ``async with``; any number of tasks may send at the same time.
 
-    A send that fails is repeated up to ``retries`` times, on another broker where there is one; ``retry_unknown=False``
-    does not repeat where the first try may have worked. There is no timeout for a whole send: use a cancel scope.
-    ``send_timeout`` bounds one attempt. Sends wait while ``max_in_flight`` messages or ``max_in_flight_bytes`` are out.
-    ``linger`` (seconds) collects messages for the same queue into batches of up to ``batch_bytes``.
-    ``compression`` is applied to bodies of ``compress_over`` bytes and more; not to batches.
+    A failed send is retried up to ``retries`` times, on another broker if there is one. With ``retry_unknown=False`` it
+    is not retried after an attempt that may have stored the message. ``send_timeout`` (seconds) bounds one attempt; for
+    a timeout of the whole send, use a cancel scope. A send waits while ``max_in_flight`` messages or
+    ``max_in_flight_bytes`` of bodies are in flight.
+
+    ``linger`` (seconds) collects messages of the same topic into batches of up to ``batch_bytes``; None sends each
+    message in a request of its own. ``compression`` is applied to bodies of at least ``compress_over`` bytes, but not
+    in batches. ``max_message_size`` (bytes) should not be larger than the brokers'. ``create_topics=False`` does not
+    send to topics that do not exist, even if brokers would create them.
+
+    Raises UsageError for an invalid group name, and if no name server is given.
 
     >>> async def example(namesrv: str) -> None:
     ...     async with Producer("orders", namesrv=namesrv) as producer:
@@ -103,10 +110,10 @@ class Producer(GroupMember):
         if self.client.is_open:
             await self.client.leave(self)
 
-    # -- what the client instance asks -----------------------------------------------------------------------------
+    # -- the interface to the client instance ----------------------------------------------------------------------
 
     def producer_data(self) -> ProducerData | None:
-        """Its part of a heartbeat."""
+        """Its part of the heartbeat."""
         return ProducerData(group_name=self.group)
 
     def consumer_data(self) -> ConsumerData | None:
@@ -114,13 +121,15 @@ class Producer(GroupMember):
         return None
 
     def pushes(self) -> dict[int, Push]:
-        """Replies to its requests come as requests of the broker."""
+        """Handles the replies to its requests, which a broker pushes as requests of its own."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.pushed}
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that a message of ``topic`` can be sent to, in the order by which sharding keys choose.
+        """The queues to which messages of ``topic`` can be sent, in the order in which sharding keys index them.
+
+        Raises TopicNotFoundError, NoBrokerError, UnreachableError, and NotStoredError if no queue is writable.
 
         >>> async def last_queue(producer: Producer) -> MessageQueue:
         ...     return (await producer.queues("Orders"))[-1]
@@ -129,12 +138,12 @@ class Producer(GroupMember):
         return list((await self._route(topic)).write_queues)
 
     async def send(self, message: Message, *, queue: MessageQueue | None = None) -> SendReceipt:
-        """Sends, and returns the broker's receipt: the message is stored.
+        """Sends a message and returns the broker's receipt: the message is stored.
 
-        Goes to ``queue`` where given, else by the message's sharding key, else to the next queue in turn.
+        The message goes to ``queue`` if given, else to the queue of its sharding key, else to the next queue in turn.
 
-        Raises UsageError, NotStoredError or PerhapsStoredError. Where it is cancelled, ``message.outcome`` says which
-        of the two is true.
+        Raises UsageError (fix the call), NotStoredError (safe to retry) or PerhapsStoredError (a retry may store the
+        message twice). After a cancellation, ``message.outcome`` says whether the message may be stored.
 
         >>> async def in_time(producer: Producer, message: Message) -> bool:
         ...     with anyio.move_on_after(1):
@@ -154,6 +163,7 @@ class Producer(GroupMember):
             try:
                 if queue is None and message.sharding_key is not None:
                     queue = await self._ordered_queue(message)
+                # Brokers refuse delayed messages in a batch, and handle transactions and requests one by one.
                 if self._batcher is not None and not message.is_delayed and not message.system_properties:
                     text = entry_text(message, properties, self._ids, self._limits.max_message_size)
                     receipt = await self._batcher.send(message, text, queue)
@@ -163,6 +173,7 @@ class Producer(GroupMember):
             finally:
                 in_flight.leave(size)
         except BaseException as error:
+            # A cancellation is no RocketMQError: the outcome stays as the attempt has set it.
             if isinstance(error, PerhapsStoredError):
                 message.outcome = SendOutcome.PERHAPS_STORED
             elif isinstance(error, RocketMQError):
@@ -198,16 +209,16 @@ class Producer(GroupMember):
         messages: Sequence[Message],
         context: SendContext | None = None,
     ) -> Awaitable[list[SendReceipt]]:
-        """Sends what is prepared, with repetitions: the receipts of its messages.
+        """Sends a prepared message or batch, with retries, and returns the receipts of its messages.
 
-        Raises the last attempt's error; PerhapsStoredError where an earlier attempt may have worked.
+        Raises the last attempt's error, or PerhapsStoredError if an earlier attempt may have stored the message.
         """
         return self._attempts.deliver(prepared, queue, messages, context)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Sends without an answer: nobody learns whether it was stored.
+        """Sends a message to which the broker does not reply, so it is unknown whether the message is stored.
 
-        Raises UsageError, and UnreachableError where it was certainly not sent.
+        There are no retries. Raises UsageError, and NotStoredError if the message was certainly not sent.
 
         >>> async def hint(producer: Producer) -> None:
         ...     await producer.send_oneway(Message("Metrics", b"cpu=3"))
@@ -231,10 +242,11 @@ class Producer(GroupMember):
             call_all(self._after, context)
 
     async def send_batch(self, messages: Iterable[Message], *, queue: MessageQueue | None = None) -> list[SendReceipt]:
-        """Sends messages in as few requests as their sizes allow; a receipt for each, in order.
+        """Sends messages in as few requests as their sizes allow, and returns a receipt for each, in order.
 
-        Batches are one topic's and go to one queue; several topics make several batches. They are stored one after the
-        other: where one fails, those before it are stored, and each message's ``outcome`` tells. Raises as send does.
+        A batch has messages of one topic and goes to one queue; messages of several topics make several batches. The
+        batches are sent one after the other. If one fails, its error is raised: the batches before it are stored, those
+        after it are not sent, and each message's ``outcome`` says what is known. Raises the same errors as ``send``.
 
         >>> async def import_all(producer: Producer, lines: list[bytes]) -> int:
         ...     return len(await producer.send_batch(Message("Import", line) for line in lines))
@@ -267,7 +279,10 @@ class Producer(GroupMember):
         return [found[number] for number in range(len(every))]
 
     def _split(self, messages: list[Message]) -> list[list[tuple[int, BatchEntry]]]:
-        """Batches of one topic each, none larger than a message may be."""
+        """Splits messages into batches of one topic each, none larger than ``max_message_size``.
+
+        A batch entry has the message's position in ``messages`` beside it. The order within each topic is preserved.
+        """
         batches: list[list[tuple[int, BatchEntry]]] = []
         current: dict[str, tuple[list[tuple[int, BatchEntry]], int]] = {}
         limit = self._limits.max_message_size
@@ -284,9 +299,10 @@ class Producer(GroupMember):
     # -- request and reply -----------------------------------------------------------------------------------------
 
     async def request(self, message: Message, *, ttl: float = 30.0) -> ReceivedMessage:
-        """Sends a request and returns the consumer's reply. ``ttl`` (seconds) tells the consumer how long we wait.
+        """Sends a request and returns the reply of the consumer that processes it.
 
-        Raises TimeoutError where no reply comes within ``ttl``, and what send raises.
+        ``ttl`` (seconds) bounds the wait for the reply, and is sent to the consumer with the request. Raises
+        TimeoutError if no reply comes within ``ttl``, and the same errors as ``send``.
 
         >>> async def price(producer: Producer) -> bytes:
         ...     return (await producer.request(Message("Prices", b"book"), ttl=3)).body
@@ -295,16 +311,17 @@ class Producer(GroupMember):
         route = await self._route(message.topic)
         for queue in route.write_queues:
             address = await self.client.master(route, queue.broker_name)
-            if not self.client.has_greeted(address):  # the reply finds us by our heartbeat
+            if not self.client.has_greeted(address):  # the broker pushes the reply to a client known by heartbeat
                 await self.client.heartbeat(address)
         with self._requests.opened(message, self.client.id, ttl) as answer, anyio.fail_after(ttl):
             await self.send(message)
             return await answer.wait()
 
     async def reply(self, request: ReceivedMessage, body: bytes) -> SendReceipt:
-        """Answers a request that was received.
+        """Replies to a received request. ``body`` is the body of the reply.
 
-        Raises UsageError where ``request`` is none, and what send raises: PerhapsStoredError where its sender is gone.
+        Raises UsageError if ``request`` is no request, and the same errors as ``send``: PerhapsStoredError if the
+        requesting client is not connected any more.
 
         >>> async def serve(producer: Producer, message: ReceivedMessage) -> None:
         ...     await producer.reply(message, b"9.90")
@@ -316,7 +333,9 @@ class Producer(GroupMember):
         return (await self.deliver(prepared, None, (message,)))[0]
 
     async def flush(self) -> None:
-        """Sends what lingers in batches now, and waits until all of it is answered.
+        """Sends all batches that still linger now, and waits until the brokers have answered all batches.
+
+        Errors are raised by the sends, not here. Without ``linger`` there is nothing to flush.
 
         >>> async def checkpoint(producer: Producer) -> None:
         ...     await producer.flush()

@@ -1,4 +1,4 @@
-"""PullConsumer: reads queues that the program names, from where it says; for pipelines, replays and tests."""
+"""PullConsumer: reads the queues and offsets that the program chooses; for pipelines, replays and tests."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -19,9 +19,14 @@ from trimq.protocol.body import ConsumerData, ProducerData
 
 
 class PullConsumer(GroupMember):
-    """Reads assigned queues. The position moves with ``poll``; offsets are committed by ``commit`` only.
+    """Reads assigned queues. ``poll`` advances the position of each queue; only ``commit`` commits offsets.
 
-    ``start`` says where to begin in a queue for which ``group`` has no committed offset. ``tags`` filters.
+    ``start`` is where to start in a queue for which ``group`` has no committed offset: ``"first"``, ``"last"`` (only
+    new messages), or a time. ``tags`` is a tag expression (``"paid || refunded"``) or an Sql expression that filters
+    the messages. ``prefetch`` bounds how much is read ahead. There is no rebalance: members of a group that assign the
+    same queue all read it.
+
+    Raises UsageError for an invalid group name, and if no name server is given.
 
     >>> async def example(namesrv: str) -> None:
     ...     async with PullConsumer("audit", namesrv=namesrv, start="first") as consumer:
@@ -64,7 +69,7 @@ class PullConsumer(GroupMember):
         return None
 
     def consumer_data(self) -> ConsumerData | None:
-        """Its part of a heartbeat."""
+        """Its part of the heartbeat."""
         topics = {queue.topic for queue in self._process_queues}
         return ConsumerData(
             group_name=self.group,
@@ -73,13 +78,15 @@ class PullConsumer(GroupMember):
         )
 
     def pushes(self) -> dict[int, Push]:
-        """Nothing: whoever names its queues has no share that could change."""
+        """None: a consumer with assigned queues has no share that could change."""
         return {}
 
     # -- queues and positions --------------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic that can be read. Raises TopicNotFoundError, and UnreachableError in an outage.
+        """All readable queues of a topic.
+
+        Raises TopicNotFoundError; NoBrokerError or UnreachableError in an outage, after ``request_timeout`` seconds.
 
         >>> async def count(consumer: PullConsumer) -> int:
         ...     return len(await consumer.queues("Orders"))
@@ -89,9 +96,11 @@ class PullConsumer(GroupMember):
         return sorted((await self.client.routes.refresh(topic, patience=patience)).read_queues)
 
     async def assign(self, queues: Iterable[MessageQueue] | Mapping[MessageQueue, int]) -> None:
-        """Reads these queues from now on, and no others; those that stay keep their positions.
+        """Reads these queues from now on, and no others. Queues that were assigned before keep their positions.
 
-        Begins at the offset that a mapping gives, else at the group's committed offset, else where ``start`` says.
+        A new queue starts at the offset given for it in a mapping, else at the group's committed offset, else at
+        ``start``. For a queue that was assigned before, an offset in a mapping is a ``seek``. Raises RocketMQError if
+        an offset cannot be queried; the queues before it are assigned then.
 
         >>> async def tail(consumer: PullConsumer, queue: MessageQueue) -> None:
         ...     await consumer.assign({queue: await consumer.end_offset(queue) - 10})
@@ -108,13 +117,13 @@ class PullConsumer(GroupMember):
                 if offset is not None:
                     self.seek(queue, offset)
                 continue
-            start = offset if offset is not None else await self._begin(queue)
+            start = offset if offset is not None else await self._first(queue)
             process_queue = self._new_process_queue(queue, start)
             self._process_queues[queue] = process_queue
             self._positions[queue] = start
             self.spawn(process_queue.run)
 
-    async def _begin(self, queue: MessageQueue) -> int:
+    async def _first(self, queue: MessageQueue) -> int:
         committed = await offsets.committed_offset(self.client, self.group, queue)
         return committed if committed is not None else await offsets.first_offset(self.client, queue, self._start)
 
@@ -133,7 +142,7 @@ class PullConsumer(GroupMember):
 
     @property
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are read.
+        """The assigned queues, sorted.
 
         >>> def busy(consumer: PullConsumer) -> bool:
         ...     return bool(consumer.assignment)
@@ -147,7 +156,7 @@ class PullConsumer(GroupMember):
         return process_queue
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset behind the last message that ``poll`` gave. Raises UsageError for a queue that is not assigned.
+        """The offset after the last message that ``poll`` has returned. Raises UsageError if the queue is not assigned.
 
         >>> def where(consumer: PullConsumer, queue: MessageQueue) -> int:
         ...     return consumer.position(queue)
@@ -156,7 +165,9 @@ class PullConsumer(GroupMember):
         return self._positions[queue]
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Goes on from ``offset``. Raises UsageError for a queue that is not assigned.
+        """Continues a queue from ``offset``; messages read ahead are discarded.
+
+        Raises UsageError if the queue is not assigned. An offset outside the queue is corrected by the broker's reply.
 
         >>> def rewind(consumer: PullConsumer, queue: MessageQueue) -> None:
         ...     consumer.seek(queue, 0)
@@ -165,7 +176,7 @@ class PullConsumer(GroupMember):
         self._positions[queue] = offset
 
     async def seek_to_first(self, *queues: MessageQueue) -> None:
-        """Goes on from the first message that there is; of all assigned queues where none is named.
+        """Continues the given queues, or all assigned ones, from their first stored message.
 
         >>> async def replay(consumer: PullConsumer) -> None:
         ...     await consumer.seek_to_first()
@@ -174,7 +185,7 @@ class PullConsumer(GroupMember):
             self.seek(queue, await self.first_offset(queue))
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Goes on with messages that come from now on.
+        """Continues the given queues, or all assigned ones, with messages that are stored from now on.
 
         >>> async def only_new(consumer: PullConsumer) -> None:
         ...     await consumer.seek_to_end()
@@ -183,7 +194,9 @@ class PullConsumer(GroupMember):
             self.seek(queue, await self.end_offset(queue))
 
     async def seek_to_time(self, when: datetime | float, *queues: MessageQueue) -> None:
-        """Goes on with the first messages stored at ``when`` or later (float: seconds since the epoch).
+        """Continues the given queues, or all assigned ones, with the first message stored at ``when`` or later.
+
+        ``when`` is an aware datetime, or seconds since the epoch. Raises UsageError for a datetime without a time zone.
 
         >>> async def since(consumer: PullConsumer, yesterday: datetime) -> None:
         ...     await consumer.seek_to_time(yesterday)
@@ -192,7 +205,7 @@ class PullConsumer(GroupMember):
             self.seek(queue, await self.offset_by_time(queue, when))
 
     def pause(self, *queues: MessageQueue) -> None:
-        """``poll`` passes these queues over until ``resume``.
+        """Makes ``poll`` skip these queues until ``resume``. Raises UsageError if one is not assigned.
 
         >>> def slow_down(consumer: PullConsumer, queue: MessageQueue) -> None:
         ...     consumer.pause(queue)
@@ -201,7 +214,7 @@ class PullConsumer(GroupMember):
             self._assigned(queue).pause()
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Goes on with paused queues.
+        """Ends the pause of these queues. Raises UsageError if one is not assigned.
 
         >>> def go_on(consumer: PullConsumer, queue: MessageQueue) -> None:
         ...     consumer.resume(queue)
@@ -212,9 +225,10 @@ class PullConsumer(GroupMember):
     # -- messages --------------------------------------------------------------------------------------------------
 
     async def poll(self, max_messages: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
-        """Messages of the assigned queues: what is there, up to ``max_messages``, waiting until there is one.
+        """Waits for messages of the assigned queues and returns those that are ready, up to ``max_messages``.
 
-        An empty list after ``timeout`` seconds. Messages of a queue come in order. Cancelled, it loses none.
+        Returns an empty list after ``timeout`` seconds; None waits without limit. Messages of one queue are in order. A
+        cancelled call loses no messages. Raises UsageError if no queue is assigned.
 
         >>> async def drain(consumer: PullConsumer) -> list[ReceivedMessage]:
         ...     return await consumer.poll(1000, timeout=1)
@@ -223,6 +237,7 @@ class PullConsumer(GroupMember):
         if not self._process_queues:
             raise UsageError("no queue is assigned: poll would wait for ever")
         await anyio.lowlevel.checkpoint()
+        # No await after a successful _take: a cancellation there would lose the messages that were taken.
         found = self._take(max_messages)
         with anyio.move_on_after(timeout):
             while not found:
@@ -235,14 +250,17 @@ class PullConsumer(GroupMember):
         while len(found) < most and (more := self._ready.take(most - len(found))) is not None:
             process_queue, block = more
             self._positions[process_queue.queue] = block.offsets[-1] + 1
-            process_queue.finished(block)
+            process_queue.finished(block)  # makes space for the next pull; commits are by position, not by the window
             found += block
         return found
 
     # -- offsets ---------------------------------------------------------------------------------------------------
 
     async def commit(self, positions: Mapping[MessageQueue, int] | None = None) -> None:
-        """Commits positions for the group; without an argument, those of all assigned queues.
+        """Commits offsets for the group: the given ones, or the positions of all assigned queues.
+
+        The offset to commit is the one after the last processed message. Raises RocketMQError if a commit fails; the
+        queues before it are committed then.
 
         >>> async def one(consumer: PullConsumer, message: ReceivedMessage) -> None:
         ...     await consumer.commit({message.queue: message.queue_offset + 1})
@@ -252,7 +270,7 @@ class PullConsumer(GroupMember):
             await offsets.commit_offset(self.client, self.group, queue, offset)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's committed offset; None where it has none.
+        """The group's committed offset in a queue; None if it has none.
 
         >>> async def lag(consumer: PullConsumer, queue: MessageQueue) -> int:
         ...     return await consumer.end_offset(queue) - (await consumer.committed(queue) or 0)
@@ -261,7 +279,7 @@ class PullConsumer(GroupMember):
         return await offsets.committed_offset(self.client, self.group, queue)
 
     async def first_offset(self, queue: MessageQueue) -> int:
-        """The offset of the first message that there is.
+        """The offset of the queue's first stored message.
 
         >>> async def is_whole(consumer: PullConsumer, queue: MessageQueue) -> bool:
         ...     return await consumer.first_offset(queue) == 0
@@ -270,7 +288,7 @@ class PullConsumer(GroupMember):
         return await offsets.min_offset(self.client, queue)
 
     async def end_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get.
+        """The offset that the queue's next message will get.
 
         >>> async def at_end(consumer: PullConsumer, queue: MessageQueue) -> bool:
         ...     return consumer.position(queue) == await consumer.end_offset(queue)
@@ -279,7 +297,9 @@ class PullConsumer(GroupMember):
         return await offsets.max_offset(self.client, queue)
 
     async def offset_by_time(self, queue: MessageQueue, when: datetime | float) -> int:
-        """The offset of the first message stored at ``when`` or later; the end where there is none.
+        """The offset of the first message stored at ``when`` or later; the queue's end if there is none.
+
+        ``when`` is an aware datetime, or seconds since the epoch. Raises UsageError for a datetime without a time zone.
 
         >>> async def since_1970(consumer: PullConsumer, queue: MessageQueue) -> int:
         ...     return await consumer.offset_by_time(queue, 0.0)

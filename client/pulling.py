@@ -1,4 +1,4 @@
-"""One pull: the request, and what its reply says."""
+"""Pulls: the request, the decoded reply, and the loop of pulls of one queue."""
 
 import struct
 from enum import Enum
@@ -21,13 +21,13 @@ from trimq.remoting.client.remoting_client import CallbackCall, ClientConnection
 M = TypeVar("M", bound=ReceivedMessage)
 
 HOLD: Final = 15.0
-"""Seconds that a broker may hold a pull that finds nothing."""
+"""Default seconds for which a broker may hold a pull that finds no message."""
 HOLD_SLACK: Final = 15.0
-"""Seconds beyond that in which the answer has to be there: brokers look only every few seconds."""
+"""Seconds after the end of the hold until the reply must have come. Brokers check held pulls only every few seconds."""
 
 
 class PullStatus(Enum):
-    """What a pull came back with."""
+    """The result of a pull; the values are response codes."""
 
     FOUND = 0
     NO_NEW_MESSAGE = 19
@@ -38,14 +38,17 @@ class PullStatus(Enum):
 _WORDS = struct.Struct(">II")
 _OFFSET: Final = -7_777_777_777_777_777_777
 _OPAQUE: Final = 2_147_480_001
-"""Numbers that stand where those of a pull come; no queue has the offset, and the name of no topic or group a minus in
-front of so many digits."""
+"""Placeholders for a pull's variable numbers: no queue has the offset, and no topic or group is named after them."""
 
 _STATUS: Final = {status.value: status for status in PullStatus}
 
 
 class PullCall:
-    """What stays the same from pull to pull of one queue. ``receiver`` takes the messages' acknowledgement."""
+    """The constant part of a queue's pulls. ``receiver`` takes the acknowledgements of the messages.
+
+    ``with_subscription`` puts the filter into each pull, for groups whose heartbeats have none. ``hold`` is in seconds;
+    0 asks for an immediate reply.
+    """
 
     __slots__ = ("_fields", "_fragments", "hold", "queue", "receiver", "tags")
 
@@ -83,13 +86,13 @@ class PullCall:
         self._fragments = self._split()
 
     def command(self, offset: int) -> RemotingCommand:
-        """The request for messages from ``offset`` on."""
+        """The request for messages starting at ``offset``."""
         fields = self._fields.copy()
         fields["queueOffset"] = str(offset)
         return RemotingCommand.request(RequestCode.PULL_MESSAGE, fields)
 
     def frame(self, offset: int, opaque: int) -> bytes:
-        """The request as a frame with a JSON header: the two numbers put into what is the same each time."""
+        """The request as a frame with a JSON header, made by inserting the two numbers into a template."""
         before, between, behind = self._fragments
         header = b"%b%d%b%d%b" % (before, offset, between, opaque, behind)
         return _WORDS.pack(len(header) + 4, len(header)) + header
@@ -103,9 +106,9 @@ class PullCall:
 
 
 class Pulled:
-    """What a pull has come back with; its messages are looked for when they are asked for.
+    """The reply to a pull. Its messages are split only by ``block``.
 
-    Raises RocketMQError for a refusal.
+    Raises the error for a code that is not a result of a pull (``error_for``).
     """
 
     __slots__ = ("_address", "_body", "_call", "max_offset", "min_offset", "next_offset", "status", "suggested_broker")
@@ -126,50 +129,55 @@ class Pulled:
 
     @property
     def size(self) -> int:
-        """Bytes that its messages have together."""
+        """The size of all its messages in bytes."""
         return len(self._body)
 
     def block(self, kind: type[M]) -> MessageBlock[M] | None:
-        """Its messages, those with another tag left out; None for none. Raises ValueError where they do not add up."""
+        """Its messages that have one of the wanted tags; None if there are none.
+
+        Raises RecordError (a ValueError) if the records do not fill the body, and PerhapsStoredError for a FOUND
+        without a message.
+        """
         if self.status is not PullStatus.FOUND:
             return None
         call = self._call
         found = MessageBlock.split(self._body, call.queue.broker_name, kind, call.receiver)
         if not found.offsets:
-            raise PerhapsStoredError("the broker says FOUND and sends no message", address=self._address)
+            raise PerhapsStoredError("the broker answered FOUND without a message", address=self._address)
         tags = call.tags
-        if tags:  # brokers compare hashes
+        if tags:  # brokers compare only hash codes of tags, so a message with another tag may be among them
             found = MessageBlock.of([message for message in found if message.tags in tags])
         return found if found.offsets else None
 
 
 async def pull(client: Client, address: str, call: PullCall, offset: int) -> Pulled:
-    """Asks once for messages from ``offset`` on; the broker may hold the request until there are some.
+    """Pulls once, starting at ``offset``. The broker may hold the request until there are messages.
 
-    Raises RocketMQError.
+    Raises RocketMQError if no reply comes, or for a refusal.
     """
     reply = await client.invoke(address, call.command(offset), call.hold + HOLD_SLACK)
     return Pulled(reply, call, address)
 
 
 class Puller(Protocol):
-    """Whose messages are pulled."""
+    """The queue for which Pulls pulls; implemented by ProcessQueue."""
 
     @property
     def position(self) -> int:
-        """Where the next pull begins."""
+        """The offset of the next pull."""
 
     def pull_more(self) -> None:
-        """Calls ``Pulls.next`` when there is room for what a pull brings, now or later."""
+        """Calls ``Pulls.next`` as soon as another pull is within the bounds, now or later."""
 
     def absorb(self, result: Pulled) -> None:
-        """A pull has come back. Calls ``pull_more``, or ``Pulls.stop``."""
+        """Takes the result of a pull. Calls ``pull_more`` or ``Pulls.stop``."""
 
 
 class Pulls:
-    """The pulls of a queue, one at a time: a reply is read where it arrives, and the next request goes out at once.
+    """The pulls of a queue, one at a time.
 
-    No task has a turn between the two: with small messages that would cost more than the messages.
+    A reply is handled in the task that reads the connection, which immediately sends the next request. No other task is
+    scheduled in between: with small messages that would cost more than the messages.
     """
 
     __slots__ = ("_address", "_call", "_client", "_connection", "_error", "_in_flight", "_over", "_puller")
@@ -185,7 +193,10 @@ class Pulls:
         self._error: Exception | None = None
 
     async def run(self, address: str) -> None:
-        """Pulls from ``address`` until ``stop``. Raises RocketMQError, and ValueError for what cannot be read."""
+        """Pulls from ``address`` until ``stop``.
+
+        Raises RocketMQError for a failed pull, and ValueError for a reply that cannot be decoded.
+        """
         connection = await self._client.connection(address)
         self._over, self._error, self._address, self._connection = anyio.Event(), None, address, connection
         try:
@@ -199,11 +210,11 @@ class Pulls:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a pull is."""
+        """Whether a pull is in flight."""
         return self._in_flight is not None
 
     def next(self) -> None:
-        """Sends the next one, unless one is under way or none can be."""
+        """Sends the next pull, unless one is in flight or ``run`` is not running."""
         connection = self._connection
         if connection is None or self._in_flight is not None:
             return
@@ -222,13 +233,13 @@ class Pulls:
         return encode(command)
 
     def forget(self) -> None:
-        """What is under way is not wanted any more."""
+        """Abandons the pull in flight: its reply will be ignored."""
         call, self._in_flight = self._in_flight, None
         if call is not None and self._connection is not None:
             self._connection.end(call)
 
     def stop(self, error: Exception | None = None) -> None:
-        """Ends ``run``."""
+        """Ends ``run``, which raises ``error`` if it is given."""
         self.forget()
         self._connection = None
         self._error = error
@@ -236,15 +247,15 @@ class Pulls:
 
     def _arrived(self, call: CallbackCall) -> None:
         connection, reply = self._connection, call.reply
-        if self._in_flight is not call or connection is None:
+        if self._in_flight is not call or connection is None:  # abandoned
             return
-        self.forget()
+        self.forget()  # first: absorb() sends the next pull
         if reply is None:
             self.stop(no_reply(connection, call, RequestCode.PULL_MESSAGE, self._call.hold + HOLD_SLACK))
             return
         try:
             self._puller.absorb(Pulled(reply, self._call, self._address))
-        except Exception as error:  # noqa: BLE001 - it is raised where somebody waits, in run
+        except Exception as error:  # noqa: BLE001 - raised by run; it must not end the task that reads the connection
             self.stop(error)
 
 
@@ -257,4 +268,4 @@ NOT_KNOWN_YET: Final = frozenset(
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
     }
 )
-"""Answers to a pull that a heartbeat mends."""
+"""Refusals of a pull that a heartbeat resolves: the broker does not know the group's current subscription."""

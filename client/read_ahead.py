@@ -1,4 +1,4 @@
-"""ReadAhead: what a process queue has pulled and nobody has taken yet, in order."""
+"""ReadAhead: the messages that a process queue has pulled and the program has not taken yet, in order."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -11,7 +11,11 @@ M = TypeVar("M", bound=ReceivedMessage)
 
 
 class ReadAhead(Generic[M]):
-    """Blocks as they came; in front of them single messages, of one that is taken one by one or that was put back."""
+    """Blocks as they were pulled, and in ``front`` of them single messages.
+
+    These are the rest of a block that is being taken one by one, or messages that were put back. All messages in
+    ``front`` precede those in the blocks.
+    """
 
     __slots__ = ("_blocks", "front")
 
@@ -23,11 +27,11 @@ class ReadAhead(Generic[M]):
         return bool(self._blocks or self.front)
 
     def add(self, block: MessageBlock[M]) -> None:
-        """A block has come, behind all others; it is not empty."""
+        """Appends a block, which must not be empty."""
         self._blocks.append(block)
 
     def take_one(self) -> M | None:
-        """The first message; None where there is none."""
+        """Takes the first message; None if there is none."""
         front = self.front
         if not front:
             if not self._blocks:
@@ -36,8 +40,9 @@ class ReadAhead(Generic[M]):
         return front.popleft()
 
     def take(self, count: int) -> MessageBlock[M]:
-        """The first ``count`` messages, or as many as there are; at least one has to be there."""
+        """Takes the first ``count`` messages, or all if there are fewer; there must be at least one."""
         blocks, front = self._blocks, self.front
+        # Whole blocks are handed out as they are, without creating their messages.
         if not front and len(blocks[0].offsets) == count:
             return blocks.popleft()
         if count == 1 and not front:
@@ -59,16 +64,17 @@ class ReadAhead(Generic[M]):
         return taken[0].joined(taken[1:])
 
     def put_back(self, messages: Iterable[M]) -> None:
-        """Messages that were taken: they are the first again."""
+        """Puts taken messages back into the order of offsets."""
         front = sorted([*messages, *self.front], key=_offset)
         blocks = self._blocks
+        # A message from the middle of a block that was handed out whole may belong behind one that is still in a block.
         if front and blocks and front[-1].queue_offset > blocks[0].offsets[0]:
             front = sorted([*front, *(message for block in blocks for message in block)], key=_offset)
             blocks.clear()
         self.front = deque(front)
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Discards all messages."""
         self.front.clear()
         self._blocks.clear()
 

@@ -1,4 +1,4 @@
-"""Which queues a consumer has: found out anew when members or routes change, and from time to time."""
+"""Rebalancer: determines which queues a consumer has, whenever members or routes change, and regularly."""
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -24,19 +24,20 @@ from trimq.remoting.client.client_log import StandardLog
 _log = StandardLog("trimq.client.rebalance")
 
 INTERVAL: Final = 20.0
+"""Seconds between two rebalances if nothing is known to have changed."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
-"""How soon a topic without a route is looked for again, or a queue that another consumer has locked, at first and at
-last: whoever unlocks a queue tells nobody."""
+"""Seconds after which an incomplete rebalance is repeated, first and at most: a topic has no route yet, or another
+consumer has locked a queue. There is no notification when a consumer unlocks a queue."""
 LOCK_RENEWAL: Final = 20.0
 LOCK_LIFETIME: Final = 30.0
-"""Seconds after which a lock that could not be renewed is not trusted any more; brokers keep it for 60."""
+"""Seconds after which a lock that could not be renewed is no longer trusted. Brokers keep it for 60."""
 TENURE: Final = 1.0
-"""Seconds for which an orderly consumer keeps a queue at least, unless it leaves: taking one over costs its next owner
-several requests, and with members that come and go all the time nobody would come to read it."""
+"""Shortest time in seconds for which an orderly consumer keeps a queue, unless it closes. Each takeover costs the next
+owner several requests, and if members came and went all the time, no member would get to read the queue."""
 LEAVE_TIMEOUT: Final = CLOSE_TIMEOUT / 2
-"""Seconds that who leaves waits for its commits: what is not confirmed comes again, but a lock that is left behind
-keeps everybody off its queue for a minute."""
+"""Seconds for which a closing consumer waits for its commits, so that time is left to unlock: messages without a
+committed offset are delivered again, but a lock that remains blocks its queue for all members for a minute."""
 NEVER: Final = float("-inf")
 
 
@@ -51,10 +52,13 @@ class _LockedQueues(Struct):
 class Rebalancer:
     """The queues of a consumer.
 
-    ``open_process_queue`` makes the process queue of one, ``close_process_queue`` commits and forgets it.
-    An orderly consumer locks its queues at their brokers. What it may have locked is unlocked when it is not wanted,
-    however far the opening had come: a lock that is left behind keeps everybody off its queue for a minute. A queue
-    whose message is still in the program's hands is given up when that is finished.
+    ``open_process_queue`` creates the process queue of a queue, ``close_process_queue`` commits its offset and discards
+    it. ``allocation`` None takes all queues (broadcasting).
+
+    An orderly consumer locks its queues at their brokers. Every queue that it may have locked is unlocked when it is no
+    longer wanted, also if opening it was interrupted: a lock that remains blocks its queue for all members for a
+    minute. A queue with a message that the program is still processing is given up only when that is finished, so that
+    no other member starts with the next message before.
     """
 
     def __init__(
@@ -77,49 +81,51 @@ class Rebalancer:
         self._orderly = orderly
         self._wanted = anyio.Event()
         self._lock = anyio.Lock()
-        self._locked_at: dict[MessageQueue, float] = {}  # NEVER: perhaps locked, nobody has said so
+        self._locked_at: dict[MessageQueue, float] = {}  # NEVER: a lock was requested, and may be held unconfirmed
         self._opened: dict[MessageQueue, float] = {}
-        self._leaving: dict[MessageQueue, ProcessQueue] = {}
-        self._incomplete = False
+        self._leaving: dict[MessageQueue, ProcessQueue] = {}  # taken away, but not committed and unlocked yet
+        self._incomplete = False  # whether the last rebalance has to be repeated soon
         self._scope: anyio.CancelScope | None = None
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.closed: bool = False
 
     def now(self) -> None:
-        """Something has changed: look again at once."""
+        """Requests a rebalance, since members or queues have changed."""
         self._wanted.set()
 
     def route_changed(self, route: TopicRoute) -> None:
-        """As now, where the topic is one of ours."""
+        """Requests a rebalance if the route is that of a subscribed topic."""
         if route.topic in self._topics():
             self._wanted.set()
 
     async def run(self) -> None:
-        """Keeps the queues right until it is cancelled."""
+        """Rebalances when requested and regularly, until it is cancelled."""
         pause = FIRST_PAUSE
         while True:
             with anyio.move_on_after(pause if self._incomplete else INTERVAL) as waiting:
                 await self._wanted.wait()
             pause = min(LONGEST_PAUSE, 2 * pause) if waiting.cancelled_caught and self._incomplete else FIRST_PAUSE
-            self._wanted = anyio.Event()
+            self._wanted = anyio.Event()  # before the rebalance: a change while it runs must cause another one
             try:
                 await self.rebalance()
-            except Exception as error:  # noqa: BLE001 - a broker that talks nonsense must not end it
+            except Exception as error:  # noqa: BLE001 - an invalid reply of a broker must not end it
                 self._incomplete = True
                 _log.failed("rebalance failed", error, group=self._group)
 
     async def rebalance(self) -> None:
-        """Makes the process queues those that the members' shares say; a topic that cannot be asked for stays as it is.
+        """Opens and closes process queues so that they match this member's share of each topic.
 
-        Every step is one request to a broker, for all topics and queues: with members that come and go, a queue is
-        read by nobody for as long as the steps take.
+        A topic whose share cannot be determined now stays as it is. Each step makes one request to a broker for all
+        topics and queues, since a queue that changes its owner is not read for as long as the steps take.
         """
         async with self._lock:
-            if not self.closed:
+            if not self.closed:  # stop_all sets it first, and cancels the scope of a rebalance that is running
                 with anyio.CancelScope() as self._scope:
                     await self._rebalance()
 
     async def _rebalance(self) -> None:
+        # Give up before taking: another member waits for the queues that this one must release. A topic that is missing
+        # in shares is not touched by any step, since an unknown share is not an empty one.
         self._incomplete = False
         await self._release()
         shares = await self._shares()
@@ -129,12 +135,14 @@ class Rebalancer:
                     self._incomplete = True
                 else:
                     self._stop(queue)
-        await self._release()
+        await self._release()  # those just stopped whose messages are all finished
         wanted = {queue for queues in shares.values() for queue in queues}
+        # A queue that is leaving and wanted again waits for its release: the old process queue must commit first.
         fresh = [queue for queue in sorted(wanted) if queue not in self.process_queues and queue not in self._leaving]
         if self._orderly:
+            # Locks without a process queue remain from a rebalance that was interrupted between locking and opening.
             await self._unlock(
-                [queue for queue in self._locked_at if queue.topic in shares and self._is_spare(queue, wanted)]
+                [queue for queue in self._locked_at if queue.topic in shares and self._is_unused(queue, wanted)]
             )
             held = await self._lock_queues(fresh)
             self._incomplete |= len(held) < len(fresh)
@@ -144,17 +152,17 @@ class Rebalancer:
                 group.start_soon(self._open, queue)
 
     async def _shares(self) -> dict[str, list[MessageQueue]]:
-        """What is ours of each topic, those left out that cannot be asked for."""
+        """This member's queues of each topic; topics for which they cannot be determined now are missing."""
         shares: dict[str, list[MessageQueue]] = {}
         asked: dict[str, list[str]] = {}
         asking = anyio.Lock()
 
         async def ask(topic: str) -> None:
-            with self._passed_over(topic):
+            with self._skipping(topic):
                 route = await self._client.routes.get(topic)
                 queues = sorted(route.read_queues)
                 if self._allocation is not None:
-                    async with asking:
+                    async with asking:  # one after the other: topics on the same broker share one answer in ``asked``
                         members = await self._members(route, asked)
                     queues = self._allocation(self._client.id, queues, members)
                 shares[topic] = queues
@@ -165,8 +173,8 @@ class Rebalancer:
         return shares
 
     @contextmanager
-    def _passed_over(self, topic: str) -> Iterator[None]:
-        """What goes wrong for one topic or queue is tried again soon; the others go on."""
+    def _skipping(self, topic: str) -> Iterator[None]:
+        """Skips a topic or queue that fails, and marks the rebalance as incomplete; the others are not affected."""
         try:
             yield
         except (TopicNotFoundError, NoBrokerError):
@@ -176,15 +184,15 @@ class Rebalancer:
             self._client.outages.note("a rebalance", error, level=INFO, group=self._group, topic=topic)
 
     async def _open(self, queue: MessageQueue) -> None:
-        with self._passed_over(queue.topic):
+        with self._skipping(queue.topic):
             self.process_queues[queue] = await self._open_process_queue(queue)
             self._opened[queue] = time.monotonic()
 
-    def _is_spare(self, queue: MessageQueue, wanted: set[MessageQueue]) -> bool:
+    def _is_unused(self, queue: MessageQueue, wanted: set[MessageQueue]) -> bool:
         return queue not in wanted and queue not in self.process_queues and queue not in self._leaving
 
     async def _members(self, route: TopicRoute, asked: dict[str, list[str]]) -> list[str]:
-        """The group's members by one of the route's brokers; ``asked`` has what brokers have said in this turn."""
+        """The group's members as one of the route's brokers knows them; ``asked`` has the answers of this rebalance."""
         error: RocketMQError | None = None
         for name in route.brokers:
             address = route.member(name)
@@ -194,7 +202,7 @@ class Rebalancer:
                 return asked[address]
             header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
             try:
-                if not self._client.has_greeted(address):
+                if not self._client.has_greeted(address):  # else the answer would not include this client
                     await self._client.heartbeat(address)
                 reply = await self._client.request(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
             except RocketMQError as failure:
@@ -205,20 +213,21 @@ class Rebalancer:
         raise error or TopicNotFoundError(f"the route of {route.topic} has no broker")
 
     def _stop(self, queue: MessageQueue) -> None:
-        """Its next owner may begin when the program has finished what it has of it in its hands."""
+        """Stops a process queue. It is released when the program has finished the messages taken from it."""
         process_queue = self.process_queues.pop(queue)
-        process_queue.drop()
+        process_queue.drop()  # no further message is handed out
         process_queue.on_idle = self.now
         self._leaving[queue] = process_queue
 
     async def _release(self) -> None:
-        """Gives up what was taken away, as far as the program has finished with it."""
+        """Commits and unlocks the stopped queues that the program has finished with."""
         idle = {queue: process_queue for queue, process_queue in self._leaving.items() if not process_queue.busy}
         await self._give_up(idle)
         for queue in idle:
             del self._leaving[queue]
 
     async def _give_up(self, process_queues: dict[MessageQueue, ProcessQueue], patience: float | None = None) -> None:
+        # Commit before unlock: the next owner loads the committed offset as soon as it has the lock.
         with anyio.move_on_after(patience):
             async with anyio.create_task_group() as group:
                 for process_queue in process_queues.values():
@@ -227,7 +236,9 @@ class Rebalancer:
             await self._unlock(list(process_queues))
 
     async def stop_all(self) -> None:
-        """Gives up every queue."""
+        """Commits and unlocks every queue, for a consumer that closes."""
+        # A running rebalance holds the lock and may wait for a broker that is down. It is cancelled, and none starts
+        # after it, so that closing has its bounded time for commits and unlocks.
         self.closed = True
         if self._scope is not None:
             self._scope.cancel()
@@ -238,18 +249,18 @@ class Rebalancer:
             self.process_queues.clear()
             self._leaving.clear()
             if self._orderly:
-                await self._unlock(list(self._locked_at))
+                await self._unlock(list(self._locked_at))  # also queues that were locked and not opened yet
 
     # -- locks of orderly consumers --------------------------------------------------------------------------------
 
     async def keep_locks(self) -> None:
-        """Renews the locks until it is cancelled."""
+        """Renews the locks every LOCK_RENEWAL seconds until it is cancelled."""
         while True:
             await anyio.sleep(LOCK_RENEWAL)
             try:
                 async with self._lock:
                     await self._renew()
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - as in run
                 _log.failed("locks cannot be renewed", error, group=self._group)
 
     async def _renew(self) -> None:
@@ -257,17 +268,21 @@ class Rebalancer:
         for queue, process_queue in self.process_queues.items():
             if queue in held:
                 process_queue.resume()
-            elif time.monotonic() - self._locked_at.get(queue, NEVER) > LOCK_LIFETIME:  # another has it, or nobody says
+            # A refused lock has no entry and pauses the queue immediately. Without a reply the lock counts as held
+            # until LOCK_LIFETIME, well before the broker may give it to another member.
+            elif time.monotonic() - self._locked_at.get(queue, NEVER) > LOCK_LIFETIME:
                 process_queue.pause()
 
     async def _lock_queues(self, queues: list[MessageQueue]) -> set[MessageQueue]:
-        """The ones of ``queues`` that are ours now, by their brokers' word."""
+        """Locks ``queues`` at their brokers, or renews the locks; returns those whose locks are confirmed."""
         held: set[MessageQueue] = set()
         for name, ours in _by_broker(queues).items():
             body = LockBatchBody(consumer_group=self._group, client_id=self._client.id, mq_set=ours)
+            # Noted before the request: if it is cancelled or its reply is lost, the locks may be held all the same and
+            # have to be released.
             for queue in ours:
                 self._locked_at.setdefault(queue, NEVER)
-            asked = time.monotonic()
+            asked = time.monotonic()  # before the request: the broker's lifetime of the lock starts later than this
             try:
                 route = await self._client.routes.get(ours[0].topic)
                 address = await self._client.master(route, name)

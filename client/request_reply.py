@@ -1,4 +1,4 @@
-"""Request and reply over topics (RocketMQ's RPC): a request names its sender, the broker pushes the reply to it."""
+"""Request and reply over topics (RocketMQ's RPC): a request names its client, and the broker pushes the reply to it."""
 
 import uuid
 from collections.abc import Iterator
@@ -24,33 +24,33 @@ _REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 class Answer:
-    """The reply to one request, when it comes."""
+    """The future reply to one request."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
         self._message: ReceivedMessage | None = None
 
     def set(self, message: ReceivedMessage) -> None:
-        """The reply has come."""
+        """Sets the reply and wakes the waiting task."""
         self._message = message
         self._event.set()
 
     async def wait(self) -> ReceivedMessage:
-        """Waits for it."""
+        """Waits for the reply and returns it."""
         await self._event.wait()
         assert self._message is not None
         return self._message
 
 
 class Requests:
-    """The requests of a producer that wait for their replies, by correlation id."""
+    """A producer's requests that wait for replies, by correlation id."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Answer] = {}
 
     @contextmanager
     def opened(self, message: Message, client_id: str, ttl: float) -> Iterator[Answer]:
-        """Makes ``message`` a request and waits for its reply as long as the block lasts."""
+        """Makes ``message`` a request, and receives the reply to it until the block ends. ``ttl`` is in seconds."""
         correlation = str(uuid.uuid4())
         message.system_properties = {
             _CORRELATION_ID: correlation,
@@ -65,7 +65,7 @@ class Requests:
             message.system_properties = {}
 
     async def pushed(self, command: RemotingCommand) -> RemotingCommand | None:
-        """A reply that the broker pushes; None where it belongs to another producer of this client."""
+        """Handles a reply pushed by a broker; returns None if the request is not one of this producer's."""
         message = _message_of(command)
         answer = self._waiting.get(message.all_properties.get(_CORRELATION_ID, ""))
         if answer is None:
@@ -75,10 +75,10 @@ class Requests:
 
 
 def reply_message(request: ReceivedMessage, body: bytes) -> Message:
-    """The message that answers ``request``. Raises UsageError where that is no request."""
+    """The message that answers ``request``. Raises UsageError if the message is not a request."""
     properties = request.all_properties
     if _REPLY_TO_CLIENT not in properties or _CLUSTER not in properties:
-        raise UsageError("this message is no request: nobody waits for a reply to it")
+        raise UsageError("this message is no request: it does not name a client that waits for a reply")
     message = Message(properties[_CLUSTER] + _REPLY_TOPIC_SUFFIX, body)
     message.system_properties = {
         _MSG_TYPE: "reply",
@@ -90,7 +90,7 @@ def reply_message(request: ReceivedMessage, body: bytes) -> Message:
 
 
 def _message_of(command: RemotingCommand) -> ReceivedMessage:
-    """The pushed message, as if it had been read from a queue."""
+    """The pushed message in the form of one read from a queue."""
     ext = command.ext_fields()
     born, store = (_host(ext.get(name, "")) for name in ("bornHost", "storeHost"))
     flags = int(ext.get("sysFlag") or 0) & ~(sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)
@@ -117,4 +117,4 @@ def _host(text: str) -> bytes:
     try:
         return pack_host(address.strip("[]"), int(port))
     except ValueError:
-        return pack_host("0.0.0.0", 0)  # noqa: S104 - an address that is not known
+        return pack_host("0.0.0.0", 0)  # noqa: S104 - stands for an unknown address

@@ -1,4 +1,4 @@
-"""Handing a message back: to the group's retry topic, and after the last try to its dead letters."""
+"""Retries: hands messages back to the group's retry topic, and after the last retry to its dead-letter topic."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -26,17 +26,21 @@ _MAX_RECONSUME_TIMES: Final = PropertyName.MAX_RECONSUME_TIMES.value
 _DELAY: Final = PropertyName.DELAY.value
 
 DEFAULT_MAX_RETRIES: Final = 16
-
+"""The limit that a copy carries if the consumer sets none. It takes precedence over the group's configuration."""
 
 LOCAL_RETRY_DELAY: Final = 5.0
-"""Seconds until a message that could be handed back to nobody is delivered here again."""
+"""Seconds until a message that could not be handed back to a broker is delivered by this consumer again."""
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a background task."""
 
 
 class Retries:
-    """How a consumer hands messages back. ``max_retries`` None leaves the bound to the group's configuration."""
+    """Hands back the messages of a consumer.
+
+    ``max_retries`` None leaves the limit to the group's configuration. ``suspend`` is the pause in seconds before an
+    orderly consumer's retry. ``spawn`` starts a background task.
+    """
 
     def __init__(self, client: Client, group: str, max_retries: int | None, suspend: float, spawn: Spawn) -> None:
         self._client = client
@@ -48,19 +52,24 @@ class Retries:
     async def to_retry_topic(
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int
     ) -> None:
-        """To the retry topic: they come again to any member. What cannot be handed back comes again here."""
+        """Hands messages back to the retry topic, for any member of the group.
+
+        A message that could not be handed back is delivered by this consumer again after LOCAL_RETRY_DELAY.
+        """
         most = -1 if self._max_retries is None else self._max_retries
         stay = [
             message
             for message in messages
             if not await send_back(self._client, self._group, message, delay_level, most)
         ]
+        # Only now: the retry topic has them, so their offsets may be committed. Messages that stay hold the commit
+        # back.
         process_queue.finished([message for message in messages if message not in stay])
         if stay:
             self._spawn(partial(self._put_back_later, process_queue, stay, LOCAL_RETRY_DELAY))
 
     async def in_place(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], delay_level: int) -> None:
-        """In their queue, which waits for them; after the last try they are dead letters."""
+        """Retries messages in their queue, which waits for them; after the last retry they become dead letters."""
         most = self._max_retries
         spent: list[ReceivedMessage] = []
         for message in messages:
@@ -74,7 +83,7 @@ class Retries:
         if spent:
             process_queue.finished(spent)
         if left:
-            process_queue.busy = True
+            process_queue.busy = True  # finished() may have set it to False, but the queue has to wait for these
             self._spawn(partial(self._put_back_later, process_queue, left, self._suspend))
 
     async def _put_back_later(
@@ -85,10 +94,10 @@ class Retries:
 
 
 async def send_back(client: Client, group: str, message: ReceivedMessage, delay_level: int, max_retries: int) -> bool:
-    """Asks the broker to store the message for the group once more; where it cannot, sends a copy.
+    """Asks the broker to store the message for a retry by the group. If that fails, sends a copy to the retry topic.
 
-    ``max_retries`` below 0 leaves that to the group's configuration. False where neither worked: the message has to
-    stay with its consumer.
+    ``max_retries`` below 0 leaves the limit to the group's configuration, ``delay_level`` below 0 makes the message a
+    dead letter. Returns False if both failed: the message must stay with its consumer.
     """
     try:
         await _ask_broker(client, group, message, delay_level, max_retries)
@@ -125,13 +134,13 @@ async def _send_copy(client: Client, group: str, message: ReceivedMessage, delay
     if delay_level < 0:
         times = most + 1
     properties = dict(message.all_properties)
-    properties.pop(_TRAN_MSG, None)
+    properties.pop(_TRAN_MSG, None)  # else the broker would treat the copy as a prepared message
     properties |= {
         _RETRY_TOPIC: message.topic,
         _ORIGIN_MESSAGE_ID: properties.get(_ORIGIN_MESSAGE_ID) or message.offset_message_id,
         _RECONSUME_TIME: str(times),
         _MAX_RECONSUME_TIMES: str(most),
-        _DELAY: str(delay_level if delay_level > 0 else 3 + message.reconsume_times),
+        _DELAY: str(delay_level if delay_level > 0 else 3 + message.reconsume_times),  # RocketMQ's default
     }
     prepared = Prepared(
         RequestCode.SEND_MESSAGE_V2,

@@ -1,10 +1,10 @@
-"""Routes: where a topic's queues are, learned from name servers and kept for a while.
+"""Routes: the queues of a topic and the addresses of their brokers, cached and refreshed from the name servers.
 
-A topic without a route may be one that the broker creates on the first send: its route is then that of TBW102, the
-template topic, with at most four queues (RocketMQ's MQClientInstance).
+A topic without a route may be one that the broker creates on the first send. Such a send uses the route of TBW102, the
+template topic, with at most four queues on each broker (RocketMQ's MQClientInstance).
 
-A name server forgets the topics of a broker that is away, and a new one knows none yet. So "no route" means that there
-is no such topic only where brokers are registered; where none is, it is an outage (NoBrokerError).
+A name server forgets the topics of a broker that is down, and one that has just started does not know any. Therefore
+"no route" means that the topic does not exist only if brokers are registered; else it is an outage (NoBrokerError).
 """
 
 import random
@@ -21,11 +21,13 @@ MASTER_ID: Final = "0"
 DEFAULT_QUEUES: Final = 4
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
-"""Between two questions of who waits for a broker to come back."""
+"""Seconds between two queries of a caller that waits for a broker to register; the pause doubles up to the longest."""
 
 
 class TopicRoute:
-    """What is known of where a topic is.
+    """A topic's queues and brokers. ``at_most`` limits the queues on each broker, for a template topic's route.
+
+    ``write_queues`` has only queues with a master, since only a master accepts messages.
 
     >>> route = TopicRoute("T", TopicRouteData())
     >>> route.write_queues, route.read_queues
@@ -54,19 +56,19 @@ class TopicRoute:
         return [MessageQueue(topic=self.topic, broker_name=broker, queue_id=number) for number in range(count)]
 
     def master(self, broker_name: str) -> str | None:
-        """The address of a broker's master; None where none is registered."""
+        """The address of a broker's master; None if none is registered."""
         broker = self.brokers.get(broker_name)
         return broker.broker_addrs.get(MASTER_ID) if broker else None
 
     def member(self, broker_name: str, broker_id: int = 0) -> str | None:
-        """The address of one member of a broker name, of any other where that one is not there."""
+        """The address of the broker with this name and id, or of any other with this name; None if there is none."""
         broker = self.brokers.get(broker_name)
         if broker is None or not broker.broker_addrs:
             return None
         return broker.broker_addrs.get(str(broker_id)) or next(iter(broker.broker_addrs.values()))
 
     def any_address(self) -> str | None:
-        """Some broker that serves the topic, a master where there is one."""
+        """The address of any broker of the topic, preferably a master; None if the route has no broker."""
         for name in self.brokers:
             address = self.member(name)
             if address is not None:
@@ -75,11 +77,11 @@ class TopicRoute:
 
 
 FetchRoute = Callable[[str], Awaitable[TopicRouteData | None]]
-"""Asks the name servers for a topic: None where they do not know it."""
+"""Asks the name servers for a topic's route; None if they do not know the topic."""
 
 
 class _Answer(NamedTuple):
-    """What came of a question for a route."""
+    """The result of a query for a route: the route or the error."""
 
     route: TopicRoute | None
     error: RocketMQError | None
@@ -91,8 +93,8 @@ class _Answer(NamedTuple):
         return self.route
 
 
-class _Question:
-    """The questions for a topic's route, one at a time: how many there were, and what came of the last one."""
+class _Query:
+    """The queries for a topic's route, one at a time: their number so far, and the answer to the last one."""
 
     __slots__ = ("answer", "lock", "number")
 
@@ -103,32 +105,36 @@ class _Question:
 
 
 class RouteCache:
-    """The routes that a client has asked for. ``fetch`` asks the name servers, ``any_broker`` whether they know one."""
+    """The routes of a client. ``fetch`` queries a route, ``any_broker`` returns whether any broker is registered.
+
+    The callbacks in ``on_change`` are called with each route that differs from the one before.
+    """
 
     def __init__(self, fetch: FetchRoute, any_broker: Callable[[], Awaitable[bool]]) -> None:
         self._fetch = fetch
         self._any_broker = any_broker
         self._routes: dict[str, TopicRoute] = {}
-        self._questions: dict[tuple[str, bool], _Question] = {}
+        self._queries: dict[tuple[str, bool], _Query] = {}
         self.on_change: list[Callable[[TopicRoute], None]] = []
 
     def known(self, topic: str) -> TopicRoute | None:
-        """The route as it was last seen, without asking."""
+        """The cached route, without a query; None if there is none."""
         return self._routes.get(topic)
 
     async def get(self, topic: str, *, create: bool = False) -> TopicRoute:
-        """The topic's route, asked for where it is not known.
+        """The topic's route, from the cache or else from the name servers.
 
-        ``create`` takes the template topic's route for a topic that nobody knows. Raises TopicNotFoundError,
-        NoBrokerError, and UnreachableError where no name server answers.
+        ``create`` returns the template topic's route for a topic that does not exist. Raises TopicNotFoundError,
+        NoBrokerError, and UnreachableError if no name server answers.
         """
         route = self._routes.get(topic)
         return route if route is not None else await self.refresh(topic, create=create)
 
     async def refresh(self, topic: str, *, create: bool = False, patience: float = 0.0) -> TopicRoute:
-        """Asks anew. Callers that ask for the same topic at the same time share one request and its answer.
+        """Queries the topic's route. Callers that refresh the same topic at the same time share one query.
 
-        With no broker there it is asked again for up to ``patience`` seconds: one that restarts comes back.
+        If no broker is registered, queries again for up to ``patience`` seconds, since a broker may be restarting.
+        Raises the same errors as ``get``.
         """
         deadline = anyio.current_time() + patience
         pause = _FIRST_PAUSE
@@ -142,39 +148,40 @@ class RouteCache:
             pause = min(_LONGEST_PAUSE, 2 * pause)
 
     async def _shared(self, topic: str, *, create: bool) -> TopicRoute:
-        question = self._questions.setdefault((topic, create), _Question())
-        before = question.number
-        async with question.lock:
-            if question.number == before:
+        query = self._queries.setdefault((topic, create), _Query())
+        before = query.number
+        async with query.lock:
+            # A changed number means that a query ended while this caller waited for the lock: its answer is fresh.
+            if query.number == before:
                 try:
-                    question.answer = _Answer(await self._ask(topic, create=create), None)
+                    query.answer = _Answer(await self._ask(topic, create=create), None)
                 except RocketMQError as error:
-                    question.answer = _Answer(None, error)
-                question.number += 1
-            return question.answer.get()
+                    query.answer = _Answer(None, error)
+                query.number += 1
+            return query.answer.get()
 
     async def _ask(self, topic: str, *, create: bool) -> TopicRoute:
         data = await self._fetch(topic)
         if data is not None:
-            return self._keep(TopicRoute(topic, data))
+            return self._store(TopicRoute(topic, data))
         known = self._routes.get(topic)
         if known is not None:
-            # A name server that has just started knows no topic before the brokers have registered. For one that was
-            # deleted the brokers say so.
+            # A name server that has just started knows no topic until the brokers have registered, so a known route
+            # stays in use. If the topic was deleted, the brokers refuse requests for it.
             return known
         template = await self._fetch(AUTO_CREATE_TOPIC) if create else None
         if template is not None:
-            # Not kept: the next send asks again and finds the topic that the first one has created.
+            # Not cached: the next send queries again and finds the topic that the first one has created.
             return TopicRoute(topic, template, at_most=DEFAULT_QUEUES)
         raise await self.missing(topic)
 
     async def missing(self, topic: str) -> RocketMQError:
-        """The error for a topic that the name servers do not know: there is none such, or no broker is there to ask."""
+        """The error for a topic that the name servers do not know, which depends on whether a broker is registered."""
         if not await self._any_broker():
-            return NoBrokerError(f"no broker is registered at the name servers, so nobody knows the topic {topic}")
+            return NoBrokerError(f"no broker is registered at the name servers: the topic {topic} cannot be looked up")
         return TopicNotFoundError(f"no name server has a route for the topic {topic}", code=17)
 
-    def _keep(self, route: TopicRoute) -> TopicRoute:
+    def _store(self, route: TopicRoute) -> TopicRoute:
         old = self._routes.get(route.topic)
         if old is not None and old.data == route.data:
             return old
@@ -184,7 +191,7 @@ class RouteCache:
         return route
 
     async def refresh_all(self) -> None:
-        """Asks anew for every topic that was asked for; what cannot be learned now stays as it was."""
+        """Refreshes every cached route. A route that cannot be queried now stays as it is."""
         for topic in list(self._routes):
             try:
                 await self.refresh(topic)
@@ -192,7 +199,7 @@ class RouteCache:
                 continue
 
     def addresses(self, *, masters_only: bool = False) -> dict[str, str]:
-        """Every broker address in all routes, with its broker's name."""
+        """The broker addresses of all routes, each with its broker's name."""
         found: dict[str, str] = {}
         for route in self._routes.values():
             for broker in route.brokers.values():
@@ -202,7 +209,7 @@ class RouteCache:
         return found
 
     def address_of(self, broker_name: str, broker_id: int = 0) -> str | None:
-        """The address of a broker by its name, from any route."""
+        """The address of a broker by its name, from any route; None if no route has it."""
         for route in self._routes.values():
             address = route.member(broker_name, broker_id)
             if address is not None:

@@ -1,4 +1,4 @@
-"""The form of a send request with a JSON header: what is the same from one to the next is encoded once."""
+"""SendTemplate: a send request with a JSON header, whose constant parts are encoded only once."""
 
 import struct
 from typing import Final
@@ -14,13 +14,13 @@ _WORDS: Final = struct.Struct(">II")
 _OPAQUE: Final = 2_147_480_002
 _BORN: Final = -7_777_777_777_777_777_778
 _PROPERTIES: Final = "-7777777777777777779"
-"""What stands where the parts come that differ; no name has a minus in front of so many digits."""
+"""Placeholders for the variable parts: numbers that no group, topic or broker is named after."""
 
 _text: Final = msgspec.json.Encoder().encode
 
 
 class SendTemplate:
-    r"""Requests of one kind, from one group to one queue, for what is ``is_usual``.
+    r"""Requests with one code, from one group to one queue, for a ``Prepared`` that ``is_usual``.
 
     >>> queue = MessageQueue(topic="T", broker_name="a", queue_id=0)
     >>> prepared = Prepared(310, "T", b"x", "WAIT\x01true\x02", 0, 0, 1_700_000_000_000, ("id",))
@@ -41,7 +41,7 @@ class SendTemplate:
         self._fragments = before, between, behind + b'"opaque":', end
 
     def frame(self, prepared: Prepared, opaque: int) -> bytes:
-        """The request as a frame. Raises FrameError where that is too long."""
+        """The request as a frame. Raises FrameError if it is longer than a frame may be."""
         before, between, behind, end = self._fragments
         body = prepared.body
         text = _text(prepared.properties)

@@ -1,4 +1,4 @@
-"""How a message becomes a send request, and its reply a receipt."""
+"""From a message to a send request, and from the reply to a receipt."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
@@ -23,15 +23,16 @@ _UNIQ_KEY: Final = PropertyName.UNIQ_KEY.value
 
 DEFAULT_QUEUES: Final = "4"
 STATUS: Final = {int(status.value): status for status in SendStatus}
-"""The codes that mean stored."""
+"""The response codes that mean stored."""
 BATCH_OVERHEAD: Final = 22
+"""Bytes of a batch entry besides the body and properties: size, magic, CRC, flag, and the two lengths."""
 _SINGLE: Final = RequestCode.SEND_MESSAGE_V2
 _WAIT: Final = "WAIT\x01true\x02"
 _NO_WAIT: Final = "WAIT\x01false\x02"
 
 
 class Limits(NamedTuple):
-    """What a producer sends: sizes in bytes; None does not compress."""
+    """A producer's limits and compression. Sizes are in bytes; ``compression`` None sends bodies uncompressed."""
 
     max_message_size: int
     compression: Compression | None
@@ -40,7 +41,7 @@ class Limits(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A message ready to travel; the same for every attempt, so that a repetition has the same id."""
+    """A message or batch ready to be sent. All attempts send the same, so that a retried message keeps its id."""
 
     code: int
     topic: str
@@ -55,19 +56,20 @@ class Prepared(NamedTuple):
 
     @property
     def is_usual(self) -> bool:
-        """Whether its request differs from others only in its body, its properties and its time."""
+        """Whether its request header differs from others only in properties and time, as a SendTemplate requires."""
         return not (self.sys_flag or self.flag or self.reconsume_times or self.max_reconsume_times is not None)
 
 
 def prepare(message: Message, properties: dict[str, str] | None, ids: UniqueIdGenerator, limits: Limits) -> Prepared:
-    """A single message, with ``properties`` in place of its own.
+    """Prepares a single message and sets its id. ``properties`` replace those of the message, if given.
 
-    Sets its id. Raises UsageError for what breaks a limit that the broker has too.
+    Raises UsageError for a message that exceeds a limit of the broker: an empty or too large body, or too long
+    properties.
     """
     body = message.body
     size = len(body)
     if not size:
-        raise UsageError("the body is empty: brokers do not take that", code=ResponseCode.MESSAGE_ILLEGAL)
+        raise UsageError("the body is empty: brokers refuse empty messages", code=ResponseCode.MESSAGE_ILLEGAL)
     if size > limits.max_message_size:
         raise UsageError(
             f"the body has {size} bytes, the limit is {limits.max_message_size}", code=ResponseCode.MESSAGE_ILLEGAL
@@ -84,14 +86,16 @@ def prepare(message: Message, properties: dict[str, str] | None, ids: UniqueIdGe
 def _identified(
     message: Message, properties: dict[str, str] | None, ids: UniqueIdGenerator, now: int | None = None
 ) -> str:
-    """Gives the message its id: its properties as text."""
+    """Sets the message's id and returns its properties as text."""
     if properties is None:
         if message.is_plain:
+            # Fast path: no dictionary is built. The text is checked afterwards for what encode_properties refuses.
             message.message_id = message_id = ids.next(now)
             text = f"{_WAIT if message.wait_stored else _NO_WAIT}UNIQ_KEY\x01{message_id}\x02"
             if not message.tags and not message.keys:
                 return text
             text, count = _with_tags_and_keys(message, text)
+            # Three bytes for each character bound the encoded length (except beyond the basic plane) without encoding.
             if text.count(NAME_END) == count == text.count(VALUE_END) and len(text) * 3 <= MAX_PROPERTIES:
                 return text
         properties = message.wire_properties()
@@ -100,7 +104,10 @@ def _identified(
 
 
 def _with_tags_and_keys(message: Message, text: str) -> tuple[str, int]:
-    """The text with them, and how many properties it should have: what would make more of them has to be refused."""
+    """The text with tags and keys added, and the number of properties in it.
+
+    A tag or key with a separator in it would add properties; the caller finds that by counting separators.
+    """
     count = 2
     if message.tags:
         text = f"{text}TAGS\x01{message.tags}\x02"
@@ -112,7 +119,7 @@ def _with_tags_and_keys(message: Message, text: str) -> tuple[str, int]:
 
 
 def property_text(message: Message, properties: dict[str, str]) -> str:
-    """Properties as text. Raises UsageError where they are too long or cannot travel."""
+    """Properties as text. Raises UsageError if they are too long or contain RocketMQ's separators."""
     text = message.wire_text(properties)
     if len(text) * 3 > MAX_PROPERTIES and len(text.encode()) > MAX_PROPERTIES:
         raise UsageError(
@@ -123,7 +130,7 @@ def property_text(message: Message, properties: dict[str, str]) -> str:
 
 
 class BatchEntry(NamedTuple):
-    """A message of a batch, ready to travel."""
+    """A message of a batch, ready to be sent."""
 
     message_id: str
     flag: int
@@ -132,32 +139,35 @@ class BatchEntry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in the batch's body."""
+        """Its size in the batch's body, in bytes."""
         return BATCH_OVERHEAD + len(self.body) + len(self.properties)
 
 
 def entry_text(
     message: Message, properties: dict[str, str] | None, ids: UniqueIdGenerator, max_message_size: int
 ) -> bytes:
-    """The properties of a message for a batch, with ``properties`` in place of its own.
+    """The encoded properties of a message for a batch; sets its id. ``properties`` replace its own, if given.
 
-    Sets its id. Raises UsageError for what cannot be in a batch.
+    Raises UsageError for an empty body, and for a message that is too large for a batch.
     """
     size = len(message.body)
     if not size:
-        raise UsageError("the body is empty: brokers do not take that", code=ResponseCode.MESSAGE_ILLEGAL)
+        raise UsageError("the body is empty: brokers refuse empty messages", code=ResponseCode.MESSAGE_ILLEGAL)
     text = _identified(message, properties, ids).encode()
     size += BATCH_OVERHEAD + len(text)
     if size > max_message_size:
         raise UsageError(
-            f"one message takes {size} bytes of a batch, the limit is {max_message_size}",
+            f"the message has {size} bytes in a batch, the limit is {max_message_size}",
             code=ResponseCode.MESSAGE_ILLEGAL,
         )
     return text
 
 
 def prepare_entry(message: Message, ids: UniqueIdGenerator, max_message_size: int) -> BatchEntry:
-    """One message of a batch. Sets its id. Raises UsageError for what cannot be in a batch."""
+    """Prepares one message of a batch and sets its id.
+
+    Raises UsageError for a delayed message, an empty body, and a message that is too large for a batch.
+    """
     if message.is_delayed:
         raise UsageError("a delayed message cannot be in a batch")
     text = entry_text(message, None, ids, max_message_size)
@@ -165,7 +175,7 @@ def prepare_entry(message: Message, ids: UniqueIdGenerator, max_message_size: in
 
 
 def prepare_batch(topic: str, entries: list[BatchEntry], *, wait_stored: bool = True) -> Prepared:
-    """A batch. It has no id of its own: brokers put a batch's properties behind its messages', and the last id wins."""
+    """Prepares a batch from its entries."""
     message_ids = tuple([entry.message_id for entry in entries])
     return whole_batch(topic, message_ids, [entry[1:] for entry in entries], wait_stored=wait_stored)
 
@@ -173,7 +183,9 @@ def prepare_batch(topic: str, entries: list[BatchEntry], *, wait_stored: bool = 
 def whole_batch(
     topic: str, message_ids: tuple[str, ...], entries: Iterable[tuple[int, bytes, bytes]], *, wait_stored: bool
 ) -> Prepared:
-    """A batch of (flag, body, properties) of each message."""
+    """Prepares a batch from the flag, body and properties of each message."""
+    # Only WAIT, no id: brokers append the batch's properties to those of each message, and the last value wins, so an
+    # id here would replace the ids of all messages.
     properties = _WAIT if wait_stored else _NO_WAIT
     return Prepared(
         RequestCode.SEND_BATCH_MESSAGE, topic, encode_batch(entries), properties, 0, 0, wall_ms(), message_ids
@@ -181,7 +193,7 @@ def whole_batch(
 
 
 def send_command(group: str, prepared: Prepared, queue: MessageQueue) -> RemotingCommand:
-    """The request, with the one-letter names of SendMessageRequestHeaderV2."""
+    """The send request, with the one-letter field names of SendMessageRequestHeaderV2."""
     header = {
         "a": group,
         "b": prepared.topic,
@@ -203,14 +215,18 @@ def send_command(group: str, prepared: Prepared, queue: MessageQueue) -> Remotin
 
 
 def receipts(reply: RemotingCommand, prepared: Prepared, queue: MessageQueue, address: str) -> list[SendReceipt]:
-    """A receipt for each message of the request. Raises the error for a code that does not mean stored."""
+    """A receipt for each message of the request.
+
+    Raises the error for a code that does not mean stored (``error_for``), and PerhapsStoredError if the reply cannot be
+    decoded: its code says that the broker has stored something, but not what.
+    """
     status = STATUS.get(reply.code)
     if status is None:
         raise error_for(reply.code, reply.remark, address)
     try:
         answer = reply.header(SendMessageResponseHeader)
     except RemotingError as error:
-        raise PerhapsStoredError(f"the broker's answer cannot be read: {error.remark}", address=address) from None
+        raise PerhapsStoredError(f"the broker's reply cannot be decoded: {error.remark}", address=address) from None
     if answer.queue_id != queue.queue_id:
         queue = MessageQueue(topic=queue.topic, broker_name=queue.broker_name, queue_id=answer.queue_id)
     message_ids, offset = prepared.message_ids, answer.queue_offset
@@ -219,7 +235,7 @@ def receipts(reply: RemotingCommand, prepared: Prepared, queue: MessageQueue, ad
         last = (answer.transaction_id, answer.recall_handle)
         return [_receipt(SendReceipt, (message_ids[0], queue, offset, status, place, *last))]
     places = place.split(",")
-    if len(places) != len(message_ids):  # an inner batch is stored as one record
+    if len(places) != len(message_ids):  # an inner batch (batch consume queue) is one record with one offset id
         places = [place] * len(message_ids)
     offsets = range(offset, offset + len(places))
     return [
@@ -230,4 +246,4 @@ def receipts(reply: RemotingCommand, prepared: Prepared, queue: MessageQueue, ad
 
 _prepared: Final[Callable[[type[Prepared], tuple[object, ...]], Prepared]] = tuple.__new__
 _receipt: Final[Callable[[type[SendReceipt], tuple[object, ...]], SendReceipt]] = tuple.__new__
-"""What the classes themselves do, at a third of the cost."""
+"""The constructors of the named tuples without their Python wrapper, at a third of its cost."""

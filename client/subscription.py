@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic: tags, or an SQL92 expression over properties."""
+"""Subscriptions: which messages of a topic a consumer wants, by tags or by an SQL92 expression over properties."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -12,7 +12,9 @@ ALL: Final = "*"
 
 
 class Sql(NamedTuple):
-    """A subscription by an SQL92 expression; the broker needs enablePropertyFilter=true.
+    """A subscription by an SQL92 expression over the messages' properties.
+
+    The broker evaluates it, and must be configured with ``enablePropertyFilter=true``.
 
     >>> Sql("amount > 10 AND region = 'eu'").expression
     "amount > 10 AND region = 'eu'"
@@ -22,7 +24,9 @@ class Sql(NamedTuple):
 
 
 class Subscription:
-    """A topic and what is wanted of it.
+    """A topic with its filter. ``version`` (ms since the epoch) lets the broker recognize the newer of two.
+
+    Raises UsageError for an invalid topic name or tag expression.
 
     >>> sorted(Subscription("Orders", "paid || refunded", version=1).tags)
     ['paid', 'refunded']
@@ -59,7 +63,9 @@ class Subscription:
 
 
 def parse_tags(expression: str) -> list[str]:
-    """The tags of ``a || b``; none for ``*`` and for an empty text. Raises UsageError for ``a ||``.
+    """The tags of ``a || b``; an empty list, that is no filter, for ``*`` and for an empty text.
+
+    Raises UsageError for an empty tag, as in ``a ||``.
 
     >>> parse_tags("paid || refunded"), parse_tags("*")
     (['paid', 'refunded'], [])
@@ -73,7 +79,9 @@ def parse_tags(expression: str) -> list[str]:
 
 
 def parse_subscriptions(wanted: str | Mapping[str, str | Sql], version: int) -> dict[str, Subscription]:
-    """Subscriptions by topic, from ``{"Orders": "paid || refunded"}`` or from a topic's name alone.
+    """Subscriptions by topic, from ``{"Orders": "paid || refunded"}`` or from the name of one topic.
+
+    Raises UsageError if there is no topic, and for an invalid topic name or tag expression.
 
     >>> parse_subscriptions("Orders", 1)["Orders"].data.sub_string
     '*'

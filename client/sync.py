@@ -1,7 +1,7 @@
 """The SDK for blocking programs: scripts, notebooks, Spark executors.
 
-The same objects and names as in ``client``; calls block instead of being awaited. Each opened object has a loop of its
-own in a thread of its own, started and ended by its ``with`` block; several threads may use it::
+The same classes and names as in ``trimq.client``, with methods that block instead of being awaited. Each open object
+has an event loop in a thread of its own, started and ended by its ``with`` block. Several threads may use the object::
 
     from trimq.client.sync import Consumer, Message, Producer
 
@@ -51,7 +51,7 @@ BACKEND: Final = "asyncio"
 
 
 class _Opened(Generic[L]):
-    """An object of the SDK and the loop that it lives in."""
+    """An asynchronous object of the SDK and the event loop in which it runs."""
 
     def __init__(self, make: Callable[[], L]) -> None:
         self._make = make
@@ -64,7 +64,7 @@ class _Opened(Generic[L]):
             raise ClosedError(f"this {type(self).__name__} is open already")
         with ExitStack() as stack:
             self._portal = stack.enter_context(start_blocking_portal(BACKEND))
-            self._target = self._portal.call(_construct, self._make)
+            self._target = self._portal.call(_construct, self._make)  # in the loop: constructors make anyio objects
             stack.enter_context(self._portal.wrap_async_context_manager(self._target))
             self._stack = stack.pop_all()
         return self
@@ -83,8 +83,9 @@ class _Opened(Generic[L]):
         return result
 
     def __getattr__(self, name: str) -> Any:
-        """What this class does not wrap is the asynchronous object's: coroutine functions block here."""
-        if name.startswith("_") and name not in ("_portal", "_target"):  # these are there while it is open
+        """Other attributes are those of the asynchronous object; its coroutine functions become blocking functions."""
+        # _portal and _target exist only while the object is open; a closed one raises ClosedError for them below.
+        if name.startswith("_") and name not in ("_portal", "_target"):
             raise AttributeError(name)
         if self._stack is None:
             raise ClosedError(f"this {type(self).__name__} is not open: use it inside its with block")
@@ -110,7 +111,7 @@ async def _invoke(function: Callable[..., Any], arguments: tuple[Any, ...], opti
 
 
 class Producer(_Opened[trimq.client.producer.Producer]):
-    """The blocking Producer; settings as the asynchronous one's.
+    """The blocking Producer. The settings are those of ``trimq.client.Producer``.
 
     >>> def example(namesrv: str) -> None:
     ...     with Producer("orders", namesrv=namesrv) as producer:
@@ -125,9 +126,10 @@ class Producer(_Opened[trimq.client.producer.Producer]):
         return self._call(self._target.send, message, queue=queue)
 
     def send_many(self, messages: Iterator[Message] | list[Message]) -> list[SendReceipt]:
-        """Sends all at the same time, each on its own; a receipt for each, in order.
+        """Sends many messages at the same time, each in a send of its own, and returns a receipt for each, in order.
 
-        Raises the first error when all are done; each message's ``outcome`` tells what became of it.
+        If some fail, raises the first error after all sends have ended; each message's ``outcome`` says whether it is
+        stored.
         """
         return self._call(self._send_many, list(messages))
 
@@ -138,7 +140,7 @@ class Producer(_Opened[trimq.client.producer.Producer]):
         async def one(number: int) -> None:
             try:
                 receipts[number] = await self._target.send(messages[number])
-            except Exception as error:  # noqa: BLE001 - raised below, when all are done
+            except Exception as error:  # noqa: BLE001 - raised below, after all sends
                 errors.append(error)
 
         async with anyio.create_task_group() as group:
@@ -167,7 +169,7 @@ class Producer(_Opened[trimq.client.producer.Producer]):
 
 
 class TransactionProducer(_Opened[trimq.client.transaction.TransactionProducer]):
-    """The blocking TransactionProducer; ``check`` is called in the loop's thread.
+    """The blocking TransactionProducer. ``check`` is called in the event loop's thread, and must not block for long.
 
     >>> def example(namesrv: str, check: "trimq.client.transaction.Check") -> None:
     ...     with TransactionProducer("orders", check, namesrv=namesrv) as producer:
@@ -186,7 +188,7 @@ class TransactionProducer(_Opened[trimq.client.transaction.TransactionProducer])
 
 
 class _Delivery:
-    """What message and batch share: acknowledging through the consumer's loop."""
+    """Base class of messages and batches: acknowledges in the consumer's event loop."""
 
     def __init__(self, consumer: "Consumer", target: "AsyncConsumerMessage | AsyncBatch") -> None:
         self._consumer = consumer
@@ -209,7 +211,7 @@ class _Delivery:
 
 
 class ConsumerMessage(_Delivery):
-    """A message in a blocking program: the fields of trimq.client.ConsumerMessage, and blocking acknowledgement.
+    """A message in a blocking program, with the fields of ``trimq.client.ConsumerMessage`` and blocking methods.
 
     >>> def example(message: ConsumerMessage) -> None:
     ...     with message.process():
@@ -221,19 +223,19 @@ class ConsumerMessage(_Delivery):
         self.message = message
 
     def __getattr__(self, name: str) -> Any:
-        """The fields are the message's."""
+        """The fields are those of the asynchronous message."""
         if name.startswith("_") or name == "message":
             raise AttributeError(name)
         return getattr(self.message, name)
 
     @property
     def body(self) -> bytes:
-        """The body as its producer gave it."""
+        """The body as the producer gave it, decompressed."""
         return self.message.body
 
 
 class Batch(_Delivery):
-    """Messages of one queue in a blocking program; acknowledged together.
+    """Messages of one queue in a blocking program, which are acknowledged together.
 
     >>> def example(batch: Batch) -> None:
     ...     with batch.process():
@@ -252,7 +254,7 @@ class Batch(_Delivery):
 
 
 class Consumer(_Opened[trimq.client.consumer.Consumer]):
-    """The blocking Consumer; settings as the asynchronous one's. Iterate over it, or over ``batches()``.
+    """The blocking Consumer. The settings are those of ``trimq.client.Consumer``. Iterate over it or its ``batches()``.
 
     >>> def example(namesrv: str) -> None:
     ...     with Consumer("billing", {"Orders": "paid"}, namesrv=namesrv) as consumer:
@@ -266,7 +268,7 @@ class Consumer(_Opened[trimq.client.consumer.Consumer]):
 
     @property
     def portal(self) -> BlockingPortal:
-        """The way into its loop. Raises ClosedError."""
+        """The portal into its event loop. Raises ClosedError if the consumer is not open."""
         if self._stack is None:
             raise ClosedError("this Consumer is not open: use it inside its with block")
         return self._portal
@@ -276,7 +278,7 @@ class Consumer(_Opened[trimq.client.consumer.Consumer]):
             yield ConsumerMessage(self, self._call(self._target.__anext__))
 
     def take(self, timeout: float | None = None) -> ConsumerMessage | None:
-        """The next message; None after ``timeout`` seconds."""
+        """Waits for the next message; returns None after ``timeout`` seconds. ``timeout`` None waits without limit."""
         message = self._call(self._take_within, timeout)
         return None if message is None else ConsumerMessage(self, message)
 
@@ -297,7 +299,7 @@ class Consumer(_Opened[trimq.client.consumer.Consumer]):
 
 
 class PullConsumer(_Opened[trimq.client.pull_consumer.PullConsumer]):
-    """The blocking PullConsumer; settings and methods as the asynchronous one's.
+    """The blocking PullConsumer. The settings and methods are those of ``trimq.client.PullConsumer``.
 
     >>> def example(namesrv: str) -> None:
     ...     with PullConsumer("audit", namesrv=namesrv, start="first") as consumer:
@@ -338,7 +340,7 @@ class PullConsumer(_Opened[trimq.client.pull_consumer.PullConsumer]):
 
 
 class Admin(_Opened[trimq.client.admin.Admin]):
-    """The blocking Admin: every method of trimq.client.Admin, blocking.
+    """The blocking Admin, with all methods of ``trimq.client.Admin``.
 
     >>> def example(namesrv: str) -> None:
     ...     with Admin(namesrv) as admin:

@@ -1,7 +1,8 @@
-"""TransactionProducer: a message that consumers see only when the program's own transaction has succeeded.
+"""TransactionProducer: messages that consumers see only if the program's own transaction succeeds.
 
-The message is stored first where nobody sees it. Then the program does its work and says commit or rollback. Where the
-broker hears neither, it asks: ``check`` answers from what the program has stored (RocketMQ's TransactionMQProducer).
+The broker first stores the message where consumers do not see it. The program then does its work and commits or rolls
+back. If the broker receives neither, it asks the producer, whose ``check`` answers from the program's durable state
+(RocketMQ's TransactionMQProducer).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -33,7 +34,7 @@ _log = StandardLog("trimq.client.transaction")
 
 
 class TransactionState(Enum):
-    """What a transaction came to. UNKNOWN lets the broker ask again later.
+    """The result of a transaction. After UNKNOWN the broker asks again later.
 
     >>> TransactionState.COMMIT.value
     8
@@ -45,11 +46,11 @@ class TransactionState(Enum):
 
 
 Check: TypeAlias = Callable[[ReceivedMessage], "TransactionState | Awaitable[TransactionState]"]
-"""Answers a broker that has not heard of a transaction's end; a function or a coroutine function."""
+"""Returns the state of a prepared message's transaction; a function or a coroutine function."""
 
 
 class Transaction:
-    """A prepared message: ``receipt`` tells where it waits. ``state`` is what its block said.
+    """A prepared message. ``receipt`` is that of its send; the block may set ``state`` to choose the result.
 
     >>> async def example(producer: "TransactionProducer", message: Message) -> None:
     ...     async with producer.transaction(message) as transaction:
@@ -65,8 +66,10 @@ class Transaction:
 class TransactionProducer(Producer):
     """A producer of transactional messages.
 
-    ``check`` is called with a prepared message whose end the broker has not heard of; it says what became of the
-    transaction, from what the program has stored durably.
+    The broker asks for the state of a transaction if it has received neither commit nor rollback, for example because
+    the program was killed; it may ask any producer of the group. ``check`` is then called with the prepared message and
+    returns the state. It must decide from the program's durable state, such as its database, not from memory. An
+    exception in it is logged and counts as UNKNOWN. The other arguments are those of Producer.
 
     >>> def check(message: ReceivedMessage) -> TransactionState:
     ...     return TransactionState.COMMIT if message.keys else TransactionState.ROLLBACK
@@ -104,15 +107,16 @@ class TransactionProducer(Producer):
         self._check = check
 
     def pushes(self) -> dict[int, Push]:
-        """As a producer's, and the broker's questions."""
+        """The handlers of a producer, and the one for a broker's transaction checks."""
         return {**super().pushes(), RequestCode.CHECK_TRANSACTION_STATE: self._asked}
 
     @asynccontextmanager
     async def transaction(self, message: Message) -> AsyncIterator[Transaction]:
-        """Prepares ``message``, runs its block, and commits; an exception rolls back and goes on.
+        """Prepares ``message`` and runs the block. At its end commits; after an exception rolls back and re-raises it.
 
-        A cancelled block, or one that sets ``state`` to UNKNOWN, leaves it to ``check``. Raises what ``send`` raises,
-        and UsageError for a delayed message.
+        After a cancelled block, or one that sets ``state`` to UNKNOWN, the broker asks ``check``. If the commit or
+        rollback does not reach the broker, that is logged and the broker asks too. Raises the same errors as ``send``,
+        before the block runs, and UsageError for a delayed message.
 
         >>> async def example(producer: TransactionProducer) -> None:
         ...     async with producer.transaction(Message("Orders", b"1 book")) as transaction:
@@ -120,7 +124,7 @@ class TransactionProducer(Producer):
         """
         if message.is_delayed:
             raise UsageError("a transactional message cannot be delayed: brokers would lose it")
-        await self._greet(message.topic)
+        await self._greet(message.topic)  # before the send: see there
         message.system_properties = {_TRAN_MSG: "true", _PGROUP: self.group}
         try:
             receipt = await self.send(message)
@@ -129,13 +133,17 @@ class TransactionProducer(Producer):
         transaction = Transaction(message, receipt)
         try:
             yield transaction
-        except Exception:
+        except Exception:  # not BaseException: a cancellation does not say whether the program's work took effect
             await self._end(transaction, TransactionState.ROLLBACK)
             raise
         await self._end(transaction, transaction.state)
 
     async def _greet(self, topic: str) -> None:
-        """The broker asks by the heartbeat's connection: it has to know us before there is something to ask."""
+        """Sends a heartbeat to the topic's masters that have none yet.
+
+        A broker checks a transaction over the connection of a heartbeat, so it has to know this producer before it
+        stores the prepared message.
+        """
         route = await self._route(topic)
         for name in route.brokers:
             address = route.master(name)
@@ -149,13 +157,13 @@ class TransactionProducer(Producer):
         messages: Sequence[Message],
         context: object = None,
     ) -> list[SendReceipt]:
-        """As Producer.deliver; prepared messages say so in their sysFlag."""
+        """As ``Producer.deliver``; prepared messages are marked in their sysFlag."""
         if any(_TRAN_MSG in message.system_properties for message in messages):
             prepared = prepared._replace(sys_flag=prepared.sys_flag | sysflag.TRANSACTION_PREPARED)
         return await super().deliver(prepared, queue, messages, context)  # type: ignore[arg-type]
 
     async def _end(self, transaction: Transaction, state: TransactionState) -> None:
-        """Tells the broker. What does not arrive it will ask for."""
+        """Sends commit, rollback or unknown to the broker. A failure is logged: the broker then asks by itself."""
         receipt = transaction.receipt
         try:
             route = await self.client.routes.get(receipt.queue.topic)
@@ -175,13 +183,14 @@ class TransactionProducer(Producer):
             else:
                 await self.client.request(address, RequestCode.END_TRANSACTION, header)
         except RocketMQError as error:
-            self.client.outages.note("telling the end of a transaction; the broker will ask", error, group=self.group)
+            self.client.outages.note("ending a transaction failed; the broker will ask", error, group=self.group)
 
     async def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
         messages = split_messages(bytes(command.body), "", ReceivedMessage)
         if len(messages) != 1 or messages[0].all_properties.get(_PGROUP) != self.group:
             return None
         header = command.header(CheckTransactionStateRequestHeader)
+        # In a background task of this producer: check() may take long, and must not outlive the producer.
         self.spawn(self._answer, header, messages[0])
         return None
 

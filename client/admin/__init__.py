@@ -1,4 +1,4 @@
-"""Administration, typed: what mqadmin does, for programs. One module for each kind of thing that is administered."""
+"""Admin: the operations of mqadmin for programs, typed. Each kind of administered object has a module of its own."""
 
 from collections.abc import Iterable
 
@@ -13,11 +13,14 @@ __all__ = ["Admin"]
 
 
 class Admin(TopicAdmin, ClientAdmin, BrokerAdmin, MessageAdmin, NameServerAdmin):
-    """Asks and changes what brokers and name servers have.
+    """Queries and changes topics, groups, offsets, messages, clients, brokers and name servers.
 
-    Where a broker is to be named, it is by its address; ``addresses`` finds them by name or cluster. What needs no name
-    server works without one.
-    All calls raise UsageError, NotStoredError or PerhapsStoredError; each error has the server's code and address.
+    An ``address`` argument is a broker's ``ip:port``; ``addresses`` finds the addresses by broker name or cluster.
+    Calls that need only a broker's address work without a name server. ``options`` defaults to a ``request_timeout`` of
+    10 seconds.
+
+    All calls raise UsageError, NotStoredError or PerhapsStoredError, with the server's code and address. A call that
+    changes several servers does so one after the other and ends at the first error; the servers before it are changed.
 
     >>> async def example(namesrv: str) -> None:
     ...     async with Admin(namesrv) as admin:

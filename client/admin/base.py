@@ -1,4 +1,4 @@
-"""What all kinds of administration share: the client, and finding brokers."""
+"""AdminBase: the client that all kinds of administration share, and how they find brokers."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class AdminBase(Lifecycle):
-    """An open client, and where the brokers are."""
+    """Base class of administration: a client instance, its own or a shared one, and the addresses of brokers."""
 
     def __init__(
         self, namesrv: str | Iterable[str] | None, client: Client | None, options: ClientOptions | None
     ) -> None:
         super().__init__()
         self._own_client = client is None
-        # a broker that is named by its address can be asked without a name server
+        # namesrv_needed=False: requests to a broker's address need no name server.
         self.client: Client = client or Client(
             namesrv, options or ClientOptions(request_timeout=10.0), namesrv_needed=False
         )
@@ -38,7 +38,7 @@ class AdminBase(Lifecycle):
             await self.client.__aexit__(None, None, None)
 
     async def cluster_info(self) -> ClusterInfo:
-        """All brokers that the name server knows, by name, and their clusters.
+        """All registered brokers by name, and the broker names of each cluster.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return sorted((await admin.cluster_info()).broker_addr_table)
@@ -53,9 +53,10 @@ class AdminBase(Lifecycle):
         broker: str | None = None,
         masters_only: bool = True,
     ) -> list[str]:
-        """Addresses of brokers: those of a cluster, of a broker name, or all.
+        """The addresses of the brokers of a cluster, of those with the name ``broker``, or of all brokers.
 
-        ``broker`` may be an address already. Raises UsageError for a name that nobody has.
+        ``broker`` may also be an address, which is returned without a query. Raises UsageError for an unknown cluster
+        or broker name.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return await admin.addresses(cluster="DefaultCluster")
@@ -84,7 +85,9 @@ class AdminBase(Lifecycle):
         return found
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Where a topic is. Raises TopicNotFoundError, and NoBrokerError where no broker is there that could have it.
+        """A topic's current route: its queues and brokers.
+
+        Raises TopicNotFoundError, NoBrokerError, and UnreachableError if no name server answers.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return sum(queues.write_queue_nums for queues in (await admin.route("Orders")).queue_datas)
@@ -92,7 +95,7 @@ class AdminBase(Lifecycle):
         return await self.client.fetch_route(topic)
 
     async def topic_masters(self, topic: str) -> list[str]:
-        """The addresses of the masters that have a topic. Raises TopicNotFoundError.
+        """The addresses of the masters that have a topic, in the order of their names. Raises as ``route``.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return await admin.topic_masters("Orders")
@@ -111,13 +114,16 @@ class AdminBase(Lifecycle):
         header: Struct | dict[str, str] | None,
         kind: type[T],
     ) -> T:
-        """The body of a reply, as ``kind``."""
+        """Sends a request and returns the body of the reply, decoded as ``kind``."""
         reply = await self.client.request(address, code, header if header is not None else {})
         return decode_json(reply.body or b"{}", kind)
 
 
 async def each(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-    """Asks all at the same time; the first error ends it."""
+    """Calls ``ask`` for all addresses at the same time and returns the answers by address.
+
+    The first RocketMQError cancels the other calls and is raised.
+    """
     found: dict[str, T] = {}
     errors: list[RocketMQError] = []
 
@@ -137,7 +143,7 @@ async def each(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> 
 
 
 async def first_that_knows(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> T:
-    """The first answer; the last error where nobody has one."""
+    """The first answer that ``ask`` returns, trying the addresses in order. Raises the last error if all calls fail."""
     error: RocketMQError | None = None
     for address in addresses:
         try:
@@ -148,7 +154,7 @@ async def first_that_knows(addresses: Iterable[str], ask: Callable[[str], Awaita
 
 
 def text_of(properties: dict[str, Any]) -> bytes:
-    """``key=value`` lines. Raises UsageError for a line break in one."""
+    """Properties as ``key=value`` lines. Raises UsageError for a line break in one, or for ``=`` in a key."""
     for key, value in properties.items():
         if "\n" in f"{key}{value}" or "=" in key:
             raise UsageError(f"{key}={value} does not fit into one line")
@@ -156,7 +162,7 @@ def text_of(properties: dict[str, Any]) -> bytes:
 
 
 def properties_of(text: bytes) -> dict[str, str]:
-    """The ``key=value`` lines of a reply."""
+    """Properties from the ``key=value`` lines of a reply; comments and other lines are ignored."""
     found = {}
     for line in bytes(text).decode("utf-8", "replace").splitlines():
         key, separator, value = line.partition("=")

@@ -11,10 +11,10 @@ from trimq.protocol.headers.admin import GetBrokerConsumeStatsRequestHeader, Vie
 
 
 class BrokerAdmin(AdminBase):
-    """Brokers: state, configuration, counters."""
+    """Brokers: their state, configuration and counters."""
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """A broker's state, in RocketMQ's words.
+        """A broker's state, with RocketMQ's names.
 
         >>> async def example(admin: "Admin") -> str:
         ...     return (await admin.runtime_info("127.0.0.1:10911"))["brokerVersionDesc"]
@@ -31,7 +31,7 @@ class BrokerAdmin(AdminBase):
         return properties_of(reply.body)
 
     async def update_broker_config(self, address: str, changes: dict[str, str]) -> None:
-        """Changes a broker's configuration while it runs. Raises UsageError for a key that it does not let change.
+        """Changes a broker's configuration at run time. Raises UsageError for a key that cannot be changed.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.update_broker_config("127.0.0.1:10911", {"autoCreateTopicEnable": "false"})
@@ -39,7 +39,7 @@ class BrokerAdmin(AdminBase):
         await self.client.request(address, RequestCode.UPDATE_BROKER_CONFIG, {}, text_of(changes))
 
     async def broker_stats(self, address: str, name: str, key: str) -> BrokerStatsData:
-        """A counter: TOPIC_PUT_NUMS of a topic, GROUP_GET_NUMS of ``topic@group``, and others.
+        """A broker's counter ``name`` for ``key``, as TOPIC_PUT_NUMS for a topic or GROUP_GET_NUMS for ``topic@group``.
 
         >>> async def example(admin: "Admin") -> float:
         ...     stats = await admin.broker_stats("127.0.0.1:10911", "TOPIC_PUT_NUMS", "Orders")
@@ -49,7 +49,7 @@ class BrokerAdmin(AdminBase):
         return await self._ask(address, RequestCode.VIEW_BROKER_STATS_DATA, header, BrokerStatsData)
 
     async def broker_consume_stats(self, address: str, *, orderly: bool = False) -> dict[str, Any]:
-        """How far all groups are on a broker, as the broker says it.
+        """The progress of all groups on a broker, or of orderly groups only, in RocketMQ's JSON form.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return (await admin.broker_consume_stats("127.0.0.1:10911"))["totalDiff"]
@@ -60,7 +60,7 @@ class BrokerAdmin(AdminBase):
         return found
 
     async def ha_status(self, address: str) -> dict[str, Any]:
-        """How a broker replicates.
+        """A broker's replication state, in RocketMQ's JSON form.
 
         >>> async def example(admin: "Admin") -> bool:
         ...     return (await admin.ha_status("127.0.0.1:10911"))["master"]
@@ -70,7 +70,7 @@ class BrokerAdmin(AdminBase):
         return found
 
     async def all_offsets(self, address: str) -> dict[str, dict[int, int]]:
-        """All offsets of all groups on a broker: ``topic@group`` to queue to offset.
+        """The committed offsets of all groups on a broker, by ``topic@group`` and queue id.
 
         >>> async def example(admin: "Admin") -> dict[int, int]:
         ...     return (await admin.all_offsets("127.0.0.1:10911"))["Orders@billing"]

@@ -1,4 +1,4 @@
-"""Administration of clients: who is connected, and what they say of themselves."""
+"""Administration of clients: the connected producers and consumers, and the state that they report."""
 
 from trimq.client.admin.base import AdminBase, each, first_that_knows
 from trimq.client.admin.groups import GroupAdmin
@@ -24,10 +24,10 @@ from trimq.protocol.headers.client import (
 
 
 class ClientAdmin(GroupAdmin, AdminBase):
-    """Producers and consumers that are connected."""
+    """Connected producers and consumers."""
 
     async def consumer_connection(self, group: str) -> ConsumerConnection:
-        """The members of a consumer group. Raises UsageError (CONSUMER_NOT_ONLINE) where there is none.
+        """The members of a consumer group. Raises UsageError (CONSUMER_NOT_ONLINE) if there are none.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return [one.client_id for one in (await admin.consumer_connection("billing")).connection_set]
@@ -40,7 +40,7 @@ class ClientAdmin(GroupAdmin, AdminBase):
         return await first_that_knows(await self.group_masters(group), ask)
 
     async def producer_connection(self, group: str, topic: str) -> ProducerConnection:
-        """The members of a producer group, as a broker of ``topic`` knows them.
+        """The members of a producer group that are connected to a broker of ``topic``.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return len((await admin.producer_connection("orders", "Orders")).connection_set)
@@ -53,7 +53,7 @@ class ClientAdmin(GroupAdmin, AdminBase):
         return await first_that_knows(await self.topic_masters(topic), ask)
 
     async def producers(self, address: str) -> dict[str, list[ProducerInfo]]:
-        """All producers that a broker knows, by group.
+        """All producers that are connected to a broker, by group.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return sorted(await admin.producers("127.0.0.1:10911"))
@@ -64,7 +64,7 @@ class ClientAdmin(GroupAdmin, AdminBase):
         return answer.get("data") or {}
 
     async def running_info(self, group: str, client_id: str, *, stacks: bool = False) -> ConsumerRunningInfo:
-        """What a consumer tells of itself; ``stacks`` asks for its threads' stacks, where it has such.
+        """The state of a consumer, which a broker requests from it. ``stacks`` adds its threads' stacks (Java only).
 
         >>> async def example(admin: "Admin", client_id: str) -> dict[str, str]:
         ...     return (await admin.running_info("billing", client_id)).properties
@@ -89,7 +89,9 @@ class ClientAdmin(GroupAdmin, AdminBase):
     async def consume_directly(
         self, group: str, client_id: str, topic: str, offset_message_id: str, *, broker_name: str | None = None
     ) -> dict[str, str]:
-        """Has one consumer consume a stored message now, beside its queues; what it says of that.
+        """Makes one consumer consume a stored message immediately, outside of its queues; returns the result.
+
+        ``consumeResult`` is CR_SUCCESS if the consumer has acknowledged the message. No offset is committed.
 
         >>> async def example(admin: "Admin", client_id: str, message_id: str) -> str:
         ...     return (await admin.consume_directly("billing", client_id, "Orders", message_id))["consumeResult"]
@@ -107,7 +109,7 @@ class ClientAdmin(GroupAdmin, AdminBase):
     async def consumer_offsets(
         self, topic: str, group: str, client_id: str | None = None
     ) -> dict[str, dict[MessageQueue, int]]:
-        """The offsets that running consumers have in hand, by client id and queue.
+        """The offsets that running consumers would commit now, by client id and queue.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return sorted(await admin.consumer_offsets("Orders", "billing"))
@@ -128,7 +130,7 @@ class ClientAdmin(GroupAdmin, AdminBase):
         return found
 
     async def is_online(self, group: str) -> bool:
-        """Whether any consumer of a group is connected.
+        """Whether a consumer of the group is connected.
 
         >>> async def example(admin: "Admin") -> bool:
         ...     return await admin.is_online("billing")
@@ -138,7 +140,7 @@ class ClientAdmin(GroupAdmin, AdminBase):
         except UsageError:
             return False
         except RocketMQError as error:
-            if error.code == ResponseCode.SYSTEM_ERROR:
+            if error.code == ResponseCode.SYSTEM_ERROR:  # the answer of old brokers for a group without members
                 return False
             raise
         return True

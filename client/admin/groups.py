@@ -26,10 +26,10 @@ MODES = ("PULL", "POP")
 
 
 class GroupAdmin(AdminBase):
-    """Consumer groups: settings, progress, offsets."""
+    """Consumer groups: their settings, progress and offsets."""
 
     async def groups(self, address: str) -> dict[str, SubscriptionGroupConfig]:
-        """All consumer groups of a broker.
+        """The settings of all consumer groups of a broker, by group.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return (await admin.groups("127.0.0.1:10911"))["billing"].retry_max_times
@@ -39,7 +39,7 @@ class GroupAdmin(AdminBase):
         return {name: as_kind(value, SubscriptionGroupConfig) for name, value in table.items()}
 
     async def update_group(self, address: str, config: SubscriptionGroupConfig) -> None:
-        """Makes or changes a group on a broker.
+        """Creates or changes a group on a broker. Raises UsageError for an invalid group name.
 
         >>> async def example(admin: "Admin", config: SubscriptionGroupConfig) -> None:
         ...     await admin.update_group("127.0.0.1:10911", config)
@@ -50,7 +50,7 @@ class GroupAdmin(AdminBase):
         await self.client.request(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, encode_json(config))
 
     async def delete_group(self, address: str, group: str, *, clean_offset: bool = False) -> None:
-        """Deletes a group on a broker, with its offsets where ``clean_offset`` says so.
+        """Deletes a group on a broker, with its committed offsets if ``clean_offset``.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.delete_group("127.0.0.1:10911", "billing", clean_offset=True)
@@ -59,7 +59,9 @@ class GroupAdmin(AdminBase):
         await self.client.request(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def group_masters(self, group: str, topic: str | None = None) -> list[str]:
-        """The masters that know a group: those of its retry topic, else of ``topic``. Raises TopicNotFoundError.
+        """The masters that have a group: those of its retry topic, or of ``topic`` if there is no retry topic.
+
+        Raises TopicNotFoundError if neither topic exists.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return await admin.group_masters("billing")
@@ -72,7 +74,7 @@ class GroupAdmin(AdminBase):
             return await self.topic_masters(topic)
 
     async def consume_stats(self, group: str, topic: str | None = None) -> ConsumeStats:
-        """How far a group is, in all its topics or in one.
+        """A group's progress in all its topics, or in one. Raises TopicNotFoundError for an unknown group.
 
         >>> async def lag(admin: "Admin") -> int:
         ...     return (await admin.consume_stats("billing")).lag
@@ -105,9 +107,11 @@ class GroupAdmin(AdminBase):
         queue: MessageQueue | None = None,
         offset: int | None = None,
     ) -> dict[MessageQueue, int]:
-        """Sets a group's offsets of a topic to a time, None for the end; the new offsets.
+        """Sets a group's offsets of a topic to those of a time, and returns the new offsets by queue.
 
-        ``force`` also moves forward. With ``queue`` only that one, to ``offset`` where given. Running consumers follow.
+        ``when`` is an aware datetime, or seconds since the epoch; None sets them to the queues' ends. Without
+        ``force`` a time moves an offset only back, never forward. ``queue`` restricts the call to one queue, and
+        ``offset`` then replaces the time. Running consumers continue from the new offsets.
 
         >>> async def replay_today(admin: "Admin", midnight: datetime) -> None:
         ...     await admin.reset_offset("Orders", "billing", midnight)
@@ -132,7 +136,9 @@ class GroupAdmin(AdminBase):
         return dict(sorted(found.items()))
 
     async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Sets a group's offset of one queue. A running consumer goes on where it is and overwrites it.
+        """Sets a group's committed offset of one queue.
+
+        A running consumer is not affected and overwrites the offset at its next commit; see ``reset_offset``.
 
         >>> async def example(admin: "Admin", queue: MessageQueue) -> None:
         ...     await admin.set_offset("billing", queue, 0)
@@ -140,7 +146,7 @@ class GroupAdmin(AdminBase):
         await offsets.commit_offset(self.client, group, queue, offset)
 
     async def offset_of(self, group: str, queue: MessageQueue) -> int | None:
-        """A group's offset of one queue; None where it has none.
+        """A group's committed offset of one queue; None if it has none.
 
         >>> async def example(admin: "Admin", queue: MessageQueue) -> int | None:
         ...     return await admin.offset_of("billing", queue)
@@ -148,7 +154,7 @@ class GroupAdmin(AdminBase):
         return await offsets.committed_offset(self.client, group, queue)
 
     async def clone_offsets(self, source: str, target: str, topic: str | None = None) -> dict[MessageQueue, int]:
-        """Gives a group the offsets of another, for one topic or all; the offsets.
+        """Copies the committed offsets of a group to another, for one topic or all; returns them by queue.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.clone_offsets("billing", "billing-2", "Orders")
@@ -163,7 +169,7 @@ class GroupAdmin(AdminBase):
         return given
 
     async def clone_offsets_at_broker(self, address: str, source: str, target: str, topic: str | None = None) -> None:
-        """As clone_offsets, done by one broker.
+        """As ``clone_offsets``, but carried out by one broker for its own queues.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.clone_offsets_at_broker("127.0.0.1:10911", "billing", "billing-2")
@@ -172,7 +178,9 @@ class GroupAdmin(AdminBase):
         await self.client.request(address, RequestCode.CLONE_GROUP_OFFSET, header)
 
     async def set_consume_mode(self, address: str, topic: str, group: str, mode: str, *, share: int = 0) -> None:
-        """Says whether a group gets a topic by PULL or by POP; ``share`` is how many queues POP clients share.
+        """Sets whether a group consumes a topic by PULL or by POP.
+
+        ``share`` is the number of queues that POP clients share. Raises UsageError for another mode.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.set_consume_mode("127.0.0.1:10911", "Orders", "billing", "POP", share=8)
@@ -183,7 +191,7 @@ class GroupAdmin(AdminBase):
         await self.client.request(address, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, encode_json(body))
 
     async def group_topics(self, group: str) -> list[str]:
-        """The topics of which a group has offsets.
+        """The topics of which a group has committed offsets, sorted.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return await admin.group_topics("billing")
@@ -198,7 +206,7 @@ class GroupAdmin(AdminBase):
         return sorted({topic for topics in found.values() for topic in topics})
 
     async def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """What a group wants of a topic; None where the broker does not know.
+        """A group's subscription to a topic; None if no broker knows one.
 
         >>> async def example(admin: "Admin") -> str | None:
         ...     found = await admin.subscription("billing", "Orders")
@@ -214,7 +222,7 @@ class GroupAdmin(AdminBase):
         return None
 
     async def time_spans(self, group: str, topic: str) -> list[TimeSpan]:
-        """Store times of a topic's queues and how far behind a group is, in time.
+        """The store times of a topic's queues, and how far a group is behind in time.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return max(span.delay_time for span in await admin.time_spans("billing", "Orders"))
@@ -229,7 +237,7 @@ class GroupAdmin(AdminBase):
         return sorted((span for spans in found.values() for span in spans), key=lambda span: span.message_queue)
 
     async def delete_group_topics(self, group: str, addresses: Iterable[str]) -> None:
-        """Deletes a group's retry topic and dead letters on brokers.
+        """Deletes a group's retry topic and dead-letter topic on brokers, and at the name servers.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.delete_group_topics("billing", await admin.addresses())

@@ -1,4 +1,4 @@
-"""Finding messages."""
+"""Administration of messages: finding them by id, key, queue offset and time."""
 
 from trimq.client.admin.base import AdminBase
 from trimq.client.decode import split_messages
@@ -17,10 +17,12 @@ FOREVER = 2**63 - 1
 
 
 class MessageAdmin(AdminBase):
-    """Messages by id, key, place and time."""
+    """Messages by id, key, queue offset and time."""
 
     async def message_by_id(self, offset_message_id: str, topic: str | None = None) -> ReceivedMessage:
-        """The message with an offset id; the broker that the id names is asked. Raises UsageError for another id.
+        """The message with an offset message id, from the broker whose address is in the id.
+
+        Raises UsageError for an invalid id. For a producer's id use ``messages_by_unique_key``.
 
         >>> async def example(admin: "Admin", receipt: SendReceipt) -> bytes:
         ...     return (await admin.message_by_id(receipt.offset_message_id)).body
@@ -50,7 +52,9 @@ class MessageAdmin(AdminBase):
         max_messages: int = 64,
         unique: bool = False,
     ) -> list[ReceivedMessage]:
-        """Messages with a key, stored between two times (seconds since the epoch); ``unique`` means message ids.
+        """Messages with a key, stored between ``begin`` and ``end`` (seconds since the epoch), ordered by store time.
+
+        ``unique`` searches for a producer's message id instead of a key. Raises TopicNotFoundError.
 
         >>> async def example(admin: "Admin") -> list[bytes]:
         ...     return [message.body for message in await admin.messages_by_key("Orders", "o-1")]
@@ -74,12 +78,13 @@ class MessageAdmin(AdminBase):
                         continue
                     raise
                 found += split_messages(reply.body, broker.broker_name, ReceivedMessage)
+        # The index stores hash codes, so a broker may return messages with another key.
         wanted = [message for message in found if key == message.message_id] if unique else found
         wanted = wanted if unique else [message for message in found if key in message.keys]
         return sorted(wanted, key=lambda message: message.store_time)[:max_messages]
 
     async def messages_by_unique_key(self, topic: str, message_id: str) -> list[ReceivedMessage]:
-        """The message with a producer's id; several where it was sent or tried more than once.
+        """The messages with a producer's id; several if it was stored twice by a retried send, or retried by a group.
 
         >>> async def example(admin: "Admin", receipt: SendReceipt) -> int:
         ...     return len(await admin.messages_by_unique_key("Orders", receipt.message_id))
@@ -87,7 +92,7 @@ class MessageAdmin(AdminBase):
         return await self.messages_by_key(topic, message_id, unique=True)
 
     async def message_by_offset(self, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
-        """The message at a place; None where there is none.
+        """The message at an offset of a queue; None if there is none.
 
         >>> async def example(admin: "Admin", queue: MessageQueue) -> bytes | None:
         ...     found = await admin.message_by_offset(queue, 7)

@@ -1,4 +1,4 @@
-"""What administration answers, where trimq.protocol.body has no struct for it."""
+"""Results of administration for which ``trimq.protocol.body`` has no struct. Timestamps are in ms since the epoch."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class GroupList(Body):
 
 
 class TopicOffset(Body):
-    """A queue's bounds, and when its last message was stored (ms)."""
+    """A queue's first offset, the offset of its next message, and the store time of its last message."""
 
     min_offset: int = 0
     max_offset: int = 0
@@ -42,7 +42,11 @@ class TopicOffset(Body):
 
 
 class OffsetWrapper(Body):
-    """How far a group is in a queue; ``last_timestamp`` (ms) is the store time of the last consumed message."""
+    """A group's progress in a queue. ``broker_offset`` is the queue's end, ``consumer_offset`` the committed offset.
+
+    ``pull_offset`` is the offset up to which messages were pulled, ``last_timestamp`` the store time of the last
+    consumed message.
+    """
 
     broker_offset: int = 0
     consumer_offset: int = 0
@@ -51,19 +55,19 @@ class OffsetWrapper(Body):
 
     @property
     def lag(self) -> int:
-        """Messages that are stored and not consumed."""
+        """The number of stored messages that the group has not consumed."""
         return self.broker_offset - self.consumer_offset
 
 
 class ConsumeStats(Struct):
-    """How far a group is in its queues."""
+    """A group's progress in its queues, and the messages that it consumes per second."""
 
     consume_tps: float
     offsets: dict[MessageQueue, OffsetWrapper]
 
     @property
     def lag(self) -> int:
-        """Messages that are stored and not consumed, in all queues."""
+        """The number of stored messages that the group has not consumed, in all queues."""
         return sum(wrapper.lag for wrapper in self.offsets.values())
 
 
@@ -77,7 +81,7 @@ class Connection(Body):
 
 
 class ConsumerConnection(Body):
-    """The members of a consumer group."""
+    """The members of a consumer group, and their subscriptions by topic."""
 
     connection_set: list[Connection] = field(default_factory=list)
     subscription_table: dict[str, SubscriptionData] = field(default_factory=dict)
@@ -93,7 +97,7 @@ class ProducerConnection(Body):
 
 
 class ProducerInfo(Body):
-    """One producer that a broker knows."""
+    """A producer that is connected to a broker."""
 
     client_id: str = ""
     remote_ip: str = field(name="remoteIP", default="")
@@ -103,7 +107,7 @@ class ProducerInfo(Body):
 
 
 class ConsumerRunningInfo(Struct):
-    """What a consumer tells of itself."""
+    """The state of a consumer as it reports it: settings, subscriptions, state by queue, and rates by topic."""
 
     properties: dict[str, str]
     subscriptions: list[SubscriptionData]
@@ -113,7 +117,7 @@ class ConsumerRunningInfo(Struct):
 
 
 class BrokerStatsItem(Body):
-    """A counter over a time: its sum, its rate per second and its average per operation."""
+    """A counter over a period: its sum, its rate per second, and its average per operation."""
 
     sum: int = 0
     tps: float = 0.0
@@ -129,7 +133,10 @@ class BrokerStatsData(Body):
 
 
 class QueueUnit(Body):
-    """An entry of a consume queue: where its record lies, its size, and its tag's code."""
+    """A unit of a consume queue: the commit log offset and size of its record, and the code of its tag.
+
+    ``eval`` is the result of the group's filter, where one was given.
+    """
 
     physic_offset: int = 0
     physic_size: int = 0
@@ -141,7 +148,7 @@ class QueueUnit(Body):
 
 
 class QueueUnits(Body):
-    """Entries of a consume queue, and its bounds."""
+    """Units of a consume queue, and the bounds of the queue."""
 
     min_queue_index: int = 0
     max_queue_index: int = 0
@@ -150,7 +157,10 @@ class QueueUnits(Body):
 
 
 class TimeSpan(Body):
-    """Store times (ms) of a queue: of its first and last message, and of the last that a group has consumed."""
+    """Store times of a queue's first and last message, and of the last message that a group has consumed.
+
+    ``delay_time`` is how far the group is behind, in milliseconds.
+    """
 
     message_queue: MessageQueue
     min_time_stamp: int = 0
@@ -160,7 +170,7 @@ class TimeSpan(Body):
 
 
 def queue_table(value: Any) -> dict[MessageQueue, Any]:
-    """A table by queue, from fastjson's objects as keys."""
+    """A table by queue, from one whose keys are JSON objects, as fastjson writes them."""
     found = {}
     for key, item in (value or {}).items():
         fields = lenient_json.loads(key)
@@ -170,5 +180,5 @@ def queue_table(value: Any) -> dict[MessageQueue, Any]:
 
 
 def as_kind(value: Any, kind: type[Any]) -> Any:
-    """A JSON value as a struct."""
+    """A JSON object as a struct; null counts as a missing field, so that the field's default applies."""
     return msgspec.convert({key: item for key, item in value.items() if item is not None}, kind, strict=False)

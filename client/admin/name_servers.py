@@ -16,7 +16,7 @@ from trimq.protocol.headers.namesrv import (
 
 
 class NameServerAdmin(AdminBase):
-    """Name servers: each has a state of its own, so changes go to all of them."""
+    """Name servers. They do not replicate to each other, so each change is sent to all of them."""
 
     async def namesrv_config(self) -> dict[str, dict[str, str]]:
         """The configuration of each name server, by address.
@@ -31,7 +31,7 @@ class NameServerAdmin(AdminBase):
         return await each(self.client.name_servers.addresses, ask)
 
     async def update_namesrv_config(self, changes: dict[str, str]) -> None:
-        """Changes the configuration of all name servers while they run.
+        """Changes the configuration of all name servers at run time.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.update_namesrv_config({"orderMessageEnable": "true"})
@@ -40,7 +40,9 @@ class NameServerAdmin(AdminBase):
             await self.client.request(address, RequestCode.UPDATE_NAMESRV_CONFIG, {}, text_of(changes))
 
     async def wipe_write_perm(self, broker_name: str) -> dict[str, int]:
-        """Routes tell clients not to send to a broker any more: how many topics that were, by name server.
+        """Removes a broker's write permission from all routes, so that clients stop sending to it.
+
+        Returns the number of changed topics by name server.
 
         >>> async def before_maintenance(admin: "Admin") -> None:
         ...     await admin.wipe_write_perm("broker-a")
@@ -54,7 +56,7 @@ class NameServerAdmin(AdminBase):
         return await each(self.client.name_servers.addresses, ask)
 
     async def add_write_perm(self, broker_name: str) -> dict[str, int]:
-        """Undoes wipe_write_perm.
+        """Restores a broker's write permission after ``wipe_write_perm``; returns the changed topics by name server.
 
         >>> async def after_maintenance(admin: "Admin") -> None:
         ...     await admin.add_write_perm("broker-a")
@@ -68,7 +70,7 @@ class NameServerAdmin(AdminBase):
         return await each(self.client.name_servers.addresses, ask)
 
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Stores a value at all name servers.
+        """Stores a value for a key of a namespace at all name servers.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.put_kv("ORDER_TOPIC_CONFIG", "Orders", "broker-a:4")
@@ -78,7 +80,7 @@ class NameServerAdmin(AdminBase):
             await self.client.request(address, RequestCode.PUT_KV_CONFIG, header)
 
     async def get_kv(self, namespace: str, key: str) -> str | None:
-        """A stored value; None where there is none.
+        """The value of a key; None if there is none.
 
         >>> async def example(admin: "Admin") -> str | None:
         ...     return await admin.get_kv("ORDER_TOPIC_CONFIG", "Orders")
@@ -93,7 +95,7 @@ class NameServerAdmin(AdminBase):
         return reply.header(GetKVConfigResponseHeader).value
 
     async def delete_kv(self, namespace: str, key: str) -> None:
-        """Deletes a value at all name servers.
+        """Deletes a key of a namespace at all name servers.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.delete_kv("ORDER_TOPIC_CONFIG", "Orders")
@@ -103,7 +105,7 @@ class NameServerAdmin(AdminBase):
             await self.client.request(address, RequestCode.DELETE_KV_CONFIG, header)
 
     async def list_kv(self, namespace: str) -> dict[str, str]:
-        """All values of a namespace.
+        """All keys and values of a namespace; empty if it does not exist.
 
         >>> async def example(admin: "Admin") -> dict[str, str]:
         ...     return await admin.list_kv("ORDER_TOPIC_CONFIG")

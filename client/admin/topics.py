@@ -14,10 +14,10 @@ from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC, topic_problem
 
 
 class TopicAdmin(AdminBase):
-    """Topics: what there is, where, how much, and changing it."""
+    """Topics: their names, routes, queues and settings."""
 
     async def topics(self, cluster: str | None = None) -> list[str]:
-        """The names of all topics, or of a cluster's.
+        """The names of all topics, or of those in a cluster, sorted.
 
         >>> async def example(admin: "Admin") -> bool:
         ...     return "Orders" in await admin.topics()
@@ -30,7 +30,7 @@ class TopicAdmin(AdminBase):
         return sorted(decode_json(reply.body, TopicList).topic_list)
 
     async def topic_clusters(self, topic: str) -> list[str]:
-        """The clusters that have a topic.
+        """The clusters that have a topic, sorted. Raises TopicNotFoundError.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return await admin.topic_clusters("Orders")
@@ -38,7 +38,7 @@ class TopicAdmin(AdminBase):
         return sorted({broker.cluster for broker in (await self.route(topic)).broker_datas})
 
     async def topic_groups(self, topic: str) -> list[str]:
-        """The groups that have consumed a topic.
+        """The consumer groups that have committed offsets of a topic, sorted. Raises TopicNotFoundError.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return await admin.topic_groups("Orders")
@@ -53,7 +53,7 @@ class TopicAdmin(AdminBase):
         return sorted({group for groups in found.values() for group in groups})
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """The bounds of a topic's queues. Raises TopicNotFoundError.
+        """The first and next offset of each of a topic's queues. Raises TopicNotFoundError.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return sum(each.max_offset - each.min_offset for each in (await admin.topic_stats("Orders")).values())
@@ -71,7 +71,7 @@ class TopicAdmin(AdminBase):
         return dict(sorted(found.items()))
 
     async def topic_configs(self, address: str) -> dict[str, TopicConfig]:
-        """All topics of a broker.
+        """The settings of all topics of a broker, by topic.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return (await admin.topic_configs("127.0.0.1:10911"))["Orders"].perm
@@ -80,7 +80,7 @@ class TopicAdmin(AdminBase):
         return wrapper.topic_config_table
 
     async def topic_config(self, address: str, topic: str) -> TopicConfig:
-        """A topic of a broker. Raises TopicNotFoundError.
+        """The settings of a topic on a broker. Raises TopicNotFoundError.
 
         >>> async def example(admin: "Admin") -> int:
         ...     return (await admin.topic_config("127.0.0.1:10911", "Orders")).write_queue_nums
@@ -97,7 +97,10 @@ class TopicAdmin(AdminBase):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[str]:
-        """Makes or changes a topic, on all masters unless a cluster or broker is named; their addresses.
+        """Creates or changes a topic on all masters, or those of ``cluster`` or ``broker``; returns their addresses.
+
+        ``queues`` is the number of queues on each broker. ``perm`` is 6 for read and write, 4 for read, 2 for write.
+        Raises UsageError for an invalid topic name, and for an unknown cluster or broker.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.create_topic("Orders", queues=4, cluster="DefaultCluster")
@@ -109,7 +112,9 @@ class TopicAdmin(AdminBase):
         return addresses
 
     async def update_topic(self, address: str, config: TopicConfig, *, attributes: str | None = None) -> None:
-        """Makes or changes a topic on one broker; ``attributes`` are changes: ``+key=value,-key``.
+        """Creates or changes a topic on one broker. ``attributes`` are changes of the form ``+key=value,-key``.
+
+        Raises UsageError for an invalid topic name.
 
         >>> async def example(admin: "Admin", config: TopicConfig) -> None:
         ...     await admin.update_topic("127.0.0.1:10911", config)
@@ -131,7 +136,7 @@ class TopicAdmin(AdminBase):
         await self.client.request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     async def update_topic_perm(self, topic: str, perm: int, *, broker: str | None = None) -> dict[str, int]:
-        """Changes a topic's permission on the brokers that have it: what it was before, by address.
+        """Changes a topic's permission on the masters that have it, or on one; returns the one before, by address.
 
         >>> async def read_only(admin: "Admin") -> None:
         ...     await admin.update_topic_perm("Orders", 4)
@@ -145,7 +150,9 @@ class TopicAdmin(AdminBase):
         return before
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> list[str]:
-        """Deletes a topic and its queues on all brokers, or those of a cluster, and at the name servers.
+        """Deletes a topic with its messages on all brokers, or on those of a cluster, and at the name servers.
+
+        Returns the addresses of the brokers.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.delete_topic("Orders")
@@ -161,7 +168,7 @@ class TopicAdmin(AdminBase):
     async def queue_units(
         self, address: str, queue: MessageQueue, index: int, count: int, *, group: str | None = None
     ) -> QueueUnits:
-        """Entries of a consume queue from ``index`` on; ``group`` has its filter tried on them.
+        """Up to ``count`` units of a consume queue, starting at ``index``. The filter of ``group`` is tried on them.
 
         >>> async def example(admin: "Admin", queue: MessageQueue) -> int:
         ...     return (await admin.queue_units("127.0.0.1:10911", queue, 0, 10)).queue_data[0].tags_code
@@ -172,7 +179,7 @@ class TopicAdmin(AdminBase):
         return await self._ask(address, RequestCode.QUERY_CONSUME_QUEUE, header, QueueUnits)
 
     async def clean_unused_topics(self, address: str) -> None:
-        """Has a broker delete queues whose topic it does not have any more.
+        """Makes a broker delete the consume queues of topics that do not exist any more.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.clean_unused_topics("127.0.0.1:10911")
@@ -180,7 +187,7 @@ class TopicAdmin(AdminBase):
         await self.client.request(address, RequestCode.CLEAN_UNUSED_TOPIC, {})
 
     async def clean_expired_queues(self, address: str) -> None:
-        """Has a broker delete queues that have nothing in the commit log any more.
+        """Makes a broker delete consume queues without a message in the commit log.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.clean_expired_queues("127.0.0.1:10911")
@@ -188,7 +195,7 @@ class TopicAdmin(AdminBase):
         await self.client.request(address, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, {})
 
     async def delete_expired_commit_log(self, address: str) -> None:
-        """Has a broker delete commit-log files that have expired, now.
+        """Makes a broker delete expired commit log files now.
 
         >>> async def example(admin: "Admin") -> None:
         ...     await admin.delete_expired_commit_log("127.0.0.1:10911")
@@ -196,7 +203,7 @@ class TopicAdmin(AdminBase):
         await self.client.request(address, RequestCode.DELETE_EXPIRED_COMMITLOG, {})
 
     async def system_topics(self, address: str) -> list[str]:
-        """The topics that belong to a broker itself.
+        """The internal topics of a broker, sorted.
 
         >>> async def example(admin: "Admin") -> bool:
         ...     return "TBW102" in await admin.system_topics("127.0.0.1:10911")
@@ -205,7 +212,7 @@ class TopicAdmin(AdminBase):
         return sorted(answer.topic_list)
 
     async def has_topic(self, topic: str) -> bool:
-        """Whether a name server has a route for a topic.
+        """Whether the name servers have a route for a topic.
 
         >>> async def example(admin: "Admin") -> bool:
         ...     return await admin.has_topic("Orders")

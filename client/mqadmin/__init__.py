@@ -1,7 +1,7 @@
 """``mqadmin``: administration from a shell, with RocketMQ's subcommand names and flags, tables, and ``--json``.
 
-Exit status: 0 done, 1 a server refused or the outcome is not known, 2 the command line is wrong, 3 nobody answers.
-The commands' modules are imported when one of their commands runs, so that the start takes a fraction of a second.
+Exit status: 0 success, 1 a server refused or the outcome is unknown, 2 the command line is wrong, 3 no server answered.
+A module is imported only when one of its commands runs, so that the start takes a fraction of a second.
 """
 
 from importlib import import_module
@@ -13,66 +13,66 @@ except ImportError:
     raise ImportError("mqadmin needs more than the SDK: pip install 'trimq[broker]'") from None
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "addWritePerm": ("namesrv", "Routes tell clients again to send to a broker."),
-    "allocateMQ": ("topics", "How a topic's queues would be shared by clients."),
-    "brokerConsumeStats": ("brokers", "How far each group is on a broker."),
-    "brokerStatus": ("brokers", "A broker's state."),
-    "cleanExpiredCQ": ("brokers", "Delete queues that have nothing in the commit log any more."),
-    "cleanUnusedTopic": ("brokers", "Delete queues whose topic is gone."),
-    "cloneGroupOffset": ("groups", "Give a group the offsets of another."),
-    "clusterList": ("brokers", "Clusters and their brokers."),
-    "consumeMessage": ("reading", "Read messages of a topic, its queues or a time."),
-    "consumerConnection": ("clients", "The members of a consumer group, and what they subscribe to."),
-    "consumerProgress": ("groups", "How far a group is; without -g, all groups."),
-    "consumerStatus": ("clients", "What consumers tell of themselves."),
-    "deleteExpiredCommitLog": ("brokers", "Delete commit-log files that have expired, now."),
-    "deleteKvConfig": ("namesrv", "Delete a value at the name servers."),
+    "addWritePerm": ("namesrv", "Restore a broker's write permission in all routes."),
+    "allocateMQ": ("topics", "Show how clients would share a topic's queues."),
+    "brokerConsumeStats": ("brokers", "Show the progress of each group on a broker."),
+    "brokerStatus": ("brokers", "Show a broker's state."),
+    "cleanExpiredCQ": ("brokers", "Delete consume queues without a message in the commit log."),
+    "cleanUnusedTopic": ("brokers", "Delete consume queues of deleted topics."),
+    "cloneGroupOffset": ("groups", "Copy a group's offsets to another group."),
+    "clusterList": ("brokers", "List clusters and their brokers."),
+    "consumeMessage": ("reading", "Read messages of a topic, a queue or a period."),
+    "consumerConnection": ("clients", "List the members of a consumer group and their subscriptions."),
+    "consumerProgress": ("groups", "Show a group's progress; without -g, that of all groups."),
+    "consumerStatus": ("clients", "Show the state that consumers report."),
+    "deleteExpiredCommitLog": ("brokers", "Delete expired commit log files now."),
+    "deleteKvConfig": ("namesrv", "Delete a key at the name servers."),
     "deleteSubGroup": ("groups", "Delete a consumer group."),
     "deleteTopic": ("topics", "Delete a topic and its messages."),
-    "getBrokerConfig": ("brokers", "A broker's configuration."),
-    "getConsumerConfig": ("groups", "A consumer group's settings."),
-    "getNamesrvConfig": ("namesrv", "The name servers' configuration."),
-    "haStatus": ("brokers", "How a broker replicates."),
+    "getBrokerConfig": ("brokers", "Show a broker's configuration."),
+    "getConsumerConfig": ("groups", "Show a consumer group's settings."),
+    "getNamesrvConfig": ("namesrv", "Show the name servers' configuration."),
+    "haStatus": ("brokers", "Show a broker's replication state."),
     "printMsg": ("reading", "Print the messages of a topic."),
     "printMsgByQueue": ("reading", "Print the messages of one queue."),
-    "producer": ("clients", "All producers that a broker knows."),
-    "producerConnection": ("clients", "The members of a producer group."),
-    "queryCq": ("messages", "Entries of a consume queue."),
-    "queryMsgById": ("messages", "A message by its offset id."),
-    "queryMsgByKey": ("messages", "Messages by key."),
-    "queryMsgByOffset": ("messages", "A message by queue and offset."),
-    "queryMsgByUniqueKey": ("messages", "A message by its producer's id."),
+    "producer": ("clients", "List all producers that are connected to a broker."),
+    "producerConnection": ("clients", "List the members of a producer group."),
+    "queryCq": ("messages", "Show units of a consume queue."),
+    "queryMsgById": ("messages", "Find a message by its offset message id."),
+    "queryMsgByKey": ("messages", "Find messages by key."),
+    "queryMsgByOffset": ("messages", "Find a message by queue and offset."),
+    "queryMsgByUniqueKey": ("messages", "Find a message by the id that its producer gave it."),
     "resetOffsetByTime": ("groups", "Set a group's offsets to a time."),
     "sendMessage": ("messages", "Send a message."),
-    "sendMsgStatus": ("messages", "Send test messages to a broker and tell how long they take."),
-    "setConsumeMode": ("groups", "Say whether a group pulls or pops a topic."),
-    "skipAccumulatedMessage": ("groups", "Let a group pass over what has accumulated."),
-    "statsAll": ("topics", "Rates of all topics and their groups."),
-    "topicClusterList": ("topics", "The clusters that have a topic."),
-    "topicList": ("topics", "All topics."),
-    "topicRoute": ("topics", "Where a topic is."),
-    "topicStatus": ("topics", "The bounds of a topic's queues."),
-    "updateBrokerConfig": ("brokers", "Change a broker's configuration while it runs."),
-    "updateKvConfig": ("namesrv", "Store a value at the name servers."),
-    "updateNamesrvConfig": ("namesrv", "Change the name servers' configuration while they run."),
-    "updateOrderConf": ("namesrv", "Get, put or delete the order configuration of a topic."),
-    "updateSubGroup": ("groups", "Make or change a consumer group."),
-    "updateTopic": ("topics", "Make or change a topic."),
+    "sendMsgStatus": ("messages", "Send test messages to a broker and show how long each takes."),
+    "setConsumeMode": ("groups", "Set whether a group pulls or pops a topic."),
+    "skipAccumulatedMessage": ("groups", "Let a group skip all messages stored so far."),
+    "statsAll": ("topics", "Show the rates of all topics and their groups."),
+    "topicClusterList": ("topics", "List the clusters that have a topic."),
+    "topicList": ("topics", "List all topics."),
+    "topicRoute": ("topics", "Show a topic's route."),
+    "topicStatus": ("topics", "Show the first and next offset of a topic's queues."),
+    "updateBrokerConfig": ("brokers", "Change a broker's configuration at run time."),
+    "updateKvConfig": ("namesrv", "Store a value for a key at the name servers."),
+    "updateNamesrvConfig": ("namesrv", "Change the name servers' configuration at run time."),
+    "updateOrderConf": ("namesrv", "Get, put or delete a topic's order configuration."),
+    "updateSubGroup": ("groups", "Create or change a consumer group."),
+    "updateTopic": ("topics", "Create or change a topic."),
     "updateTopicPerm": ("topics", "Change a topic's permission."),
-    "wipeWritePerm": ("namesrv", "Routes tell clients not to send to a broker any more."),
+    "wipeWritePerm": ("namesrv", "Remove a broker's write permission from all routes."),
 }
-"""Name to the module that has it, and what it does."""
+"""The module and the short help of each command, by name."""
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when the command is asked for."""
+    """Imports a command's module when the command is requested."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All names."""
+        """The names of all commands."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command; None for a name that is not there."""
+        """The command with a name; None if there is none."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         module = import_module(f"trimq.client.mqadmin.{COMMANDS[cmd_name][0]}")
@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list for --help, without importing any of them."""
+        """Writes the list of commands for --help, without importing their modules."""
         _ = ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
@@ -96,7 +96,7 @@ def main() -> None:
 @click.argument("name", required=False)
 @click.pass_context
 def help_command(ctx: click.Context, name: str | None) -> None:
-    """``mqadmin help updateTopic``, as RocketMQ has it."""
+    """``mqadmin help updateTopic``, as in RocketMQ."""
     parent = ctx.parent or ctx
     command = main.get_command(parent, name) if name else main
     if command is None:

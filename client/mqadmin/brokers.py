@@ -1,4 +1,4 @@
-"""mqadmin: brokers and clusters."""
+"""mqadmin: commands for brokers and clusters."""
 
 import time
 from typing import Any
@@ -16,11 +16,11 @@ _cluster = click.option("-c", "--clusterName", "cluster", help="A cluster's name
 
 
 @commands.add("clusterList")
-@click.option("-m", "--moreStats", "more", is_flag=True, help="Messages of yesterday and today.")
-@click.option("-i", "--interval", type=int, help="Accepted; prints once. For a loop use watch(1).")
+@click.option("-m", "--moreStats", "more", is_flag=True, help="Show the number of messages yesterday and today.")
+@click.option("-i", "--interval", type=int, help="Accepted; prints once all the same. For a loop use watch(1).")
 @click.option("-c", "--clusterName", "only", help="Only this cluster.")
 async def cluster_list(admin: Admin, out: Output, *, more: bool, interval: int | None, only: str | None) -> None:
-    """Clusters and their brokers."""
+    """List clusters and their brokers."""
     _ = interval
     info = await admin.cluster_info()
     rows: list[list[Any]] = []
@@ -29,7 +29,7 @@ async def cluster_list(admin: Admin, out: Output, *, more: bool, interval: int |
             for number, address in sorted(info.broker_addr_table[name].broker_addrs.items()):
                 try:
                     state = await admin.runtime_info(address)
-                except RocketMQError:
+                except RocketMQError:  # a broker that does not answer is listed all the same
                     state = {}
                 row = [cluster, name, int(number), address]
                 rows.append(row + (_more_columns(state) if more else _columns(state)))
@@ -80,7 +80,7 @@ def _number(text: str | None) -> float:
 @_broker
 @_cluster
 async def broker_status(admin: Admin, out: Output, *, broker: str | None, cluster: str | None) -> None:
-    """A broker's state, in RocketMQ's words."""
+    """Show a broker's state, with RocketMQ's names."""
     one_of(broker, cluster)
     for address in await admin.addresses(broker=broker, cluster=cluster, masters_only=False):
         state = dict(sorted((await admin.runtime_info(address)).items()))
@@ -91,7 +91,7 @@ async def broker_status(admin: Admin, out: Output, *, broker: str | None, cluste
 @_broker
 @_cluster
 async def get_config(admin: Admin, out: Output, *, broker: str | None, cluster: str | None) -> None:
-    """A broker's configuration."""
+    """Show a broker's configuration."""
     one_of(broker, cluster)
     for address in await admin.addresses(broker=broker, cluster=cluster, masters_only=False):
         out.say(f"============{address}============")
@@ -101,13 +101,13 @@ async def get_config(admin: Admin, out: Output, *, broker: str | None, cluster: 
 @commands.add("updateBrokerConfig")
 @_broker
 @_cluster
-@click.option("-k", "--key", required=True)
-@click.option("-v", "--value", required=True)
+@click.option("-k", "--key", required=True, help="The name of the option.")
+@click.option("-v", "--value", required=True, help="Its new value.")
 @click.option("-a", "--updateAllBroker", "slaves", is_flag=True, help="With -c: slaves too.")
 async def update_config(
     admin: Admin, out: Output, *, broker: str | None, cluster: str | None, key: str, value: str, slaves: bool
 ) -> None:
-    """Change a broker's configuration while it runs."""
+    """Change a broker's configuration at run time."""
     one_of(broker, cluster)
     addresses = await admin.addresses(broker=broker, cluster=cluster, masters_only=not slaves)
     for address in addresses:
@@ -125,9 +125,9 @@ async def update_config(
 async def consume_stats(
     admin: Admin, out: Output, *, broker: str, orderly: bool, level: int, timeout: int | None
 ) -> None:
-    """How far each group is on a broker."""
+    """Show the progress of each group on a broker."""
     _ = timeout
-    from trimq.client.admin.models import queue_table  # noqa: PLC0415 - beside its only use
+    from trimq.client.admin.models import queue_table  # noqa: PLC0415 - needed only here
 
     answer = await admin.broker_consume_stats(broker, orderly=orderly)
     rows: list[list[Any]] = []
@@ -148,16 +148,17 @@ async def consume_stats(
 @_broker
 @_cluster
 async def ha_status(admin: Admin, out: Output, *, broker: str | None, cluster: str | None) -> None:
-    """How a broker replicates."""
+    """Show a broker's replication state."""
     one_of(broker, cluster)
     for address in await admin.addresses(broker=broker, cluster=cluster):
         out.record({"brokerAddr": address, **await admin.ha_status(address)})
 
 
-async def _have_each(admin: Admin, out: Output, broker: str | None, cluster: str | None, what: str) -> None:
+async def _call_each(admin: Admin, out: Output, broker: str | None, cluster: str | None, method: str) -> None:
+    """Calls a method of Admin for the address of each of the brokers."""
     addresses = await admin.addresses(broker=broker, cluster=cluster)
     for address in addresses:
-        await getattr(admin, what)(address)
+        await getattr(admin, method)(address)
         out.say(f"success: {address}")
     if out.as_json:
         out.lines(addresses)
@@ -167,21 +168,21 @@ async def _have_each(admin: Admin, out: Output, broker: str | None, cluster: str
 @_broker
 @_cluster
 async def clean_queues(admin: Admin, out: Output, *, broker: str | None, cluster: str | None) -> None:
-    """Delete queues that have nothing in the commit log any more."""
-    await _have_each(admin, out, broker, cluster, "clean_expired_queues")
+    """Delete consume queues without a message in the commit log."""
+    await _call_each(admin, out, broker, cluster, "clean_expired_queues")
 
 
 @commands.add("cleanUnusedTopic")
 @_broker
 @_cluster
 async def clean_topics(admin: Admin, out: Output, *, broker: str | None, cluster: str | None) -> None:
-    """Delete queues whose topic is gone."""
-    await _have_each(admin, out, broker, cluster, "clean_unused_topics")
+    """Delete the consume queues of deleted topics."""
+    await _call_each(admin, out, broker, cluster, "clean_unused_topics")
 
 
 @commands.add("deleteExpiredCommitLog")
 @_broker
 @_cluster
 async def delete_expired(admin: Admin, out: Output, *, broker: str | None, cluster: str | None) -> None:
-    """Delete commit-log files that have expired, now."""
-    await _have_each(admin, out, broker, cluster, "delete_expired_commit_log")
+    """Delete expired commit log files now."""
+    await _call_each(admin, out, broker, cluster, "delete_expired_commit_log")

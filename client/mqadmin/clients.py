@@ -1,4 +1,4 @@
-"""mqadmin: connected clients."""
+"""mqadmin: commands for connected clients."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _group = click.option("-g", "--consumerGroup", "group", required=True, help="The
 @_group
 @click.option("-b", "--brokerAddr", "broker", help="Accepted; has no effect.")
 async def consumer_connection(admin: Admin, out: Output, *, group: str, broker: str | None) -> None:
-    """The members of a consumer group, and what they subscribe to."""
+    """List the members of a consumer group and their subscriptions."""
     _ = broker
     found = await admin.consumer_connection(group)
     out.table(
@@ -41,9 +41,9 @@ async def consumer_connection(admin: Admin, out: Output, *, group: str, broker: 
 
 @commands.add("producerConnection")
 @click.option("-g", "--producerGroup", "group", required=True, help="The producer group.")
-@click.option("-t", "--topic", required=True, help="A topic that it sends to.")
+@click.option("-t", "--topic", required=True, help="A topic to which it sends.")
 async def producer_connection(admin: Admin, out: Output, *, group: str, topic: str) -> None:
-    """The members of a producer group."""
+    """List the members of a producer group that are connected to a broker of the topic."""
     found = await admin.producer_connection(group, topic)
     out.table(
         ["ClientId", "ClientAddr", "Language", "Version"],
@@ -54,7 +54,7 @@ async def producer_connection(admin: Admin, out: Output, *, group: str, topic: s
 @commands.add("producer")
 @click.option("-b", "--broker", "broker", required=True, help="A broker's address.")
 async def producers(admin: Admin, out: Output, *, broker: str) -> None:
-    """All producers that a broker knows."""
+    """List all producers that are connected to a broker."""
     rows: list[list[Any]] = []
     for group, members in sorted((await admin.producers(broker)).items()):
         rows += [
@@ -68,17 +68,17 @@ async def producers(admin: Admin, out: Output, *, broker: str) -> None:
 @_group
 @click.option("-i", "--clientId", "client", help="Only this client.")
 @click.option("-b", "--brokerAddr", "broker", help="Accepted; has no effect.")
-@click.option("-s", "--jstack", "stacks", is_flag=True, help="With its threads' stacks, where it has such.")
+@click.option("-s", "--jstack", "stacks", is_flag=True, help="Add the stacks of its threads (Java only).")
 async def consumer_status(
     admin: Admin, out: Output, *, group: str, client: str | None, broker: str | None, stacks: bool
 ) -> None:
-    """What consumers tell of themselves: queues, rates, settings."""
+    """Show the state that consumers report: settings, queues and rates."""
     _ = broker
     names = [client] if client else [one.client_id for one in (await admin.consumer_connection(group)).connection_set]
     for name in sorted(names):
         try:
             info = await admin.running_info(group, name, stacks=stacks)
-        except RocketMQError as error:
+        except RocketMQError as error:  # one of many does not answer, or has just left: go on with the others
             if client:
                 raise
             out.say(f"{name}: {error}")

@@ -1,4 +1,4 @@
-"""mqadmin: consumer groups."""
+"""mqadmin: commands for consumer groups."""
 
 from typing import Any
 
@@ -23,15 +23,73 @@ _topic = click.option("-t", "--topic", required=True, help="The topic.")
 @_broker
 @_cluster
 @_group
-@click.option("-s", "--consumeEnable", "enable", type=bool, default=True, show_default=True)
-@click.option("-m", "--consumeFromMinEnable", "from_min", type=bool, default=False, show_default=True)
-@click.option("-d", "--consumeBroadcastEnable", "broadcast", type=bool, default=False, show_default=True)
-@click.option("-o", "--consumeMessageOrderly", "orderly", type=bool, default=False, show_default=True)
-@click.option("-q", "--retryQueueNums", "retry_queues", type=click.IntRange(0), default=1, show_default=True)
-@click.option("-r", "--retryMaxTimes", "retries", type=click.IntRange(0), default=16, show_default=True)
-@click.option("-i", "--brokerId", "broker_id", type=int, default=0, show_default=True)
-@click.option("-w", "--whichBrokerWhenConsumeSlowly", "slowly", type=int, default=1, show_default=True)
-@click.option("-a", "--notifyConsumerIdsChanged", "notify", type=bool, default=True, show_default=True)
+@click.option("-s", "--consumeEnable", "enable", type=bool, default=True, show_default=True, help="Allow consuming.")
+@click.option(
+    "-m",
+    "--consumeFromMinEnable",
+    "from_min",
+    type=bool,
+    default=False,
+    show_default=True,
+    help="Allow starting at the first message.",
+)
+@click.option(
+    "-d",
+    "--consumeBroadcastEnable",
+    "broadcast",
+    type=bool,
+    default=False,
+    show_default=True,
+    help="Allow broadcasting.",
+)
+@click.option(
+    "-o",
+    "--consumeMessageOrderly",
+    "orderly",
+    type=bool,
+    default=False,
+    show_default=True,
+    help="The group consumes in order.",
+)
+@click.option(
+    "-q",
+    "--retryQueueNums",
+    "retry_queues",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Queues of the retry topic.",
+)
+@click.option(
+    "-r",
+    "--retryMaxTimes",
+    "retries",
+    type=click.IntRange(0),
+    default=16,
+    show_default=True,
+    help="Retries before a message becomes a dead letter.",
+)
+@click.option(
+    "-i", "--brokerId", "broker_id", type=int, default=0, show_default=True, help="The id of the broker to read from."
+)
+@click.option(
+    "-w",
+    "--whichBrokerWhenConsumeSlowly",
+    "slowly",
+    type=int,
+    default=1,
+    show_default=True,
+    help="The id of the broker to read old messages from.",
+)
+@click.option(
+    "-a",
+    "--notifyConsumerIdsChanged",
+    "notify",
+    type=bool,
+    default=True,
+    show_default=True,
+    help="Notify the members when one joins or leaves.",
+)
 async def update_group(  # noqa: PLR0913 - a command's options
     admin: Admin,
     out: Output,
@@ -49,7 +107,7 @@ async def update_group(  # noqa: PLR0913 - a command's options
     slowly: int,
     notify: bool,
 ) -> None:
-    """Make or change a consumer group."""
+    """Create or change a consumer group."""
     one_of(broker, cluster)
     config = SubscriptionGroupConfig(
         group_name=group,
@@ -74,11 +132,19 @@ async def update_group(  # noqa: PLR0913 - a command's options
 @_broker
 @_cluster
 @_group
-@click.option("-r", "--removeOffset", "offsets", type=bool, default=True, show_default=True)
+@click.option(
+    "-r",
+    "--removeOffset",
+    "offsets",
+    type=bool,
+    default=True,
+    show_default=True,
+    help="Delete its committed offsets too.",
+)
 async def delete_group(
     admin: Admin, out: Output, *, broker: str | None, cluster: str | None, group: str, offsets: bool
 ) -> None:
-    """Delete a consumer group; with -c its retry topic and dead letters too."""
+    """Delete a consumer group; with -c also its retry topic and dead-letter topic."""
     one_of(broker, cluster)
     addresses = await admin.addresses(broker=broker, cluster=cluster)
     for address in addresses:
@@ -93,7 +159,7 @@ async def delete_group(
 @commands.add("getConsumerConfig")
 @_group
 async def consumer_config(admin: Admin, out: Output, *, group: str) -> None:
-    """A consumer group's settings on each broker."""
+    """Show a consumer group's settings on each broker."""
     found = False
     for address in await admin.addresses():
         config = (await admin.groups(address)).get(group)
@@ -101,18 +167,18 @@ async def consumer_config(admin: Admin, out: Output, *, group: str) -> None:
             found = True
             out.record({"broker": address} | {name: getattr(config, name) for name in config.__struct_fields__})
     if not found:
-        raise UsageError(f"no broker has the group {group}", code=26)
+        raise UsageError(f"no broker has the group {group}", code=26)  # a refusal: exit status 1
 
 
 @commands.add("consumerProgress")
-@click.option("-g", "--groupName", "group", help="The consumer group; without it, all.")
+@click.option("-g", "--groupName", "group", help="The consumer group; all groups without it.")
 @click.option("-t", "--topicName", "topic", help="Only this topic.")
-@click.option("-s", "--showClientIP", "clients", type=bool, default=False, help="With the client of each queue.")
+@click.option("-s", "--showClientIP", "clients", type=bool, default=False, help="Show the client that has each queue.")
 @click.option("-c", "--cluster", "cluster", help="Accepted; has no effect.")
 async def consumer_progress(
     admin: Admin, out: Output, *, group: str | None, topic: str | None, clients: bool, cluster: str | None
 ) -> None:
-    """How far a group is in its queues; without -g, how far all groups are."""
+    """Show a group's progress in its queues; without -g, the progress of all groups."""
     _ = cluster
     if group is None:
         await _all_groups(admin, out)
@@ -158,7 +224,7 @@ async def _all_groups(admin: Admin, out: Output) -> None:
         group = topic.removeprefix(RETRY_PREFIX)
         try:
             stats = await admin.consume_stats(group)
-        except RocketMQError:
+        except RocketMQError:  # the group was deleted, or has never consumed
             continue
         count, version, kind, model = 0, "OFFLINE", "", ""
         try:
@@ -178,7 +244,9 @@ async def _all_groups(admin: Admin, out: Output) -> None:
 @_group
 @_topic
 @click.option("-s", "--timestamp", required=True, help="now, milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS.")
-@click.option("-f", "--force", type=bool, default=True, show_default=True, help="Also forward.")
+@click.option(
+    "-f", "--force", type=bool, default=True, show_default=True, help="Move offsets forward too, not only back."
+)
 @click.option("-c", "--cplus", is_flag=True, help="Accepted; has no effect.")
 @click.option("-b", "--broker", "broker", help="Only this broker (by name).")
 @click.option("-q", "--queue", "queue", type=int, help="Only this queue.")
@@ -196,7 +264,7 @@ async def reset_offset(  # noqa: PLR0913 - a command's options
     queue: int | None,
     offset: int | None,
 ) -> None:
-    """Set a group's offsets of a topic to a time. Running consumers follow."""
+    """Set a group's offsets of a topic to a time. Running consumers continue from there."""
     _ = cplus
     if (broker is None) != (queue is None) or (offset is not None and queue is None):
         raise click.UsageError("-b and -q name one queue together; -o needs both")
@@ -215,19 +283,19 @@ def _show_offsets(out: Output, table: dict[MessageQueue, int]) -> None:
 @commands.add("skipAccumulatedMessage")
 @_group
 @_topic
-@click.option("-f", "--force", type=bool, default=True, show_default=True, help="Also where it would go back.")
+@click.option("-f", "--force", type=bool, default=True, show_default=True, help="As for resetOffsetByTime.")
 async def skip_accumulated(admin: Admin, out: Output, *, group: str, topic: str, force: bool) -> None:
-    """Let a group pass over what has accumulated."""
+    """Let a group skip all messages stored so far: set its offsets to the queues' ends."""
     _show_offsets(out, await admin.reset_offset(topic, group, None, force=force))
 
 
 @commands.add("cloneGroupOffset")
-@click.option("-s", "--srcGroup", "source", required=True, help="The group that has the offsets.")
-@click.option("-d", "--destGroup", "target", required=True, help="The group that gets them.")
+@click.option("-s", "--srcGroup", "source", required=True, help="The group to copy from.")
+@click.option("-d", "--destGroup", "target", required=True, help="The group to copy to.")
 @_topic
 @click.option("-o", "--offline", type=bool, default=False, help="Accepted; has no effect.")
 async def clone_offsets(admin: Admin, out: Output, *, source: str, target: str, topic: str, offline: bool) -> None:
-    """Give a group the offsets of another."""
+    """Copy a group's offsets of a topic to another group."""
     _ = offline
     given = await admin.clone_offsets(source, target, topic)
     out.say(f"clone group offset success. srcGroup[{source}], destGroup=[{target}], topic[{topic}]")
@@ -240,12 +308,14 @@ async def clone_offsets(admin: Admin, out: Output, *, source: str, target: str, 
 @_cluster
 @_topic
 @_group
-@click.option("-m", "--mode", type=click.Choice(["PULL", "POP"]), required=True)
-@click.option("-q", "--popShareQueueNum", "share", type=int, default=0, show_default=True)
+@click.option("-m", "--mode", type=click.Choice(["PULL", "POP"]), required=True, help="How the group consumes.")
+@click.option(
+    "-q", "--popShareQueueNum", "share", type=int, default=0, show_default=True, help="Queues that POP clients share."
+)
 async def set_consume_mode(
     admin: Admin, out: Output, *, broker: str | None, cluster: str | None, topic: str, group: str, mode: str, share: int
 ) -> None:
-    """Say whether a group pulls or pops a topic."""
+    """Set whether a group pulls or pops a topic."""
     one_of(broker, cluster)
     for address in await admin.addresses(broker=broker, cluster=cluster):
         await admin.set_consume_mode(address, topic, group, mode, share=share)

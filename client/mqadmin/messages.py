@@ -1,4 +1,4 @@
-"""mqadmin: finding and sending messages."""
+"""mqadmin: commands that find and send messages."""
 
 import time
 from typing import Any
@@ -19,7 +19,7 @@ _topic = click.option("-t", "--topic", required=True, help="The topic.")
 
 
 def message_fields(message: ReceivedMessage, *, body: bool = True) -> dict[str, Any]:
-    """A message, as commands show it."""
+    """The fields of a message that commands show, by name."""
     fields: dict[str, Any] = {
         "MsgId": message.message_id,
         "OffsetID": message.offset_message_id,
@@ -43,7 +43,7 @@ def message_fields(message: ReceivedMessage, *, body: bool = True) -> dict[str, 
 
 
 async def _track(admin: Admin, out: Output, message: ReceivedMessage) -> None:
-    """Which groups have consumed the message."""
+    """Shows which groups have consumed the message, by their committed offsets."""
     rows = []
     for group in await admin.topic_groups(message.topic):
         try:
@@ -64,7 +64,7 @@ async def _track(admin: Admin, out: Output, message: ReceivedMessage) -> None:
 
 async def _show(admin: Admin, out: Output, messages: list[ReceivedMessage], what: str) -> None:
     if not messages:
-        raise UsageError(f"there is no message {what}", code=22)
+        raise UsageError(f"there is no message {what}", code=22)  # QUERY_NOT_FOUND: a refusal, exit status 1
     for message in messages:
         out.record(message_fields(message))
         await _track(admin, out, message)
@@ -74,7 +74,7 @@ async def _show(admin: Admin, out: Output, messages: list[ReceivedMessage], what
 async def _consume_directly(
     admin: Admin, out: Output, message: ReceivedMessage, group: str | None, client: str | None
 ) -> bool:
-    """With -g and -d: has that consumer consume the message now."""
+    """Makes the consumer of -g and -d consume the message immediately; False if they are not given."""
     if group is None or client is None:
         return False
     answer = await admin.consume_directly(
@@ -85,14 +85,14 @@ async def _consume_directly(
 
 
 @commands.add("queryMsgById")
-@click.option("-i", "--msgId", "ids", required=True, help="Offset ids, separated by commas.")
+@click.option("-i", "--msgId", "ids", required=True, help="Offset message ids, separated by commas.")
 @click.option("-t", "--topic", help="The topic.")
-@click.option("-g", "--consumerGroup", "group", help="With -d: consumed now by a client of this group.")
+@click.option("-g", "--consumerGroup", "group", help="With -d: let a client of this group consume the message now.")
 @click.option("-d", "--clientId", "client", help="With -g: the client.")
 async def by_id(
     admin: Admin, out: Output, *, ids: str, topic: str | None, group: str | None, client: str | None
 ) -> None:
-    """A message by its offset id."""
+    """Find a message by its offset message id."""
     for one in ids.split(","):
         message = await admin.message_by_id(one.strip(), topic)
         if not await _consume_directly(admin, out, message, group, client):
@@ -101,12 +101,16 @@ async def by_id(
 
 @commands.add("queryMsgByKey")
 @_topic
-@click.option("-k", "--msgKey", "key", required=True)
-@click.option("-b", "--beginTimestamp", "begin", default="0", help="Milliseconds, or a time.")
-@click.option("-e", "--endTimestamp", "end", default="now", help="Milliseconds, or a time.")
-@click.option("-c", "--maxNum", "most", type=click.IntRange(1), default=64, show_default=True)
+@click.option("-k", "--msgKey", "key", required=True, help="The key.")
+@click.option(
+    "-b", "--beginTimestamp", "begin", default="0", help="From this time: milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS."
+)
+@click.option(
+    "-e", "--endTimestamp", "end", default="now", help="Until this time: milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS."
+)
+@click.option("-c", "--maxNum", "most", type=click.IntRange(1), default=64, show_default=True, help="Most messages.")
 async def by_key(admin: Admin, out: Output, *, topic: str, key: str, begin: str, end: str, most: int) -> None:
-    """Messages by key."""
+    """Find messages by key."""
     found = await admin.messages_by_key(
         topic, key, begin=parse_time(begin) or 0.0, end=parse_time(end), max_messages=most
     )
@@ -118,14 +122,14 @@ async def by_key(admin: Admin, out: Output, *, topic: str, key: str, begin: str,
 
 @commands.add("queryMsgByUniqueKey")
 @_topic
-@click.option("-i", "--msgId", "message_id", required=True, help="The producer's id of the message.")
-@click.option("-g", "--consumerGroup", "group", help="With -d: consumed now by a client of this group.")
+@click.option("-i", "--msgId", "message_id", required=True, help="The id that the producer gave the message.")
+@click.option("-g", "--consumerGroup", "group", help="With -d: let a client of this group consume the message now.")
 @click.option("-d", "--clientId", "client", help="With -g: the client.")
-@click.option("-a", "--showAll", "every", is_flag=True, help="All of them, where it was sent or tried more than once.")
+@click.option("-a", "--showAll", "every", is_flag=True, help="Show all, if it was stored more than once.")
 async def by_unique_key(
     admin: Admin, out: Output, *, topic: str, message_id: str, group: str | None, client: str | None, every: bool
 ) -> None:
-    """A message by its producer's id."""
+    """Find a message by the id that its producer gave it."""
     found = await admin.messages_by_unique_key(topic, message_id)
     if found and await _consume_directly(admin, out, found[0], group, client):
         return
@@ -135,10 +139,10 @@ async def by_unique_key(
 @commands.add("queryMsgByOffset")
 @_topic
 @click.option("-b", "--brokerName", "broker", required=True, help="The broker's name.")
-@click.option("-i", "--queueId", "queue", type=int, required=True)
-@click.option("-o", "--offset", type=int, required=True)
+@click.option("-i", "--queueId", "queue", type=int, required=True, help="The queue's id.")
+@click.option("-o", "--offset", type=int, required=True, help="The offset in the queue.")
 async def by_offset(admin: Admin, out: Output, *, topic: str, broker: str, queue: int, offset: int) -> None:
-    """A message by queue and offset."""
+    """Find a message by queue and offset."""
     place = MessageQueue(topic=topic, broker_name=broker, queue_id=queue)
     found = await admin.message_by_offset(place, offset)
     await _show(admin, out, [found] if found else [], f"at {offset}")
@@ -146,15 +150,15 @@ async def by_offset(admin: Admin, out: Output, *, topic: str, broker: str, queue
 
 @commands.add("queryCq")
 @_topic
-@click.option("-q", "--queue", type=int, required=True, help="The queue's number.")
-@click.option("-i", "--index", type=int, required=True, help="The first entry.")
-@click.option("-c", "--count", type=int, default=10, show_default=True)
-@click.option("-b", "--broker", help="The broker's address; without it, the first that has the topic.")
-@click.option("-g", "--consumer", "group", help="Try this group's filter on the entries.")
+@click.option("-q", "--queue", type=int, required=True, help="The queue's id.")
+@click.option("-i", "--index", type=int, required=True, help="The index of the first unit.")
+@click.option("-c", "--count", type=int, default=10, show_default=True, help="Units to show.")
+@click.option("-b", "--broker", help="The broker's address. Default: the first master of the topic.")
+@click.option("-g", "--consumer", "group", help="Try this group's filter on the units.")
 async def query_queue(
     admin: Admin, out: Output, *, topic: str, queue: int, index: int, count: int, broker: str | None, group: str | None
 ) -> None:
-    """Entries of a consume queue."""
+    """Show units of a consume queue."""
     address = broker or (await admin.topic_masters(topic))[0]
     place = MessageQueue(topic=topic, broker_name="", queue_id=queue)
     found = await admin.queue_units(address, place, index, count, group=group)
@@ -174,7 +178,7 @@ async def query_queue(
 @click.option("-k", "--key", "keys", help="Keys, separated by blanks.")
 @click.option("-c", "--tags", help="The tag.")
 @click.option("-b", "--broker", help="The broker's name; with -i.")
-@click.option("-i", "--qid", "queue", type=int, help="The queue's number; with -b.")
+@click.option("-i", "--qid", "queue", type=int, help="The queue's id; with -b.")
 @click.option("-m", "--msgTraceEnable", "trace", type=bool, default=False, help="Accepted; has no effect.")
 async def send(  # noqa: PLR0913 - a command's options
     admin: Admin,
@@ -205,11 +209,13 @@ async def send(  # noqa: PLR0913 - a command's options
 
 
 @commands.add("sendMsgStatus")
-@click.option("-b", "--brokerName", "broker", required=True, help="The broker's name: a topic that each broker has.")
-@click.option("-s", "--messageSize", "size", type=click.IntRange(1), default=128, show_default=True)
-@click.option("-c", "--count", type=click.IntRange(1), default=50, show_default=True)
+@click.option("-b", "--brokerName", "broker", required=True, help="The broker's name, which is also a topic on it.")
+@click.option(
+    "-s", "--messageSize", "size", type=click.IntRange(1), default=128, show_default=True, help="Bytes of a body."
+)
+@click.option("-c", "--count", type=click.IntRange(1), default=50, show_default=True, help="Messages to send.")
 async def send_status(admin: Admin, out: Output, *, broker: str, size: int, count: int) -> None:
-    """Send test messages to a broker, one after the other, and tell how long each takes."""
+    """Send test messages to a broker, one after the other, and show how long each takes."""
     rows = []
     async with Producer(TOOLS_PRODUCER, client=admin.client) as producer:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""mqadmin: name servers."""
+"""mqadmin: commands for name servers."""
 
 import click
 
@@ -11,15 +11,15 @@ commands: Commands = Commands()
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 _name = click.option("-b", "--brokerName", "broker", required=True, help="A broker's name.")
-_namespace = click.option("-s", "--namespace", required=True)
-_key = click.option("-k", "--key", required=True)
-_value = click.option("-v", "--value", required=True)
+_namespace = click.option("-s", "--namespace", required=True, help="The namespace of the key.")
+_key = click.option("-k", "--key", required=True, help="The key.")
+_value = click.option("-v", "--value", required=True, help="The value.")
 
 
 @commands.add("wipeWritePerm")
 @_name
 async def wipe_write_perm(admin: Admin, out: Output, *, broker: str) -> None:
-    """Routes tell clients not to send to a broker any more."""
+    """Remove a broker's write permission from all routes, so that clients stop sending to it."""
     counts = await admin.wipe_write_perm(broker)
     rows = ([broker, server, count] for server, count in counts.items())
     out.table(["Broker Name", "Name Server", "Topics Wiped"], rows)
@@ -28,7 +28,7 @@ async def wipe_write_perm(admin: Admin, out: Output, *, broker: str) -> None:
 @commands.add("addWritePerm")
 @_name
 async def add_write_perm(admin: Admin, out: Output, *, broker: str) -> None:
-    """Routes tell clients again to send to a broker."""
+    """Restore a broker's write permission in all routes after wipeWritePerm."""
     counts = await admin.add_write_perm(broker)
     rows = ([broker, server, count] for server, count in counts.items())
     out.table(["Broker Name", "Name Server", "Topics Added"], rows)
@@ -36,7 +36,7 @@ async def add_write_perm(admin: Admin, out: Output, *, broker: str) -> None:
 
 @commands.add("getNamesrvConfig")
 async def get_config(admin: Admin, out: Output) -> None:
-    """The name servers' configuration."""
+    """Show the configuration of each name server."""
     for address, config in sorted((await admin.namesrv_config()).items()):
         out.say(f"============{address}============")
         out.record(dict(sorted(config.items())))
@@ -46,7 +46,7 @@ async def get_config(admin: Admin, out: Output) -> None:
 @_key
 @_value
 async def update_config(admin: Admin, out: Output, *, key: str, value: str) -> None:
-    """Change the name servers' configuration while they run."""
+    """Change the configuration of all name servers at run time."""
     await admin.update_namesrv_config({key: value})
     out.record({"key": key, "value": value})
 
@@ -56,7 +56,7 @@ async def update_config(admin: Admin, out: Output, *, key: str, value: str) -> N
 @_key
 @_value
 async def update_kv(admin: Admin, out: Output, *, namespace: str, key: str, value: str) -> None:
-    """Store a value at the name servers."""
+    """Store a value for a key at all name servers."""
     await admin.put_kv(namespace, key, value)
     out.say("create or update kv config to namespace success.")
     if out.as_json:
@@ -67,7 +67,7 @@ async def update_kv(admin: Admin, out: Output, *, namespace: str, key: str, valu
 @_namespace
 @_key
 async def delete_kv(admin: Admin, out: Output, *, namespace: str, key: str) -> None:
-    """Delete a value at the name servers."""
+    """Delete a key at all name servers."""
     await admin.delete_kv(namespace, key)
     out.say("delete kv config from namespace success.")
     if out.as_json:
@@ -75,11 +75,11 @@ async def delete_kv(admin: Admin, out: Output, *, namespace: str, key: str) -> N
 
 
 @commands.add("updateOrderConf")
-@click.option("-t", "--topic", required=True)
-@click.option("-v", "--orderConf", "value", help="broker-a:4;broker-b:4")
-@click.option("-m", "--method", type=click.Choice(["get", "put", "delete"]), required=True)
+@click.option("-t", "--topic", required=True, help="The topic.")
+@click.option("-v", "--orderConf", "value", help="For put: the queues of each broker, as broker-a:4;broker-b:4.")
+@click.option("-m", "--method", type=click.Choice(["get", "put", "delete"]), required=True, help="The operation.")
 async def order_config(admin: Admin, out: Output, *, topic: str, value: str | None, method: str) -> None:
-    """Get, put or delete the order configuration of a topic."""
+    """Get, put or delete a topic's order configuration."""
     if method == "put":
         if value is None:
             raise click.UsageError("-m put needs -v")

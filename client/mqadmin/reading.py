@@ -1,4 +1,4 @@
-"""mqadmin: reading messages off a topic."""
+"""mqadmin: commands that read messages of a topic."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,16 +17,20 @@ commands: Commands = Commands()
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
 
 _topic = click.option("-t", "--topic", required=True, help="The topic.")
-_charset = click.option("-c", "--charsetName", "charset", default="utf-8", show_default=True, help="Of the body.")
-_tags = click.option("-s", "--subExpression", "tags", default="*", show_default=True, help="Tags: a || b")
-_begin = click.option("-b", "--beginTimestamp", "begin", help="Milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS.")
-_end = click.option("-e", "--endTimestamp", "end", help="Milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS.")
+_charset = click.option(
+    "-c", "--charsetName", "charset", default="utf-8", show_default=True, help="The body's charset."
+)
+_tags = click.option("-s", "--subExpression", "tags", default="*", show_default=True, help="Tags, as a || b.")
+_FROM_TIME = "Stored from this time on: milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS."
+_UNTIL_TIME = "Stored before this time: milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS."
+_begin = click.option("-b", "--beginTimestamp", "begin", help=_FROM_TIME)
+_end = click.option("-e", "--endTimestamp", "end", help=_UNTIL_TIME)
 
 
 async def _spans(
     consumer: PullConsumer, queues: list[MessageQueue], begin: str | None, end: str | None
 ) -> dict[MessageQueue, tuple[int, int]]:
-    """First offset and the one behind the last, of each queue."""
+    """The first offset to read of each queue, and the one after the last."""
     found = {}
     since, until = (parse_time(text) if text else None for text in (begin, end))
     for queue in queues:
@@ -39,7 +43,7 @@ async def _spans(
 async def _messages(
     consumer: PullConsumer, spans: dict[MessageQueue, tuple[int, int]]
 ) -> AsyncGenerator[ReceivedMessage, None]:
-    """The messages of each queue's span, queue by queue; it ends where a queue has no more of them."""
+    """The messages of each queue's span, queue by queue."""
     for queue, (first, behind) in spans.items():
         if first >= behind:
             continue
@@ -47,7 +51,7 @@ async def _messages(
         at = first
         while at < behind:
             batch = await consumer.poll(32, timeout=3.0)
-            if not batch:  # what is left was filtered out
+            if not batch:  # the rest of the span does not match the filter
                 break
             for message in batch:
                 at = message.queue_offset + 1
@@ -74,7 +78,7 @@ def _print(out: Output, message: ReceivedMessage, charset: str, *, body: bool = 
 @_tags
 @_begin
 @_end
-@click.option("-d", "--printBody", "body", type=bool, default=True, show_default=True)
+@click.option("-d", "--printBody", "body", type=bool, default=True, show_default=True, help="Print the bodies.")
 async def print_messages(
     admin: Admin,
     out: Output,
@@ -96,13 +100,13 @@ async def print_messages(
 @commands.add("printMsgByQueue")
 @_topic
 @click.option("-a", "--brokerName", "broker", required=True, help="The broker's name.")
-@click.option("-i", "--queueId", "queue", type=int, required=True)
+@click.option("-i", "--queueId", "queue", type=int, required=True, help="The queue's id.")
 @_charset
 @_tags
 @_begin
 @_end
 @click.option("-p", "--print", "show", type=bool, default=True, show_default=True, help="Print the messages.")
-@click.option("-d", "--printBody", "body", type=bool, default=True, show_default=True)
+@click.option("-d", "--printBody", "body", type=bool, default=True, show_default=True, help="Print the bodies.")
 @click.option("-f", "--calculate", "by_tag", type=bool, default=False, help="Count messages by tag.")
 async def print_queue(  # noqa: PLR0913 - a command's options
     admin: Admin,
@@ -123,7 +127,7 @@ async def print_queue(  # noqa: PLR0913 - a command's options
     counts: dict[str, int] = {}
     place = MessageQueue(topic=topic, broker_name=broker, queue_id=queue)
     async with PullConsumer(TOOLS_CONSUMER, client=admin.client, tags=tags) as consumer:
-        await consumer.queues(topic)
+        await consumer.queues(topic)  # raises an error for an unknown topic
         async for message in _messages(consumer, await _spans(consumer, [place], begin, end)):
             counts[message.tags or ""] = counts.get(message.tags or "", 0) + 1
             if show:
@@ -138,9 +142,11 @@ async def print_queue(  # noqa: PLR0913 - a command's options
 @click.option("-i", "--queueId", "queue", type=int, help="Only this queue; with -b.")
 @click.option("-o", "--offset", type=int, help="From this offset; with -b and -i.")
 @click.option("-g", "--consumerGroup", "group", help="Accepted; has no effect: nothing is committed.")
-@click.option("-s", "--beginTimestamp", "begin", help="Milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS.")
-@click.option("-e", "--endTimestamp", "end", help="Milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS.")
-@click.option("-c", "--MessageNumber", "count", type=click.IntRange(1), default=128, show_default=True)
+@click.option("-s", "--beginTimestamp", "begin", help=_FROM_TIME)
+@click.option("-e", "--endTimestamp", "end", help=_UNTIL_TIME)
+@click.option(
+    "-c", "--MessageNumber", "count", type=click.IntRange(1), default=128, show_default=True, help="Most messages."
+)
 async def consume(  # noqa: PLR0913 - a command's options
     admin: Admin,
     out: Output,
@@ -154,7 +160,7 @@ async def consume(  # noqa: PLR0913 - a command's options
     end: str | None,
     count: int,
 ) -> None:
-    """Read messages of a topic, one broker, one queue or a time; nothing is committed."""
+    """Read messages of a topic, a broker, a queue or a period. No offset is committed."""
     _ = group
     if (queue is not None and broker is None) or (offset is not None and queue is None):
         raise click.UsageError("-i needs -b, and -o needs -i")

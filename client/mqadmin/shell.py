@@ -1,4 +1,4 @@
-"""What all commands share: the name server's address, the open Admin, tables or JSON, errors and exit statuses."""
+"""The frame of all commands: the name server's address, the open Admin, tables or JSON, errors and exit statuses."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ class Output:
         self._documents: list[Any] = []
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Rows under their columns' names; in JSON a list of objects."""
+        """Prints rows under the columns' names; in JSON a list of objects."""
         every = [list(row) for row in rows]
         if self.as_json:
             self._documents.append([dict(zip(columns, row, strict=True)) for row in every])
@@ -42,7 +42,7 @@ class Output:
             click.echo(line.rstrip())
 
     def record(self, values: dict[str, Any]) -> None:
-        """Names and values, one in a line; in JSON an object."""
+        """Prints one name and value a line; in JSON an object."""
         if self.as_json:
             self._documents.append(values)
             return
@@ -51,7 +51,7 @@ class Output:
             click.echo(f"{name.ljust(width)} : {_cell(value)}")
 
     def lines(self, values: Iterable[str]) -> None:
-        """One in a line; in JSON a list."""
+        """Prints one value a line; in JSON a list."""
         every = list(values)
         if self.as_json:
             self._documents.append(every)
@@ -60,37 +60,37 @@ class Output:
                 click.echo(value)
 
     def item(self, value: dict[str, Any], line: str) -> None:
-        """One of many that come one after the other: a line; in JSON an object in a line of its own, at once."""
+        """Prints one item of a stream immediately: a line; in JSON an object in a line of its own."""
         click.echo(json.dumps(value, ensure_ascii=False, default=_plain) if self.as_json else line)
 
     def say(self, text: str) -> None:
-        """A word for people; nothing in JSON."""
+        """Prints a text for people; nothing in JSON."""
         if not self.as_json:
             click.echo(text)
 
     def finish(self) -> None:
-        """Prints the JSON document: what was collected, bare where it is one thing."""
+        """Prints the collected JSON: a single document as it is, several as a list."""
         if self.as_json and self._documents:
             document = self._documents[0] if len(self._documents) == 1 else self._documents
             click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=_plain))
 
 
 Function: TypeAlias = Callable[..., Awaitable[None]]
-"""``async def f(admin, out, *, option...)``."""
+"""A command's implementation: ``async def f(admin, out, *, option...)``."""
 
 
 class Commands:
-    """The commands of one module. ``@commands.add("topicList")`` makes one of a coroutine function."""
+    """The commands of one module. ``@commands.add("topicList")`` makes a coroutine function a command."""
 
     def __init__(self) -> None:
         self._table: dict[str, click.Command] = {}
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command:
-        """A command by name."""
+        """The command with this name."""
         return self._table[name]
 
     def add(self, name: str) -> Callable[[Function], click.Command]:
-        """Makes a command of ``async def f(admin, out, ...options)``, with -n and --json."""
+        """Makes ``async def f(admin, out, *, option...)`` a command, with the additional options -n and --json."""
 
         def wrap(function: Function) -> click.Command:
             @wraps(function)
@@ -113,10 +113,10 @@ class Commands:
                 click.Option(
                     ["-n", "--namesrvAddr", "namesrv"],
                     envvar="NAMESRV_ADDR",
-                    help="Name servers, host:port separated by semicolons; default: NAMESRV_ADDR.",
+                    help="Name servers, host:port, separated by semicolons. Default: NAMESRV_ADDR.",
                 )
             )
-            command.params.append(click.Option(["--json", "as_json"], is_flag=True, help="JSON for scripts."))
+            command.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, for scripts."))
             self._table[name] = command
             return command
 
@@ -124,7 +124,7 @@ class Commands:
 
 
 def _quiet() -> None:
-    """What the SDK logs in passing is not what a command prints."""
+    """Suppresses the SDK's warnings: a command prints its own errors."""
     logging.getLogger("trimq.client").setLevel(logging.ERROR)
 
 
@@ -138,13 +138,15 @@ def _fail(error: RocketMQError) -> NoReturn:
 
 
 def one_of(broker: str | None, cluster: str | None) -> None:
-    """Raises click.UsageError unless a broker or a cluster is named."""
+    """Raises click.UsageError unless exactly one of broker and cluster is given."""
     if (broker is None) == (cluster is None):
         raise click.UsageError("give either -b (a broker's address) or -c (a cluster's name)")
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds since the epoch from ``now`` (None), milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS in local time.
+    """Seconds since the epoch from milliseconds or from yyyy-MM-dd#HH:mm:ss:SSS in local time; None for ``now``.
+
+    Raises click.UsageError for another text.
 
     >>> parse_time("1500"), parse_time("now")
     (1.5, None)
@@ -161,11 +163,11 @@ def parse_time(text: str) -> float | None:
     try:
         return datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
-        raise click.UsageError(f"{text!r} is no time: now, milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS") from None
+        raise click.UsageError(f"{text!r} is no time: give now, milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS") from None
 
 
 def show_time(milliseconds: float) -> str:
-    """Local time, as RocketMQ prints it; empty for none."""
+    """A time in ms since the epoch as local time, as RocketMQ prints it; empty for 0 and below."""
     if milliseconds <= 0:
         return ""
     moment = datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone()

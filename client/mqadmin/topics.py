@@ -1,4 +1,4 @@
-"""mqadmin: topics."""
+"""mqadmin: commands for topics."""
 
 from typing import Any
 
@@ -23,15 +23,19 @@ _topic = click.option("-t", "--topic", required=True, help="The topic.")
 @_broker
 @_cluster
 @_topic
-@click.option("-r", "--readQueueNums", "read", type=click.IntRange(1), default=8, show_default=True)
-@click.option("-w", "--writeQueueNums", "write", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "-r", "--readQueueNums", "read", type=click.IntRange(1), default=8, show_default=True, help="Queues to read from."
+)
+@click.option(
+    "-w", "--writeQueueNums", "write", type=click.IntRange(1), default=8, show_default=True, help="Queues to send to."
+)
 @click.option(
     "-p", "--perm", type=click.Choice(["2", "4", "6"]), default="6", show_default=True, help="2 W, 4 R, 6 RW."
 )
-@click.option("-o", "--order", type=bool, default=False, show_default=True)
+@click.option("-o", "--order", type=bool, default=False, show_default=True, help="Mark the topic as ordered.")
 @click.option("-u", "--unit", type=bool, default=False, help="Accepted; has no effect.")
 @click.option("-s", "--hasUnitSub", "unit_sub", type=bool, default=False, help="Accepted; has no effect.")
-@click.option("-a", "--attributes", help="Changes of attributes: +key=value,-key")
+@click.option("-a", "--attributes", help="Changes of attributes, of the form +key=value,-key.")
 async def update_topic(  # noqa: PLR0913 - a command's options
     admin: Admin,
     out: Output,
@@ -47,7 +51,7 @@ async def update_topic(  # noqa: PLR0913 - a command's options
     unit_sub: bool,
     attributes: str | None,
 ) -> None:
-    """Make or change a topic, on one broker or on all masters of a cluster."""
+    """Create or change a topic, on one broker or on all masters of a cluster."""
     one_of(broker, cluster)
     flags = (1 if unit else 0) | (2 if unit_sub else 0)
     config = TopicConfig(
@@ -70,6 +74,7 @@ async def update_topic(  # noqa: PLR0913 - a command's options
 async def delete_topic(admin: Admin, out: Output, *, topic: str, cluster: str) -> None:
     """Delete a topic and its messages in a cluster."""
     addresses = await admin.delete_topic(topic, cluster=cluster)
+    # As in RocketMQ: a topic of this name that is created later does not inherit the order configuration.
     await admin.delete_kv("ORDER_TOPIC_CONFIG", topic)
     out.say(f"delete topic [{topic}] from cluster [{cluster}] success.")
     if out.as_json:
@@ -96,7 +101,7 @@ async def update_topic_perm(
 @commands.add("topicList")
 @click.option("-c", "--clusterModel", "by_cluster", is_flag=True, help="With clusters and consumer groups.")
 async def topic_list(admin: Admin, out: Output, *, by_cluster: bool) -> None:
-    """All topics."""
+    """List all topics."""
     if not by_cluster:
         out.lines(await admin.topics())
         return
@@ -110,13 +115,13 @@ async def topic_list(admin: Admin, out: Output, *, by_cluster: bool) -> None:
 
 @commands.add("topicRoute")
 @_topic
-@click.option("-l", "--list", "as_list", is_flag=True, help="One line a broker.")
+@click.option("-l", "--list", "as_list", is_flag=True, help="Print one line for each broker.")
 async def topic_route(admin: Admin, out: Output, *, topic: str, as_list: bool) -> None:
-    """Where a topic is."""
+    """Show a topic's route: its queues and brokers."""
     route = await admin.route(topic)
     if not as_list:
         if out.as_json:
-            import json  # noqa: PLC0415 - beside its only use
+            import json  # noqa: PLC0415 - needed only here
 
             out.record(json.loads(encode_json(route)))
         else:
@@ -143,7 +148,7 @@ async def topic_route(admin: Admin, out: Output, *, topic: str, as_list: bool) -
 @commands.add("topicStatus")
 @_topic
 async def topic_status(admin: Admin, out: Output, *, topic: str) -> None:
-    """The bounds of a topic's queues."""
+    """Show the first and next offset of a topic's queues, and when they were last written to."""
     stats = await admin.topic_stats(topic)
     out.table(
         ["Broker Name", "QID", "Min Offset", "Max Offset", "Last Updated"],
@@ -157,7 +162,7 @@ async def topic_status(admin: Admin, out: Output, *, topic: str) -> None:
 @commands.add("topicClusterList")
 @_topic
 async def topic_cluster_list(admin: Admin, out: Output, *, topic: str) -> None:
-    """The clusters that have a topic."""
+    """List the clusters that have a topic."""
     out.lines(await admin.topic_clusters(topic))
 
 
@@ -165,7 +170,7 @@ async def topic_cluster_list(admin: Admin, out: Output, *, topic: str) -> None:
 @_topic
 @click.option("-i", "--ipList", "clients", required=True, help="Client ids, separated by commas.")
 async def allocate_queues(admin: Admin, out: Output, *, topic: str, clients: str) -> None:
-    """How a topic's queues would be shared by clients, by the average strategy."""
+    """Show how clients would share a topic's queues by the average strategy."""
     names = sorted(name.strip() for name in clients.split(",") if name.strip())
     queues = sorted(TopicRoute(topic, await admin.route(topic)).read_queues)
     rows: list[list[Any]] = []
@@ -178,7 +183,7 @@ async def allocate_queues(admin: Admin, out: Output, *, topic: str, clients: str
 @click.option("-a", "--activeTopic", "active", is_flag=True, help="Only topics with traffic.")
 @click.option("-t", "--topic", "only", help="Only this topic.")
 async def stats_all(admin: Admin, out: Output, *, active: bool, only: str | None) -> None:
-    """Rates of all topics and of the groups that consume them."""
+    """Show the rates of all topics and of the groups that consume them."""
     rows: list[list[Any]] = []
     for topic in [only] if only else await admin.topics():
         if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
