@@ -28,8 +28,8 @@ SPARK_SCHEMA: Final = (
 null where nobody knows it (a store directory without a name), ``body`` is decompressed. ``keys`` are the words of KEYS,
 none for a message without. ``msgId`` tells the record's place (address of the broker and commit-log offset, RocketMQ's
 offsetMsgId), ``uniqId`` is the producer's own id (UNIQ_KEY). ``bornHost`` and ``storeHost`` are ``address:port``, with
-an IPv6 address in brackets. ``properties`` holds all properties, RocketMQ's own included (PropertyName); the column is
-left out with ``includeProperties=false``.
+an IPv6 address in brackets. ``properties`` holds all properties, RocketMQ's own included; the column is left out with
+``includeProperties=false``.
 """
 
 COLUMNS: Final = tuple(column.split(" ")[0] for column in SPARK_SCHEMA.split(", "))

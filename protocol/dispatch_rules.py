@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trimq.protocol.hashing import tags_code
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_DELAY, PROPERTY_TAGS
 from trimq.protocol.property_text import property_of
 from trimq.protocol.sysflag import (
     TRANSACTION_COMMIT,
@@ -34,8 +34,6 @@ IN_QUEUE: Final = _table(TRANSACTION_NOT, TRANSACTION_COMMIT)
 IN_INDEX: Final = _table(TRANSACTION_NOT, TRANSACTION_PREPARED, TRANSACTION_COMMIT)
 """``IN_INDEX[sys_flag & KIND]``: whether the keys of a record are in the index."""
 
-_DELAY: Final = PropertyName.DELAY.value
-_TAGS: Final = PropertyName.TAGS.value
 _UNKNOWN_LEVEL_MS: Final = 1000
 
 
@@ -45,10 +43,10 @@ def unit_tags_code(topic: str, properties: str, since: int, delays_ms: Sequence[
     ``properties`` is the record's text of them. ``since``, ``delays_ms``: see ``due_time``.
     """
     if topic == SCHEDULE_TOPIC:
-        due = due_time(property_of(properties, _DELAY), since, delays_ms)
+        due = due_time(property_of(properties, PROPERTY_DELAY), since, delays_ms)
         if due is not None:
             return due
-    return tags_code(property_of(properties, _TAGS))
+    return tags_code(property_of(properties, PROPERTY_TAGS))
 
 
 def due_time(delay: str, since: int, delays_ms: Sequence[int]) -> int | None:

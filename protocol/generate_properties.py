@@ -15,23 +15,23 @@ HERE = Path(__file__).resolve().parent
 _COMMAND = "python -m trimq.protocol.generate_properties"
 NAMES_PY = HERE / "property_names.py"
 PROPERTIES_MD = HERE.parent / "docs" / "properties.md"
+CONSTANT_PREFIX = "PROPERTY_"
+"""Put before a table key to name its constant, as in RocketMQ's MessageConst: ``PROPERTY_KEYS``."""
 
 
 def render_python(data: dict[str, Any]) -> str:
     """The text of protocol/property_names.py."""
     entries = data["property"]
     lines = [
-        f'"""Names of message properties. Made from properties.toml by ``{_COMMAND}``."""',
+        f'"""Names of message properties. Generated from properties.toml by ``{_COMMAND}``.',
         "",
-        "from enum import StrEnum",
+        "A ``PROPERTY_*`` constant is a name that the broker or the clients interpret (RocketMQ's MessageConst). It is a",
+        "plain string: a hot path that imports it pays for the look-up of one global, and an enum's member costs more.",
+        '"""',
+        "",
         "from typing import Final",
         "",
-        "",
-        "class PropertyName(StrEnum):",
-        '    """Names that mean something to the broker or to clients (RocketMQ\'s MessageConst)."""',
-        "",
-        *(f"    {key} = {quoted(entry['name'])}" for key, entry in entries.items()),
-        "",
+        *(f"{CONSTANT_PREFIX}{key}: Final = {quoted(entry['name'])}" for key, entry in entries.items()),
         "",
     ]
     for name, members, doc in (

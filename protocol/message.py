@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from trimq.protocol import record, sysflag
 from trimq.protocol.message_id import encode_offset_id
 from trimq.protocol.message_keys import key_words
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from trimq.protocol.property_text import decode_properties
 
 
@@ -48,17 +48,17 @@ class StoredMessage(Struct, kw_only=True, gc=False):
     @property
     def unique_id(self) -> str | None:
         """The producer's own id for the message (UNIQ_KEY)."""
-        return self.properties.get(PropertyName.UNIQ_KEY)
+        return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
     def tags(self) -> str | None:
         """The message's tag."""
-        return self.properties.get(PropertyName.TAGS)
+        return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> list[str]:
         """The message's keys."""
-        return key_words(self.properties.get(PropertyName.KEYS, ""))
+        return key_words(self.properties.get(PROPERTY_KEYS, ""))
 
     @property
     def is_compressed(self) -> bool:
