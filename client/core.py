@@ -190,7 +190,7 @@ class Client(Lifecycle):
         """The connection to an address, on which a request can begin now. Raises UnreachableError: nothing was sent."""
         self._check_open()
         try:
-            return await self._remoting.with_room(address, code, timeout)
+            return await self._remoting.with_space(address, code, timeout)
         except (RemotingTransportError, RuntimeError) as error:
             raise self._own(error) from None
 

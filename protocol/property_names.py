@@ -1,7 +1,7 @@
 """Names of message properties. Generated from properties.toml by ``python -m trimq.protocol.generate_properties``.
 
-A ``PROPERTY_*`` constant is a name that the broker or the clients interpret (RocketMQ's MessageConst). It is a
-plain string: a hot path that imports it pays for the look-up of one global, and an enum's member costs more.
+A ``PROPERTY_*`` constant is a name that the broker or clients interpret (RocketMQ's MessageConst). It is a
+plain string: a hot path that imports it pays for one look-up of a global; an enum's member costs more.
 """
 
 from typing import Final
