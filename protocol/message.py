@@ -1,4 +1,4 @@
-"""Messages as producers and consumers see them."""
+"""Messages as producers send and consumers receive them."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class StoredMessage(Struct, kw_only=True, gc=False):
 
     @property
     def offset_message_id(self) -> str:
-        """The id by which a broker finds the record: its address and commit-log offset."""
+        """The id by which a broker finds the record: the broker's address and the commit-log offset."""
         return encode_offset_id(record.pack_host(*self.store_host), self.commit_log_offset)
 
     @property
@@ -62,12 +62,12 @@ class StoredMessage(Struct, kw_only=True, gc=False):
 
     @property
     def is_compressed(self) -> bool:
-        """True where ``body`` is as the producer compressed it."""
+        """True if ``body`` is compressed."""
         return bool(self.sys_flag & sysflag.COMPRESSED)
 
 
 def decode_message(view: Any, at: int = 0) -> StoredMessage:
-    """The record at ``at`` of a buffer, checked by its lengths and magic. Raises record.RecordError."""
+    """Decode the record at ``at`` of a buffer. Checks its lengths and magic, not its CRC. Raises record.RecordError."""
     head = record.decode_head(view, at)
     buffer = memoryview(view)
     properties = bytes(buffer[head.properties_at : head.properties_end]).decode("utf-8", "replace")
@@ -92,7 +92,7 @@ def decode_message(view: Any, at: int = 0) -> StoredMessage:
 
 
 def decode_messages(data: Any) -> list[StoredMessage]:
-    """Records back to back, as pull and query replies carry them. Raises record.RecordError."""
+    """Decode consecutive records, the body of pull and query replies. Raises record.RecordError."""
     view = memoryview(data)
     messages = []
     at = 0
