@@ -8,7 +8,7 @@ import click
 
 from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, NettyServerConfig, load_broker
 from trimq.remoting.config.configuration import Configuration
-from trimq.remoting.program import fail, loaded, open_log, tell_readiness
+from trimq.remoting.program import fail, loaded, open_log, report_readiness
 
 if TYPE_CHECKING:
     from trimq.broker.controller import BrokerController
@@ -90,7 +90,7 @@ def health(context: click.Context, file: str | None, timeout: float) -> None:
 
     The broker is found by the same configuration (file and environment), which has to set healthPort.
     """
-    tell_readiness(_PROGRAM, lambda: load_broker(file or context.obj, environment=os.environ), timeout)
+    report_readiness(_PROGRAM, lambda: load_broker(file or context.obj, environment=os.environ), timeout)
 
 
 def run(configuration: Configuration, began: float, *, accept_missing_log: bool = False) -> None:

@@ -198,7 +198,7 @@ class Client(Lifecycle):
         """
         self._check_open()
         try:
-            return await self._remoting.with_room(address, code, timeout)
+            return await self._remoting.with_space(address, code, timeout)
         except (RemotingTransportError, RuntimeError) as error:
             raise self._sdk_error(error) from None
 

@@ -18,29 +18,33 @@ from trimq.protocol import record
 from trimq.protocol.body import MessageQueue
 from trimq.protocol.message_id import encode_offset_id
 from trimq.protocol.message_keys import key_words
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import (
+    FAST_NAMES,
+    PROPERTY_DELAY,
+    PROPERTY_INSTANCE_ID,
+    PROPERTY_KEYS,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRANSACTION_ID,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
+    SLOW_NAMES,
+)
 from trimq.protocol.property_text import decode_properties, encode_properties
 from trimq.protocol.topic_rules import RETRY_PREFIX, topic_problem
 
 __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendOutcome", "SendReceipt", "SendStatus"]
 
-_WAIT: Final = PropertyName.WAIT.value
-_TAGS: Final = PropertyName.TAGS.value
-_KEYS: Final = PropertyName.KEYS.value
-_SHARDING_KEY: Final = PropertyName.SHARDING_KEY.value
-_DELAY: Final = PropertyName.DELAY.value
-_TIMER_DELAY_MS: Final = PropertyName.TIMER_DELAY_MS.value
-_TIMER_DELIVER_MS: Final = PropertyName.TIMER_DELIVER_MS.value
-_RETRY_TOPIC: Final = PropertyName.RETRY_TOPIC.value
-_UNIQ_KEY: Final = PropertyName.UNIQ_KEY.value
-_TRANSACTION_ID: Final = PropertyName.TRANSACTION_ID.value
 
 _problem: Final = lru_cache(maxsize=1024)(topic_problem)
 
 _NO_DELAY: Final = (None, None, None)
 _NONE: Final[Mapping[str, str]] = {}
 
-RESERVED: Final = frozenset(str(name) for name in PropertyName) - {PropertyName.INSTANCE_ID.value}
+RESERVED: Final = (FAST_NAMES | SLOW_NAMES) - {PROPERTY_INSTANCE_ID}
 """Property names with a meaning in RocketMQ. They are set by arguments of Message, never through ``properties``."""
 
 
@@ -222,13 +226,13 @@ class Message:
         if properties and not RESERVED.isdisjoint(properties):
             name = next(name for name in properties if name in RESERVED)
             raise UsageError(f"the property {name} is reserved: it is set by an argument of Message or of send")
-        properties[_WAIT] = "true" if self.wait_stored else "false"
+        properties[PROPERTY_WAIT] = "true" if self.wait_stored else "false"
         if self.tags:
-            properties[_TAGS] = self.tags
+            properties[PROPERTY_TAGS] = self.tags
         if self.keys:
-            properties[_KEYS] = joined(self.keys)
+            properties[PROPERTY_KEYS] = joined(self.keys)
         if self.sharding_key is not None:
-            properties[_SHARDING_KEY] = self.sharding_key
+            properties[PROPERTY_SHARDING_KEY] = self.sharding_key
         if self.is_delayed:
             properties.update(self._delay_property())
         if self.system_properties:
@@ -244,15 +248,15 @@ class Message:
 
     def _delay_property(self) -> dict[str, str]:
         if self.delay_level is not None:
-            return {_DELAY: str(self.delay_level)}
+            return {PROPERTY_DELAY: str(self.delay_level)}
         if self.delay is not None:
-            return {_TIMER_DELAY_MS: str(int(self.delay * 1000))}
+            return {PROPERTY_TIMER_DELAY_MS: str(int(self.delay * 1000))}
         when = self.deliver_at
         if isinstance(when, datetime):
             if when.tzinfo is None:
                 raise UsageError("deliver_at has no time zone: use an aware datetime such as datetime.now(UTC)")
             when = when.timestamp()
-        return {_TIMER_DELIVER_MS: str(int((when or 0) * 1000))}
+        return {PROPERTY_TIMER_DELIVER_MS: str(int((when or 0) * 1000))}
 
 
 def joined(keys: tuple[str, ...]) -> str:
@@ -337,17 +341,17 @@ class ReceivedMessage(Struct, eq=False, gc=False):
     def topic(self) -> str:
         """The topic that it was sent to, also if it was read from a retry topic."""
         topic = self.stored_topic
-        return self.all_properties.get(_RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
+        return self.all_properties.get(PROPERTY_RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
 
     @property
     def tags(self) -> str | None:
         """The tag; None if it has none."""
-        return self.all_properties.get(_TAGS)
+        return self.all_properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys by which queries find it."""
-        return tuple(key_words(self.all_properties.get(_KEYS, "")))
+        return tuple(key_words(self.all_properties.get(PROPERTY_KEYS, "")))
 
     @property
     def properties(self) -> dict[str, str]:
@@ -357,12 +361,12 @@ class ReceivedMessage(Struct, eq=False, gc=False):
     @property
     def sharding_key(self) -> str | None:
         """The key by which the producer chose the queue; None if there was none."""
-        return self.all_properties.get(_SHARDING_KEY)
+        return self.all_properties.get(PROPERTY_SHARDING_KEY)
 
     @property
     def message_id(self) -> str:
         """The id that the producer gave it; ``offset_message_id`` if it gave none."""
-        return self.all_properties.get(_UNIQ_KEY) or self.offset_message_id
+        return self.all_properties.get(PROPERTY_UNIQ_KEY) or self.offset_message_id
 
     @property
     def offset_message_id(self) -> str:
@@ -422,4 +426,4 @@ class ReceivedMessage(Struct, eq=False, gc=False):
     @property
     def transaction_id(self) -> str | None:
         """The id of the transaction that it belongs to; None if it belongs to none."""
-        return self.all_properties.get(_TRANSACTION_ID)
+        return self.all_properties.get(PROPERTY_TRANSACTION_ID)

@@ -11,14 +11,14 @@ from trimq.client.errors import UsageError
 from trimq.client.message import Message, ReceivedMessage
 from trimq.protocol import sysflag
 from trimq.protocol.command import RemotingCommand
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import (
+    PROPERTY_CLUSTER,
+    PROPERTY_CORRELATION_ID,
+    PROPERTY_MSG_TYPE,
+    PROPERTY_REPLY_TO_CLIENT,
+    PROPERTY_TTL,
+)
 from trimq.protocol.record import encode_record, host_flags, pack_host
-
-_CORRELATION_ID: Final = PropertyName.CORRELATION_ID.value
-_REPLY_TO_CLIENT: Final = PropertyName.REPLY_TO_CLIENT.value
-_TTL: Final = PropertyName.TTL.value
-_CLUSTER: Final = PropertyName.CLUSTER.value
-_MSG_TYPE: Final = PropertyName.MSG_TYPE.value
 
 _REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 
@@ -53,9 +53,9 @@ class Requests:
         """Makes ``message`` a request, and receives the reply to it until the block ends. ``ttl`` is in seconds."""
         correlation = str(uuid.uuid4())
         message.system_properties = {
-            _CORRELATION_ID: correlation,
-            _REPLY_TO_CLIENT: client_id,
-            _TTL: str(int(ttl * 1000)),
+            PROPERTY_CORRELATION_ID: correlation,
+            PROPERTY_REPLY_TO_CLIENT: client_id,
+            PROPERTY_TTL: str(int(ttl * 1000)),
         }
         answer = self._waiting[correlation] = Answer()
         try:
@@ -67,7 +67,7 @@ class Requests:
     async def pushed(self, command: RemotingCommand) -> RemotingCommand | None:
         """Handles a reply pushed by a broker; returns None if the request is not one of this producer's."""
         message = _message_of(command)
-        answer = self._waiting.get(message.all_properties.get(_CORRELATION_ID, ""))
+        answer = self._waiting.get(message.all_properties.get(PROPERTY_CORRELATION_ID, ""))
         if answer is None:
             return None
         answer.set(message)
@@ -77,14 +77,14 @@ class Requests:
 def reply_message(request: ReceivedMessage, body: bytes) -> Message:
     """The message that answers ``request``. Raises UsageError if the message is not a request."""
     properties = request.all_properties
-    if _REPLY_TO_CLIENT not in properties or _CLUSTER not in properties:
+    if PROPERTY_REPLY_TO_CLIENT not in properties or PROPERTY_CLUSTER not in properties:
         raise UsageError("this message is no request: it does not name a client that waits for a reply")
-    message = Message(properties[_CLUSTER] + _REPLY_TOPIC_SUFFIX, body)
+    message = Message(properties[PROPERTY_CLUSTER] + _REPLY_TOPIC_SUFFIX, body)
     message.system_properties = {
-        _MSG_TYPE: "reply",
-        _CORRELATION_ID: properties.get(_CORRELATION_ID, ""),
-        _REPLY_TO_CLIENT: properties[_REPLY_TO_CLIENT],
-        _TTL: properties.get(_TTL, "30000"),
+        PROPERTY_MSG_TYPE: "reply",
+        PROPERTY_CORRELATION_ID: properties.get(PROPERTY_CORRELATION_ID, ""),
+        PROPERTY_REPLY_TO_CLIENT: properties[PROPERTY_REPLY_TO_CLIENT],
+        PROPERTY_TTL: properties.get(PROPERTY_TTL, "30000"),
     }
     return message
 

@@ -14,16 +14,16 @@ from trimq.client.process_queue import ProcessQueue
 from trimq.client.sending import Prepared, receipts, send_command
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import (
+    PROPERTY_DELAY,
+    PROPERTY_MAX_RECONSUME_TIMES,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RECONSUME_TIME,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TRAN_MSG,
+)
 from trimq.protocol.property_text import encode_properties
 from trimq.protocol.topic_rules import retry_topic
-
-_TRAN_MSG: Final = PropertyName.TRAN_MSG.value
-_RETRY_TOPIC: Final = PropertyName.RETRY_TOPIC.value
-_ORIGIN_MESSAGE_ID: Final = PropertyName.ORIGIN_MESSAGE_ID.value
-_RECONSUME_TIME: Final = PropertyName.RECONSUME_TIME.value
-_MAX_RECONSUME_TIMES: Final = PropertyName.MAX_RECONSUME_TIMES.value
-_DELAY: Final = PropertyName.DELAY.value
 
 DEFAULT_MAX_RETRIES: Final = 16
 """The limit that a copy carries if the consumer sets none. It takes precedence over the group's configuration."""
@@ -134,13 +134,13 @@ async def _send_copy(client: Client, group: str, message: ReceivedMessage, delay
     if delay_level < 0:
         times = most + 1
     properties = dict(message.all_properties)
-    properties.pop(_TRAN_MSG, None)  # else the broker would treat the copy as a prepared message
+    properties.pop(PROPERTY_TRAN_MSG, None)  # else the broker would treat the copy as a prepared message
     properties |= {
-        _RETRY_TOPIC: message.topic,
-        _ORIGIN_MESSAGE_ID: properties.get(_ORIGIN_MESSAGE_ID) or message.offset_message_id,
-        _RECONSUME_TIME: str(times),
-        _MAX_RECONSUME_TIMES: str(most),
-        _DELAY: str(delay_level if delay_level > 0 else 3 + message.reconsume_times),  # RocketMQ's default
+        PROPERTY_RETRY_TOPIC: message.topic,
+        PROPERTY_ORIGIN_MESSAGE_ID: properties.get(PROPERTY_ORIGIN_MESSAGE_ID) or message.offset_message_id,
+        PROPERTY_RECONSUME_TIME: str(times),
+        PROPERTY_MAX_RECONSUME_TIMES: str(most),
+        PROPERTY_DELAY: str(delay_level if delay_level > 0 else 3 + message.reconsume_times),  # RocketMQ's default
     }
     prepared = Prepared(
         RequestCode.SEND_MESSAGE_V2,

@@ -14,12 +14,10 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageResponseHeader
 from trimq.protocol.message_id import UniqueIdGenerator
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_UNIQ_KEY
 from trimq.protocol.property_text import NAME_END, VALUE_END
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
-
-_UNIQ_KEY: Final = PropertyName.UNIQ_KEY.value
 
 DEFAULT_QUEUES: Final = "4"
 STATUS: Final = {int(status.value): status for status in SendStatus}
@@ -99,7 +97,7 @@ def _identified(
             if text.count(NAME_END) == count == text.count(VALUE_END) and len(text) * 3 <= MAX_PROPERTIES:
                 return text
         properties = message.wire_properties()
-    message.message_id = properties[_UNIQ_KEY] = properties.get(_UNIQ_KEY) or ids.next(now)
+    message.message_id = properties[PROPERTY_UNIQ_KEY] = properties.get(PROPERTY_UNIQ_KEY) or ids.next(now)
     return property_text(message, properties)
 
 

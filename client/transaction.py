@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from enum import Enum
 from inspect import isawaitable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from trimq.client.compression import Compression
 from trimq.client.core import Client, ClientOptions, Push
@@ -24,11 +24,8 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from trimq.protocol.message_id import decode_offset_id
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_PGROUP, PROPERTY_TRAN_MSG
 from trimq.remoting.client.client_log import StandardLog
-
-_TRAN_MSG: Final = PropertyName.TRAN_MSG.value
-_PGROUP: Final = PropertyName.PGROUP.value
 
 _log = StandardLog("trimq.client.transaction")
 
@@ -125,7 +122,7 @@ class TransactionProducer(Producer):
         if message.is_delayed:
             raise UsageError("a transactional message cannot be delayed: brokers would lose it")
         await self._greet(message.topic)  # before the send: see there
-        message.system_properties = {_TRAN_MSG: "true", _PGROUP: self.group}
+        message.system_properties = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: self.group}
         try:
             receipt = await self.send(message)
         finally:
@@ -158,7 +155,7 @@ class TransactionProducer(Producer):
         context: object = None,
     ) -> list[SendReceipt]:
         """As ``Producer.deliver``; prepared messages are marked in their sysFlag."""
-        if any(_TRAN_MSG in message.system_properties for message in messages):
+        if any(PROPERTY_TRAN_MSG in message.system_properties for message in messages):
             prepared = prepared._replace(sys_flag=prepared.sys_flag | sysflag.TRANSACTION_PREPARED)
         return await super().deliver(prepared, queue, messages, context)  # type: ignore[arg-type]
 
@@ -187,7 +184,7 @@ class TransactionProducer(Producer):
 
     async def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
         messages = split_messages(bytes(command.body), "", ReceivedMessage)
-        if len(messages) != 1 or messages[0].all_properties.get(_PGROUP) != self.group:
+        if len(messages) != 1 or messages[0].all_properties.get(PROPERTY_PGROUP) != self.group:
             return None
         header = command.header(CheckTransactionStateRequestHeader)
         # In a background task of this producer: check() may take long, and must not outlive the producer.

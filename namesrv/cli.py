@@ -8,7 +8,7 @@ import click
 
 from trimq.namesrv.config import NamesrvConfig, load_namesrv
 from trimq.remoting.config.configuration import Configuration
-from trimq.remoting.program import fail, loaded, open_log, tell_readiness
+from trimq.remoting.program import fail, loaded, open_log, report_readiness
 
 _PROGRAM: Final = "mqnamesrv"
 
@@ -44,7 +44,7 @@ def health(context: click.Context, file: str | None, timeout: float) -> None:
 
     The name server's address comes from its configuration (file and environment), which must have a healthPort.
     """
-    tell_readiness(_PROGRAM, lambda: load_namesrv(file or context.obj, environment=os.environ), timeout)
+    report_readiness(_PROGRAM, lambda: load_namesrv(file or context.obj, environment=os.environ), timeout)
 
 
 def run(configuration: Configuration, began: float) -> None:

@@ -19,13 +19,13 @@ FLAG_AT: Final = 12
 BODY_LENGTH_AT: Final = 16
 BODY_AT: Final = 20
 AROUND: Final = 22
-"""Bytes of a message besides its body and its properties."""
+"""Bytes of a message in addition to its body and its properties."""
 _SHORT_BODY: Final = 512
-"""Bodies up to here are copied: that costs less than a view, to make and to use."""
+"""Bodies of up to this many bytes are copied: that costs less than creating and using a view."""
 
 
 class BatchItem(NamedTuple):
-    """One message of a batch: its body (a view, or bytes where it is short) and the properties' text as bytes."""
+    """One message of a batch: its body (a view, or bytes if it is short) and the properties' text as bytes."""
 
     flag: int
     body: bytes | memoryview
@@ -33,7 +33,7 @@ class BatchItem(NamedTuple):
 
 
 class BatchColumns(NamedTuple):
-    """The messages of a batch, each part of all of them in one sequence; parts as in BatchItem."""
+    """The messages of a batch as columns, one sequence for each field of BatchItem."""
 
     flags: Sequence[int]
     bodies: Sequence[bytes | memoryview]
@@ -41,22 +41,22 @@ class BatchColumns(NamedTuple):
 
 
 class BatchError(FrameError):
-    """A batch body whose lengths do not add up. It costs the request, not the connection."""
+    """A batch body whose lengths are inconsistent. It fails the request, not the connection."""
 
 
 def decode_batch(data: Any) -> list[BatchItem]:
-    """The messages of a batch body. Raises BatchError where a length does not fit."""
+    """The messages of a batch body. Raises BatchError if a length does not fit."""
     return list(map(BatchItem, *split_batch(data)))
 
 
 def split_batch(data: Any) -> BatchColumns:
-    """The same in columns, for who works on all messages of a batch together. Long bodies are views of ``data``."""
+    """The same as columns, for code that processes all messages together. Long bodies are views of ``data``."""
     view = memoryview(data)
     return _split_equal(view) or _split_any(view)
 
 
 def first_lengths(data: Any) -> tuple[int, int, int] | None:
-    """Length of the first message, of its body and of its properties; None where they do not add up."""
+    """Lengths of the first message, of its body and of its properties; None if they are inconsistent."""
     if len(data) < AROUND:
         return None
     size, _, body_length = _SIZE_FLAG_BODY(data)
@@ -70,7 +70,7 @@ def _around_bodies(body_length: int, properties_length: int) -> struct.Struct:
 
 
 def _split_equal(view: memoryview) -> BatchColumns | None:
-    """Takes messages apart that have the same lengths, as those of one producer often do; None for others."""
+    """Split messages that all have the same lengths, as those of one producer often do; None for other batches."""
     lengths = first_lengths(view)
     if lengths is None or len(view) % lengths[0]:
         return None
@@ -79,6 +79,7 @@ def _split_equal(view: memoryview) -> BatchColumns | None:
     count = end // size
     parts = _around_bodies(body_length, properties_length).iter_unpack(view)
     sizes, flags, body_lengths, lengths, properties = zip(*parts, strict=True)
+    # All messages were unpacked with the lengths of the first one: this checks that each of them has these lengths.
     if sizes.count(size) < count or body_lengths.count(body_length) < count or lengths.count(properties_length) < count:
         return None
     bodies: list[bytes | memoryview] = [view[at : at + body_length] for at in range(BODY_AT, end, size)]
@@ -101,7 +102,7 @@ def _split_any(view: memoryview) -> BatchColumns:
             following = at + size
             raw = bytes(view[properties_at:following])
             if following > end or _LENGTH(view, body_end)[0] != len(raw) or following < properties_at:
-                raise BatchError(f"message {len(flags)} of the batch says it has {size} bytes; its parts end elsewhere")
+                raise BatchError(f"message {len(flags)} of the batch has {size} bytes, its parts do not")
             body = view[body_at:body_end]
             flags.append(flag)
             bodies.append(bytes(body) if body_length <= _SHORT_BODY else body)

@@ -1,7 +1,7 @@
-"""JSON bodies: what requests and replies carry behind their header.
+"""JSON bodies of requests and replies.
 
-Structs ignore unknown fields and have RocketMQ's defaults for missing ones. Lists and maps that a reader of ours
-iterates are never null. ``encode_json`` is compact, as Go's hand-written route parser needs it.
+Structs ignore unknown fields and have RocketMQ's defaults for missing ones. Lists and maps that TriMQ's own code
+iterates are never null. ``encode_json`` writes compact JSON, which the route parser of the Go client requires.
 """
 
 from typing import Any, TypeVar
@@ -26,11 +26,11 @@ class Body(Struct, rename="camel", kw_only=True):
 
 
 class FrozenBody(Struct, rename="camel", kw_only=True, frozen=True):
-    """Base of those that are kept in tables: who remembers one may trust that it says what it said."""
+    """Base of the bodies that are stored in tables: a reference to one stays valid, since it cannot change."""
 
 
 class DataVersion(Body):
-    """Which state of a table this is: it differs when any of the three numbers does."""
+    """The version of a table. Two versions differ if any of the three numbers differs."""
 
     counter: int = 0
     state_version: int = 0
@@ -78,7 +78,7 @@ class SubscriptionGroupConfig(FrozenBody, frozen=True):
 
 
 class SubscriptionData(Body):
-    """What a group wants of a topic. ``code_set``: hashes of the tags in ``tags_set``; both empty for everything."""
+    """A group's subscription to a topic. ``code_set``: hashes of the tags in ``tags_set``; both empty: all messages."""
 
     topic: str
     sub_string: str = "*"
@@ -143,7 +143,7 @@ class BrokerData(Body):
 
 
 class QueueData(Body):
-    """A topic's queues on one broker name."""
+    """A topic's queues on the brokers of one name."""
 
     broker_name: str
     read_queue_nums: int = 0
@@ -153,7 +153,7 @@ class QueueData(Body):
 
 
 class TopicQueueMappingInfo(Body):
-    """A static topic's share on one broker name; ``curr_id_map``: logical queue id to the broker's own."""
+    """A static topic's queues on one broker name; ``curr_id_map``: logical queue id to the broker's queue id."""
 
     topic: str = ""
     total_queues: int = 0
@@ -190,7 +190,7 @@ class TopicConfigSerializeWrapper(Body):
 
 
 class TopicConfigAndMappingSerializeWrapper(TopicConfigSerializeWrapper):
-    """What REGISTER_BROKER carries beyond topics.json: where static topics have their queues."""
+    """The body of REGISTER_BROKER has this in addition to topics.json: the queues of static topics."""
 
     topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
 
@@ -212,7 +212,7 @@ class TopicList(Body):
 
 
 class BrokerMemberGroup(Body):
-    """Who stands behind one broker name: broker id to address."""
+    """The brokers of one name: broker id to address."""
 
     broker_addrs: dict[str, str] = {}
     broker_name: str = ""
@@ -226,7 +226,7 @@ class GetBrokerMemberGroupResponseBody(Body):
 
 
 class KVTable(Body):
-    """Body of the reply to GET_KVLIST_BY_NAMESPACE (219), and of REGISTER_BROKER's where there are ordered topics."""
+    """Body of the reply to GET_KVLIST_BY_NAMESPACE (219), and to REGISTER_BROKER if there are ordered topics."""
 
     table: dict[str, str] = {}
 
@@ -237,9 +237,9 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(data: bytes | memoryview, kind: type[T]) -> T:
-    """A body as ``kind``: strictly first, then tolerantly (bare keys, nulls for defaults, numbers as text).
+    """A body as ``kind``, decoded strictly, else tolerantly (bare keys, nulls for defaults, numbers as text).
 
-    Raises RemotingError(SYSTEM_ERROR) where the body is not JSON or does not fit.
+    Raises RemotingError(SYSTEM_ERROR) if the body is not JSON or does not match ``kind``.
     """
     try:
         return msgspec.json.decode(data, type=kind, strict=False)

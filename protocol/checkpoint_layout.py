@@ -1,10 +1,10 @@
 """The checkpoint file: 4,096 bytes, six 8-byte numbers at its head (RocketMQ's StoreCheckpoint).
 
-Times are ms of store timestamps, offsets are commit-log offsets. Too small a value only costs time at the next start.
+Times are store timestamps in ms, offsets are commit-log offsets. Too small a value only costs time at the next start.
 
-RocketMQ writes the six numbers and never touches the rest of its 4,096 bytes. From byte 512 on, this broker keeps its
-own mark: up to which offset log, queues and index are on disk together. The mark has a checksum over itself and the six
-numbers, so it counts only while nobody else has moved them since.
+RocketMQ writes the six numbers and never touches the rest of the 4,096 bytes. From byte 512 on, this broker stores its
+own mark: the offset up to which log, queues and index are on disk together. The mark has a checksum over itself and the
+six numbers, so it becomes invalid when another broker changes them.
 """
 
 import struct
@@ -33,14 +33,14 @@ class CheckpointFields(Struct):
 
 
 class CheckpointMark(Struct, frozen=True):
-    """What was durable together when the checkpoint was written.
+    """The state that was durable, log, queues and index together, when the checkpoint was written.
 
     ``position``: every record before this commit-log offset is synced, and so are its queue unit and index entries.
     ``last_record`` and ``store_timestamp`` are the offset and time of the last record before it (-1 and 0 for none).
     ``queues`` and ``units``: how many queues there were and the sum of their next offsets.
     ``index_file`` and ``index_count``: name (as a number) and entry count of the newest index file, 0 and 0 for none,
-    -1 and 0 where no index is kept. ``index_files``: how many of them there are.
-    ``clean``: written as the last act of an orderly stop.
+    -1 and 0 without an index. ``index_files``: the number of index files.
+    ``clean``: written as the last step of a graceful shutdown.
     """
 
     position: int = 0
@@ -55,14 +55,14 @@ class CheckpointMark(Struct, frozen=True):
 
 
 def decode(data: bytes) -> CheckpointFields:
-    """The fields at the head of a checkpoint file. Raises ValueError for a file too short to hold them."""
+    """The fields at the head of a checkpoint file. Raises ValueError if the file is too short for them."""
     if len(data) < FIELDS.size:
         raise ValueError(f"a checkpoint has {SIZE} bytes, this file has {len(data)}")
     return CheckpointFields(*FIELDS.unpack_from(data))
 
 
 def decode_mark(data: bytes) -> CheckpointMark | None:
-    """This broker's mark; None where there is none, or where another writer has changed the fields since."""
+    """This broker's mark; None if there is none, or if another writer has changed the fields since."""
     end = MARK_AT + MARK.size
     if len(data) < end + _CRC.size or not data.startswith(MARK_MAGIC, MARK_AT):
         return None
@@ -73,7 +73,7 @@ def decode_mark(data: bytes) -> CheckpointMark | None:
 
 
 def encode(fields: CheckpointFields, mark: CheckpointMark | None = None) -> bytes:
-    """The whole file."""
+    """The content of the file."""
     packed = FIELDS.pack(
         fields.physic_msg_timestamp,
         fields.logics_msg_timestamp,

@@ -1,10 +1,10 @@
-"""Request, response and language codes. Made from codes.toml by ``python -m trimq.protocol.generate_codes``."""
+"""Request, response and language codes. Generated from codes.toml by ``python -m trimq.protocol.generate_codes``."""
 
 from enum import IntEnum
 from typing import Final
 
 VERSION: Final = 479
-"""Version ordinal in our frames (V5_3_3): Java refuses SQL92 pulls on brokers below 232."""
+"""The version ordinal sent in frames (V5_3_3). Java clients refuse SQL92 pulls from brokers below 232."""
 
 
 class LanguageCode(IntEnum):
@@ -27,7 +27,7 @@ class LanguageCode(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """What a request asks for (RocketMQ's RequestCode)."""
+    """The operation of a request (RocketMQ's RequestCode)."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -196,7 +196,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended (RocketMQ's ResponseCode and RemotingSysResponseCode)."""
+    """The result of a request (RocketMQ's ResponseCode and RemotingSysResponseCode)."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -382,7 +382,7 @@ HELP: Final[dict[int, str]] = {
         "The policy does not exist."
     ),
 }
-"""Response code to what it means and what to do about it."""
+"""Response code to its meaning and what to do about it."""
 
 NOT_SUPPORTED: Final[dict[int, str]] = {
     37: "transactions",
@@ -466,4 +466,4 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     213: "requests that RocketMQ 5 does not serve either",
     214: "requests that RocketMQ 5 does not serve either",
 }
-"""Request code that is served nowhere here to what it is for."""
+"""Request code that TriMQ does not serve to the feature that it belongs to."""

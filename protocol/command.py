@@ -1,8 +1,8 @@
-"""RemotingCommand: one request or reply, whatever encoding its header travelled in.
+"""RemotingCommand: one request or reply, independent of the encoding of its header.
 
-A header arrives with its ext fields still raw. ``header(T)`` turns them into the typed struct of the request's code
-in one pass; what the fast pass refuses (numbers for text, nulls, blanks: some clients send such) takes a slower,
-tolerant pass that ends in the same struct.
+A decoded header has its ext fields still raw. ``header(T)`` decodes them into the typed struct of the request's code in
+one pass. Fields that this strict pass rejects (some clients send numbers for text, nulls, or blanks) are decoded by a
+slower, tolerant pass with the same result.
 """
 
 import json
@@ -25,7 +25,7 @@ _NO_EXT: Final = Raw()
 
 
 class Encoding(IntEnum):
-    """Header serialization, the top byte of a frame's header word (RocketMQ's SerializeType; MSGPACK is our own)."""
+    """Encoding of a header, the top byte of the header word (RocketMQ's SerializeType; MSGPACK is TriMQ's own)."""
 
     JSON = 0
     ROCKETMQ = 1
@@ -35,10 +35,10 @@ class Encoding(IntEnum):
 class RemotingCommand(Struct, gc=False):
     """A request or a reply (RocketMQ's RemotingCommand).
 
-    ``body`` may be a view into a receive buffer: it is valid only while the handler that got it runs synchronously.
-    Exactly one of ``ext_raw`` (JSON text as it arrived) and ``ext`` (text to text) holds the ext fields; those of a
-    TypedCommand are in its ``head``. ``header`` and ``ext_fields`` know all of them.
-    The names with a tilde are never taken from a JSON header: decoding sets those fields afterwards.
+    ``body`` may be a view of a receive buffer, valid only until the handler that got the command first awaits or
+    returns. Exactly one of ``ext_raw`` (JSON text as received) and ``ext`` (text to text) holds the ext fields; those
+    of a TypedCommand are in its ``head``. ``header`` and ``ext_fields`` work for all of them. Fields with a tilde in
+    their wire name never come from a JSON header: decoding sets them afterwards.
     """
 
     code: int
@@ -62,7 +62,7 @@ class RemotingCommand(Struct, gc=False):
         oneway: bool = False,
         encoding: Encoding = Encoding.JSON,
     ) -> "RemotingCommand":
-        """A request of ours; the sender numbers it (``opaque``)."""
+        """Create a request. The connection that sends it assigns its number (``opaque``)."""
         return cls(
             int(code),
             flag=ONEWAY_FLAG if oneway else 0,
@@ -80,7 +80,7 @@ class RemotingCommand(Struct, gc=False):
 
     @property
     def is_oneway(self) -> bool:
-        """True where the sender does not want an answer."""
+        """True if the sender wants no reply."""
         return bool(self.flag & ONEWAY_FLAG)
 
     def reply(
@@ -104,9 +104,9 @@ class RemotingCommand(Struct, gc=False):
         )
 
     def ext_fields(self) -> dict[str, str]:
-        """All ext fields as text; nulls are left out, numbers and booleans are written out.
+        """All ext fields as text: nulls are left out, numbers and booleans converted to text.
 
-        Raises RemotingError(SYSTEM_ERROR) where the ext fields are not an object.
+        Raises RemotingError(SYSTEM_ERROR) if the ext fields are not a JSON object.
         """
         if self.ext is not None:
             return {str(key): _text(value) for key, value in self.ext.items() if value is not None}
@@ -124,7 +124,7 @@ class RemotingCommand(Struct, gc=False):
     def header(self, kind: type[T]) -> T:
         """The ext fields as ``kind``.
 
-        Raises RemotingError(SYSTEM_ERROR), naming the field, where a mandatory one is missing or a value does not fit.
+        Raises RemotingError(SYSTEM_ERROR) with the name of the field if a mandatory one is missing or a value invalid.
         """
         if self.ext is None:
             decode = _DECODE.get(kind) or _decoder(kind)
@@ -135,21 +135,21 @@ class RemotingCommand(Struct, gc=False):
         return _tolerant(kind, self.ext_fields())
 
     def copy_buffers(self) -> None:
-        """Copy what it has in a receive buffer, so that it can be kept."""
+        """Replace views of a receive buffer by copies, so that the command stays valid."""
         self.body = bytes(self.body)
         self.ext_raw = self.ext_raw.copy()
 
     def drop_buffers(self) -> None:
-        """Drop what it has of a receive buffer: it waits for its reply, and only its number is needed for that.
+        """Drop views of a receive buffer, once only the command's number is needed, to reply.
 
-        A buffer of up to 16 MiB would be kept for as long as the command otherwise.
+        Otherwise a buffer of up to 16 MiB would stay allocated as long as the command.
         """
         self.body = b""
         self.ext_raw = _NO_EXT
 
 
 def to_ext(header: Struct) -> dict[str, str]:
-    """A typed header as ext fields: None is left out, booleans are ``true``/``false``, numbers decimal text."""
+    """A typed header as ext fields: None is left out, booleans become ``true`` or ``false``, numbers decimal text."""
     fields = {}
     for python_name, wire_name in _wire_names(type(header)):
         value = getattr(header, python_name)
@@ -193,7 +193,7 @@ def _text(value: Any) -> str:
 
 
 def _field_kinds(kind: type) -> list[tuple[str, bool, type]]:
-    """For each field: name on the wire, whether it is mandatory, and the plain type behind it."""
+    """For each field: its wire name, whether it is mandatory, and its basic type (str, int or bool)."""
     known = _KINDS.get(kind)
     if known is None:
         info = inspect.type_info(kind)

@@ -1,16 +1,16 @@
-"""Errors of the protocol, told apart by what they cost: a broken frame its connection, a bad request an error reply."""
+"""Protocol errors, distinguished by effect: a broken frame closes the connection, a bad request gets an error reply."""
 
 from trimq.protocol.codes import HELP, ResponseCode
 
 
 class FrameError(Exception):
-    """A frame that cannot be trusted: bad length, bad header. The connection it came from has to be closed."""
+    """A malformed frame: invalid length or header. The connection it was received on has to be closed."""
 
 
 class RemotingError(Exception):
     """A request that ends in an error reply.
 
-    ``code`` is the response code, ``remark`` the text for the person who reads the reply.
+    ``code`` is the response code, ``remark`` a text for people.
     """
 
     def __init__(self, code: int, remark: str) -> None:
@@ -23,7 +23,7 @@ class RemotingError(Exception):
 
 
 def code_name(code: int) -> str:
-    """``TOPIC_NOT_EXIST`` for 17; the digits for a code that is not known."""
+    """``TOPIC_NOT_EXIST`` for 17; the digits of an unknown code."""
     try:
         return ResponseCode(code).name
     except ValueError:
@@ -31,5 +31,5 @@ def code_name(code: int) -> str:
 
 
 def help_text(code: int) -> str:
-    """What a response code means and what to do about it; empty for a code that is not known."""
+    """The meaning of a response code and what to do about it; empty for an unknown code."""
     return HELP.get(code, "")

@@ -1,4 +1,4 @@
-"""Names of store files: a mapped file by the byte offset it begins at (20 digits), an index file by its birth."""
+"""Names of store files: a mapped file is named by its start offset (20 digits), an index file by its creation time."""
 
 from datetime import datetime
 from typing import Final
@@ -12,15 +12,15 @@ def offset_name(offset: int) -> str:
 
 
 def parse_offset_name(name: str) -> int | None:
-    """The offset that a file's name tells; None for a name of another form."""
+    """The start offset in a file's name; None for a name of another form."""
     return int(name) if len(name) == OFFSET_DIGITS and name.isascii() and name.isdigit() else None
 
 
 def index_name(wall_ms: int) -> str:
     """``yyyyMMddHHmmssSSS`` in local time."""
-    return datetime.fromtimestamp(wall_ms / 1000).strftime("%Y%m%d%H%M%S") + f"{wall_ms % 1000:03d}"  # noqa: DTZ006 - local time it is
+    return datetime.fromtimestamp(wall_ms / 1000).strftime("%Y%m%d%H%M%S") + f"{wall_ms % 1000:03d}"  # noqa: DTZ006 - local time, as in RocketMQ
 
 
 def is_index_name(name: str) -> bool:
-    """True for a name made of digits alone, as RocketMQ's loader asks."""
+    """True for a name of digits only, the condition of RocketMQ's loader."""
     return name.isascii() and name.isdigit()

@@ -1,8 +1,8 @@
-"""Frames: how a RemotingCommand lies on the wire.
+"""Frames: the layout of a RemotingCommand on the wire.
 
-Layout (big-endian): total length (4, bytes that follow), header word (4: encoding in the top byte, header length H in
-the other three), header (H), body (the rest). Three encodings of the header are told apart by that byte: JSON,
-RocketMQ's binary form, and msgpack for our own SDK. Source: RocketMQ's RemotingCommand and RocketMQSerializable.
+Layout (big-endian): total length (4: the bytes after it), header word (4: encoding in the top byte, header length H in
+the other three), header (H), body (the rest). The encoding is JSON, RocketMQ's binary form, or msgpack, which only
+TriMQ's SDK uses. Source: RocketMQ's RemotingCommand and RocketMQSerializable.
 """
 
 import struct
@@ -16,7 +16,7 @@ from trimq.protocol.command import LANGUAGE, Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError
 
 MAX_FRAME: Final = 16_777_216
-"""Largest frame in bytes, its length word included."""
+"""The largest frame in bytes, including its length word."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -28,7 +28,7 @@ _SHORT = struct.Struct(">H")
 _json_decoder = msgspec.json.Decoder(RemotingCommand, strict=False)
 
 _FULL_CODES: Final = {code & 0xFFFF: int(code) for code in RequestCode if code > 0x7FFF}
-"""The binary form keeps 16 bits of a code: which full code each of those that do not fit means."""
+"""The binary form has 16 bits for a code. This maps the low 16 bits of each longer code to that code."""
 
 
 class _JsonHeader(msgspec.Struct, omit_defaults=True, gc=False):
@@ -43,9 +43,9 @@ class _JsonHeader(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 def decode(frame: memoryview) -> RemotingCommand:
-    """One command from the bytes after the length word; ``body`` is a view into ``frame``.
+    """Decode one command from the bytes after the length word; ``body`` is a view of ``frame``.
 
-    Raises FrameError where the header is longer than the frame, of an unknown encoding, or cannot be decoded.
+    Raises FrameError if the header is longer than the frame, has an unknown encoding, or cannot be decoded.
     """
     if len(frame) < 4:
         raise FrameError(f"a frame of {len(frame)} bytes has no header word")
@@ -53,9 +53,9 @@ def decode(frame: memoryview) -> RemotingCommand:
 
 
 def decode_at(view: memoryview, word: int, at: int, stop: int) -> RemotingCommand:
-    """As ``decode``, for a frame inside a larger buffer, whose caller has read the words in front already.
+    """As ``decode``, for a frame inside a larger buffer whose leading words the caller has read. This is the hot path.
 
-    ``word`` is its header word, ``at`` where the header begins and ``stop`` where the frame ends. This is the hot path.
+    ``word`` is the header word, ``at`` the offset of the header and ``stop`` the end of the frame.
     """
     end = at + (word & 0xFFFFFF)
     if end > stop:
@@ -66,7 +66,7 @@ def decode_at(view: memoryview, word: int, at: int, stop: int) -> RemotingComman
             command: RemotingCommand = _json_decoder.decode(view[at:end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError(f"undecodable JSON header: {error}") from None
-        # A header may name these fields; looking costs less than setting them.
+        # A client can send keys with these wire names. A check costs less than always setting the fields.
         if command.ext is not None:
             command.ext = None
         if command.encoding is not Encoding.JSON:
@@ -82,16 +82,19 @@ def decode_at(view: memoryview, word: int, at: int, stop: int) -> RemotingComman
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """The whole frame, length word included, in the command's own encoding.
+    """The complete frame, including its length word, in the command's own encoding.
 
-    Raises FrameError where the frame would be longer than MAX_FRAME.
+    Raises FrameError if the frame would be longer than MAX_FRAME.
     """
     head = encode_head(command, len(command.body))
     return b"".join((head, command.body)) if len(command.body) else head
 
 
 def encode_head(command: RemotingCommand, body_length: int) -> bytes:
-    """Length word, header word and header of a frame whose body of ``body_length`` bytes is sent separately."""
+    """Length word, header word and header of a frame whose body of ``body_length`` bytes is sent separately.
+
+    Raises FrameError as ``encode`` does.
+    """
     encoding = command.encoding
     if encoding == Encoding.JSON:
         header = _encode_json(command)
@@ -106,7 +109,7 @@ def encode_head(command: RemotingCommand, body_length: int) -> bytes:
 
 
 class FrameDecoder:
-    """Splits a byte stream into commands. Work is linear in the bytes fed, whatever their split."""
+    """Splits a byte stream into commands. Its work is linear in the number of bytes, however they are split."""
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
         self._buffer = bytearray()
@@ -114,9 +117,9 @@ class FrameDecoder:
         self._most = max_frame - 4
 
     def feed(self, data: Buffer) -> list[RemotingCommand]:
-        """Every command completed by ``data``; bodies are bytes of their own.
+        """All commands completed by ``data``. Their bodies are copies.
 
-        Raises FrameError; the stream is unusable afterwards.
+        Raises FrameError for a malformed frame; the stream is unusable afterwards.
         """
         buffer: Buffer = data
         if self._buffer or type(data) is not bytes:
@@ -131,7 +134,7 @@ class FrameDecoder:
             end = at + 4 + total
             if end > size:
                 break
-            # Bytes that are one frame and nothing else are taken as they are: most are.
+            # Data that is exactly one frame, the usual case, is used without a copy.
             frame = bytes(buffer if end - at == size else memoryview(buffer)[at:end])
             commands.append(decode_at(memoryview(frame), _WORD.unpack_from(frame, 4)[0], 8, end - at))
             at = end
@@ -143,12 +146,12 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Bytes held of a frame that is not complete yet."""
+        """Buffered bytes of an incomplete frame."""
         return len(self._buffer)
 
 
 def check_length(total: int, max_frame: int = MAX_FRAME) -> None:
-    """Raises FrameError unless ``total``, a length word, is one that a frame can have."""
+    """Raises FrameError unless ``total`` is a valid length word."""
     if total < 4 or total + 4 > max_frame:
         raise FrameError(f"length word {total} is outside 4 to {max_frame - 4}")
 
@@ -227,7 +230,7 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 @cache
 def _msgpack() -> Any:
     try:
-        import msgpack  # type: ignore[import-untyped]  # noqa: PLC0415 - the SDK needs it only where a program asks for it
+        import msgpack  # type: ignore[import-untyped]  # noqa: PLC0415 - optional: needed for msgpack headers only
     except ImportError:
         raise FrameError("headers in msgpack need the package msgpack: pip install msgpack") from None
     return msgpack
@@ -259,7 +262,7 @@ def _decode_msgpack(header: bytes) -> RemotingCommand:
 
 
 class RemotingCommandFields(msgspec.Struct):
-    """A msgpack header: a map of these names; ext values are text, whole numbers or booleans."""
+    """A msgpack header: a map of these names. Ext values are text, integers or booleans."""
 
     code: int
     opaque: int = 0

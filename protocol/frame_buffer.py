@@ -1,7 +1,7 @@
-"""FrameBuffer: where a connection's bytes are received, and taken out of again as commands.
+"""FrameBuffer: the receive buffer of a client connection, which decodes the received bytes into commands.
 
-One buffer is used again and again: memory that is warm in the cache, and as many frames as have come with one system
-call. A frame is copied once, when it is whole; what it brings may then be kept for as long as anybody likes.
+The same buffer is used for all reads: its memory stays in the CPU's cache, and one system call reads many frames. A
+complete frame is copied once, so the command decoded from it stays valid.
 """
 
 import struct
@@ -11,14 +11,14 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import MAX_FRAME, check_length, decode_at
 
 _SIZE: Final = 256 * 1024
-_ROOM: Final = 64 * 1024
-"""With less room than this behind what is held, that is moved to the front: seldom, and never for a whole frame."""
+_MIN_SPACE: Final = 64 * 1024
+"""With less free space than this, the held bytes are moved to the front. That is rare: only incomplete frames move."""
 
 _WORD = struct.Struct(">I")
 
 
 class FrameBuffer:
-    """Receive into ``space``, then say how much came: ``received`` has the commands that are complete now."""
+    """Receive into ``space``, then pass the number of bytes to ``received``, which returns the completed commands."""
 
     __slots__ = ("_begin", "_buffer", "_end", "_max_frame", "_view")
 
@@ -30,24 +30,24 @@ class FrameBuffer:
 
     @property
     def pending(self) -> int:
-        """Bytes held of a frame that is not complete yet."""
+        """Buffered bytes of an incomplete frame."""
         return self._end - self._begin
 
     def space(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """The free part of the buffer, for the next read; never empty."""
         if self._begin == self._end:
             self._begin = self._end = 0
             if len(self._buffer) > _SIZE:
                 self._move_to(bytearray(_SIZE))
-        elif len(self._buffer) - self._end < _ROOM:
-            self._make_room()
+        elif len(self._buffer) - self._end < _MIN_SPACE:
+            self._free_space()
         return self._view[self._end :]
 
-    def _make_room(self) -> None:
+    def _free_space(self) -> None:
         held = self._end - self._begin
-        if held + _ROOM <= len(self._buffer):
+        if held + _MIN_SPACE <= len(self._buffer):
             self._move_to(self._buffer)
-        else:  # a long frame: the buffer grows with what really comes, an announced length costs nothing
+        else:  # a long frame: the buffer grows with the bytes received, an announced length allocates nothing
             self._move_to(bytearray(2 * held))
 
     def _move_to(self, buffer: bytearray) -> None:
@@ -57,9 +57,9 @@ class FrameBuffer:
         self._begin, self._end = 0, held
 
     def received(self, count: int) -> list[RemotingCommand]:
-        """The commands that ``count`` more bytes complete; bodies are bytes of their own.
+        """The commands completed by ``count`` more bytes. Their bodies are copies.
 
-        Raises FrameError; the stream is unusable afterwards.
+        Raises FrameError for a malformed frame; the stream is unusable afterwards.
         """
         view, at, most = self._view, self._begin, self._max_frame - 4
         end = self._end = self._end + count

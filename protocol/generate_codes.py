@@ -1,6 +1,6 @@
-"""Makes protocol/codes.py and docs/codes.md from protocol/codes.toml.
+"""Generates protocol/codes.py and docs/codes.md from protocol/codes.toml.
 
-``python -m trimq.protocol.generate_codes`` writes both; with ``--check`` it only says whether they are current.
+``python -m trimq.protocol.generate_codes`` writes both; with ``--check`` it only reports whether they are current.
 """
 
 import sys
@@ -19,13 +19,13 @@ CODES_MD = HERE.parent / "docs" / "codes.md"
 def render_python(data: dict[str, Any]) -> str:
     """The text of protocol/codes.py."""
     lines = [
-        f'"""Request, response and language codes. Made from codes.toml by ``{_COMMAND}``."""',
+        f'"""Request, response and language codes. Generated from codes.toml by ``{_COMMAND}``."""',
         "",
         "from enum import IntEnum",
         "from typing import Final",
         "",
         "VERSION: Final = 479",
-        '"""Version ordinal in our frames (V5_3_3): Java refuses SQL92 pulls on brokers below 232."""',
+        '"""The version ordinal sent in frames (V5_3_3). Java clients refuse SQL92 pulls from brokers below 232."""',
         "",
         "",
     ]
@@ -37,12 +37,12 @@ def render_python(data: dict[str, Any]) -> str:
         ),
         (
             "RequestCode",
-            "What a request asks for (RocketMQ's RequestCode).",
+            "The operation of a request (RocketMQ's RequestCode).",
             _requests(data),
         ),
         (
             "ResponseCode",
-            "How a request ended (RocketMQ's ResponseCode and RemotingSysResponseCode).",
+            "The result of a request (RocketMQ's ResponseCode and RemotingSysResponseCode).",
             {key: entry["value"] for key, entry in data["response"].items()},
         ),
     ):
@@ -56,11 +56,11 @@ def render_python(data: dict[str, Any]) -> str:
             f"        {quoted(entry['help'])}",
             "    ),",
         ]
-    lines += ["}", '"""Response code to what it means and what to do about it."""', ""]
+    lines += ["}", '"""Response code to its meaning and what to do about it."""', ""]
     lines.append("NOT_SUPPORTED: Final[dict[int, str]] = {")
     for feature, members in data["unsupported"].items():
         lines += [f"    {value}: {quoted(feature)}," for value in members.values()]
-    lines += ["}", '"""Request code that is served nowhere here to what it is for."""', ""]
+    lines += ["}", '"""Request code that TriMQ does not serve to the feature that it belongs to."""', ""]
     return "\n".join(lines)
 
 
@@ -69,7 +69,7 @@ def render_markdown(data: dict[str, Any]) -> str:
     lines = [
         "# Codes",
         "",
-        "Made from `protocol/codes.toml`; do not edit.",
+        "Generated from `protocol/codes.toml`; do not edit.",
         "",
         "## Responses",
         "",
@@ -81,7 +81,7 @@ def render_markdown(data: dict[str, Any]) -> str:
     lines += [f"| {value} | {key} |" for key, value in data["request"].items()]
     lines += ["", "## Requests that are not supported", ""]
     lines += [
-        "Of RocketMQ 5.5.0's. They are refused with REQUEST_CODE_NOT_SUPPORTED (3) and a text that names the feature."
+        "Requests of RocketMQ 5.5.0 that are refused with REQUEST_CODE_NOT_SUPPORTED (3) and a text with the feature."
     ]
     lines += ["", "| feature | code | name |", "|---|---|---|"]
     for feature, members in data["unsupported"].items():
@@ -90,7 +90,7 @@ def render_markdown(data: dict[str, Any]) -> str:
 
 
 def _requests(data: dict[str, Any]) -> dict[str, int]:
-    """All request codes by name: those that are served somewhere, then the others."""
+    """All request codes by name: first those that a server of TriMQ serves, then the others."""
     found: dict[str, int] = dict(data["request"])
     for members in data["unsupported"].values():
         found |= members
@@ -98,7 +98,7 @@ def _requests(data: dict[str, Any]) -> dict[str, int]:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes or checks the two files; the exit code is 1 when one is not current."""
+    """Write or check the two files. The exit code is 1 if ``--check`` finds one that is not current."""
     data = tomllib.loads((HERE / "codes.toml").read_text(encoding="utf-8"))
     return write_or_check({CODES_PY: render_python(data), CODES_MD: render_markdown(data)}, arguments, _COMMAND)
 

@@ -1,4 +1,4 @@
-"""What the generators of code and documentation have in common."""
+"""Functions shared by the generators of code and documentation."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ def quoted(text: str) -> str:
 
 
 def write_or_check(wanted: dict[Path, str], arguments: list[str], command: str) -> int:
-    """Write the files; with ``--check`` only say which are not current. The exit code: 1 when one is not."""
+    """Write the files; with ``--check`` only report those that are not current, with exit code 1 if there are any."""
     if "--check" in arguments:
         stale = [
             path.name for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text

@@ -1,7 +1,7 @@
-"""Hashes and checksums. Each is one small function, so that a native version can take its place.
+"""Hashes and checksums. Each is one small function, so that a native version can replace it.
 
-The record checksum is CRC-32 as in Ethernet and zip, cut to 31 bits. crcmod holds its definition; what runs is zlib's
-(or isal's where it is installed), and a test holds them together.
+The record checksum is CRC-32 as in Ethernet and zip, reduced to 31 bits. It is computed by zlib, or by isal if that is
+installed; a test compares it with the definition in crcmod.
 """
 
 import zlib
@@ -14,7 +14,7 @@ try:
     from isal import isal_zlib
 
     _crc32 = isal_zlib.crc32
-except ImportError:  # isal is optional: equal results, about a quarter of the time
+except ImportError:  # isal is optional: the same results in about a quarter of the time
     _crc32 = zlib.crc32
 
 CRC32_POLYNOMIAL: Final = 0x104C11DB7
@@ -35,29 +35,29 @@ def string_hash(text: str) -> int:
     return value - 0x100000000 if value & 0x80000000 else value
 
 
-_kept_hash = lru_cache(maxsize=8192)(string_hash)
-_LONGEST_TAG_KEPT: Final = 128
-"""Hashes of longer tags are not kept: nobody has many messages with such a tag, but they could fill the memory."""
+_cached_hash = lru_cache(maxsize=8192)(string_hash)
+_LONGEST_CACHED_TAG: Final = 128
+"""Hashes of longer tags are not cached: such tags are rare, and a cache of them could take much memory."""
 
 
 def tags_code(tags: str) -> int:
     """The consume queue's code of a tag: its hash; 0 for no tag."""
-    return _kept_hash(tags) if len(tags) <= _LONGEST_TAG_KEPT else string_hash(tags)
+    return _cached_hash(tags) if len(tags) <= _LONGEST_CACHED_TAG else string_hash(tags)
 
 
-_LONGEST_KEPT: Final = 255
-"""Longer topics are none: they could only fill the memory."""
+_LONGEST_CACHED_TOPIC: Final = 255
+"""No valid topic is longer; caching longer texts would only take memory."""
 
 
 @lru_cache(maxsize=4096)
 def hash_in_front(topic: str) -> int:
-    """What a topic and the ``#`` behind it give to the hash of ``topic#key``: their String.hashCode, unsigned."""
+    """The String.hashCode of ``topic#``, unsigned: the state from which the hash of ``topic#key`` continues."""
     return string_hash(topic + "#") & 0xFFFFFFFF
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The index's hash of ``topic#key``: absolute value, 0 where that does not fit (IndexFile.indexKeyHashMethod)."""
-    if key.isascii() and len(topic) <= _LONGEST_KEPT:
+    """The index's hash of ``topic#key``: the absolute value, 0 if that overflows (IndexFile.indexKeyHashMethod)."""
+    if key.isascii() and len(topic) <= _LONGEST_CACHED_TOPIC:
         value = hash_in_front(topic)
         for unit in key.encode("ascii"):
             value = (31 * value + unit) & 0xFFFFFFFF
@@ -68,18 +68,18 @@ def key_hash(topic: str, key: str) -> int:
 
 
 def crc32(data: Any) -> int:
-    """Checksum of a body as records carry it: CRC-32 of the stored bytes, lower 31 bits; 0 for no bytes."""
+    """Checksum of a body in a record: the lower 31 bits of the CRC-32 of the stored bytes; 0 for an empty body."""
     return _crc32(data) & 0x7FFFFFFF
 
 
 def crc32_of_each(pieces: Iterable[Any]) -> list[int]:
-    """The checksum of each piece with all its 32 bits: for who has many, and takes the upper one off all at once."""
+    """The full 32-bit CRC of each piece, for callers with many pieces, who mask the upper bit themselves."""
     return list(map(_crc32, pieces))
 
 
 def reference_crc32() -> Callable[[bytes], int]:
-    """The same checksum by its definition in crcmod: what ``crc32`` is held against."""
-    import crcmod  # noqa: PLC0415 - only a test asks for the definition
+    """The same checksum by its definition in crcmod, to test ``crc32``."""
+    import crcmod  # noqa: PLC0415 - only a test uses the definition
 
     function: Callable[[bytes], int] = crcmod.mkCrcFun(CRC32_POLYNOMIAL, initCrc=CRC32_INITIAL, xorOut=CRC32_XOR_OUT)
     return lambda data: function(data) & 0x7FFFFFFF

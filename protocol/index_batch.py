@@ -1,7 +1,8 @@
-"""Entries of an index file, many at a time: hashing keys and linking them into the slots' chains.
+"""Batches of index entries: hashes keys, and links entries into the chains of their slots.
 
-Three forms with the same result: the native extension, numpy arrays (about 0.4 us a key), and pure Python where neither
-is installed. All write entries, then slots; the caller writes the header last, so that its count never covers a hole.
+Three implementations have the same result: the native extension, numpy arrays (about 0.4 us per key), and pure Python
+if neither is installed. All write entries first, then slots; the caller writes the header last, so that its count never
+covers an entry that was not written.
 Source: RocketMQ's IndexFile.putKey.
 """
 
@@ -17,56 +18,56 @@ INT_MAX: Final = 0x7FFFFFFF
 Message = tuple[str, tuple[str, ...], int, int]
 """Topic, keys, log offset and store time of a message."""
 Row = Any
-"""Numbers, one for each entry: a sequence of int, or a numpy array."""
+"""A column of numbers, one for each entry: a sequence of int, or a numpy array."""
 
 
 Pending = Message | Keys
-"""A message whose keys are not in a file yet, or keys of many."""
+"""A message whose keys are not in a file yet, or the hashed keys of many messages."""
 
 
 class Batch(Protocol):
-    """What both forms offer: put entries into a file's buffer, and count or rebuild its slots."""
+    """The operations of all implementations: put entries into a file's buffer, and rebuild its slots."""
 
     def key_hashes(self, texts: Sequence[str]) -> list[int]:
         """The index's hash of each ``topic#key`` text (hashing.key_hash)."""
         ...
 
     def flat(self, messages: Sequence[Message]) -> tuple[Row, Row, Row]:
-        """Hash, log offset and store time of each key of at least one message with a key, in their order."""
+        """Columns of hash, log offset and store time, with one row per key in order. At least one message has a key."""
         ...
 
     def flat_mixed(self, entries: "Sequence[Pending]") -> tuple[Row, Row, Row]:
-        """The same where hashed keys are among them."""
+        """The same for entries that include hashed keys."""
         ...
 
     def seconds(self, timestamps: Row, begin: int) -> Row:
-        """``seconds_since`` of each."""
+        """``seconds_since`` of each timestamp."""
         ...
 
     def put(self, view: memoryview, slots: int, count: int, hashes: Row, phys: Row, seconds: Row) -> int:
-        """Write entries number ``count`` and up, link them; returns how many slots were empty before."""
+        """Write and link entries from number ``count`` on. Returns how many of their slots were empty before."""
         ...
 
     def link(self, view: memoryview, slots: int, count: int) -> tuple[bytes, int, bool]:
-        """Chain entries 1 to ``count`` - 1 anew: slot table for them, its slots in use, whether a chain changed."""
+        """Relink entries 1 to ``count`` - 1. Returns the slot table, its slots in use, and whether a chain changed."""
         ...
 
 
 def key_hash_of(text: str) -> int:
-    """Hash of one ``topic#key`` text: absolute value, 0 where that does not fit."""
+    """Hash of one ``topic#key`` text: the absolute value, 0 if that overflows."""
     value = abs(string_hash(text))
     return value if value <= INT_MAX else 0
 
 
 def seconds_since(begin: int, store_timestamp: int) -> int:
-    """An entry's time difference: whole seconds since the file's begin time, 0 without one, never negative."""
+    """An entry's time difference: whole seconds since the file's begin time, at least 0; 0 without a begin time."""
     if begin <= 0 or store_timestamp <= begin:
         return 0
     return min((store_timestamp - begin) // 1000, INT_MAX)
 
 
 class PlainBatch:
-    """The plain-Python form."""
+    """The implementation in pure Python."""
 
     def key_hashes(self, texts: Sequence[str]) -> list[int]:
         """See Batch."""
@@ -103,6 +104,7 @@ class PlainBatch:
             previous = newest.get(slot)
             if previous is None:
                 previous = int.from_bytes(table[4 * slot : 4 * slot + 4], "big", signed=True)
+                # A slot may refer to an entry beyond the count, which a process wrote before it was killed.
                 if previous <= 0 or previous >= count:
                     previous = 0
                     used += 1
@@ -134,16 +136,16 @@ class PlainBatch:
 
 
 def make_batch() -> Batch:
-    """The native form where the extension is on, else the numpy form where numpy is installed, else the plain one."""
+    """The native implementation if the extension is on, else numpy's if it is installed, else the one in Python."""
     if NATIVE.extension is not None:
-        from trimq.protocol.index_batch_native import NativeBatch  # noqa: PLC0415 - it is made of the forms here
+        from trimq.protocol.index_batch_native import NativeBatch  # noqa: PLC0415 - it imports this module
 
         return NativeBatch(NATIVE, other_batch)
     return other_batch()
 
 
 def other_batch() -> Batch:
-    """The form that is used without the extension."""
+    """The implementation to use without the extension."""
     try:
         from trimq.protocol.index_batch_numpy import NumpyBatch  # noqa: PLC0415 - numpy is optional
     except ImportError:

@@ -1,4 +1,4 @@
-"""The native form of index_batch: what puts entries while the broker serves."""
+"""The native implementation of index_batch, which puts entries while the broker serves."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -8,17 +8,17 @@ from trimq.protocol.native import Extension, NativeExtension
 
 
 class NativeBatch:
-    """Calls the extension for as long as it is on, and another form else."""
+    """Calls the extension as long as it is on, else another implementation."""
 
     def __init__(self, native: NativeExtension, other: Callable[[], Batch]) -> None:
-        """``other`` makes the form for what the extension does not do, which is not needed in most processes."""
+        """``other`` creates the other implementation, on first use: most processes never need it."""
         self._native = native
         self._make_other = other
         self._other: Batch | None = None
 
     @property
     def other(self) -> Batch:
-        """The other form."""
+        """The other implementation."""
         if self._other is None:
             self._other = self._make_other()
         return self._other
@@ -40,7 +40,7 @@ class NativeBatch:
         if extension is not None:
             try:
                 hashes, phys, timestamps = extension.flat(entries)
-            except UnicodeError:  # half of a pair of surrogates in a key: no text that can leave this process
+            except UnicodeError:  # a lone surrogate in a key, which has no UTF-8 form
                 pass
             except extension.NativeFault as fault:
                 self._native.turn_off(str(fault))
@@ -61,7 +61,7 @@ class NativeBatch:
         if extension is not None and isinstance(seconds, memoryview):
             try:
                 return extension.put_entries(view, slots, count, hashes, phys, seconds)
-            except extension.NativeFault as fault:  # what it has written is not counted: it is written again
+            except extension.NativeFault as fault:  # the entries it wrote are not counted yet: they are overwritten
                 self._native.turn_off(str(fault))
         return self.other.put(view, slots, count, hashes, phys, cast("Row", seconds))
 

@@ -1,4 +1,4 @@
-"""The numpy form of index_batch: the same bytes as its plain form, at about a tenth of the cost."""
+"""The numpy implementation of index_batch: the same bytes as in pure Python, at about a tenth of the cost."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
@@ -12,16 +12,16 @@ from trimq.protocol.index_layout import ENTRY_SIZE, HEADER_SIZE, entry_at
 from trimq.protocol.native import Keys
 
 _LONGEST: Final = 1024
-"""Longer keys are hashed one by one where they are too many letters together."""
-_AT_ONCE: Final = 4096
-"""Texts that are hashed together, where somebody has many of them."""
+"""If the texts have more than _LETTERS characters together, keys longer than this are hashed one by one."""
+_BATCH: Final = 4096
+"""The most texts that are hashed together."""
 _LETTERS: Final = 1 << 16
-"""Letters that are hashed together: powers are at hand up to here."""
+"""The most characters that are hashed together: powers are precomputed up to this number."""
 _ENTRY_TYPE = np.dtype([("hash", ">i4"), ("phy", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 
 
 def _powers_of(base: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-    """The 0th to the last power that is needed, modulo 2**32."""
+    """All powers of ``base`` up to the last one needed, modulo 2**32."""
     factors = np.full(_LETTERS + 1, base, dtype=np.uint32)
     factors[0] = 1
     return np.cumprod(factors, dtype=np.uint32)
@@ -32,13 +32,13 @@ _INVERSES: Final = _powers_of(pow(31, -1, 1 << 32))
 
 
 class NumpyBatch:
-    """The form on numpy arrays."""
+    """The implementation with numpy arrays."""
 
     def key_hashes(self, texts: Sequence[str]) -> list[int]:
         """See Batch."""
         found: list[int] = []
-        for begin in range(0, len(texts), _AT_ONCE):
-            part = list(texts[begin : begin + _AT_ONCE])
+        for begin in range(0, len(texts), _BATCH):
+            part = list(texts[begin : begin + _BATCH])
             hashes, odd = _hashes(part, np.uint32(0))
             for at in odd:
                 hashes[at] = key_hash_of(part[at])
@@ -86,7 +86,7 @@ class NumpyBatch:
         """See Batch."""
         if begin <= 0:
             return np.zeros(len(timestamps), dtype=np.int64)
-        # np.asarray: a row that the extension made, where it has failed since
+        # np.asarray: the row may be one of the extension, which has failed since
         return np.clip((np.asarray(timestamps) - begin) // 1000, 0, INT_MAX)
 
     def put(self, view: memoryview, slots: int, count: int, hashes: Row, phys: Row, seconds: Row) -> int:
@@ -96,7 +96,8 @@ class NumpyBatch:
         slot = keys % np.int32(slots)
         table = np.frombuffer(view, dtype=">i4", count=slots, offset=HEADER_SIZE)
         previous = table[slot].astype(np.int32)
-        previous[(previous <= 0) | (previous >= count)] = 0
+        previous[(previous <= 0) | (previous >= count)] = 0  # as in PlainBatch: not counted, from a killed process
+        # Entries of one slot become neighbours, in their order: each refers to the one before it in this batch.
         order = np.argsort(slot, kind="stable")
         in_order = slot[order]
         again = in_order[1:] == in_order[:-1]
@@ -109,7 +110,7 @@ class NumpyBatch:
         entries["previous"] = previous
         start = entry_at(slots, count)
         view[start : start + size * ENTRY_SIZE] = entries.view(np.uint8).data
-        table[slot] = np.arange(count, count + size)  # of those with one slot the last stays
+        table[slot] = np.arange(count, count + size)  # among entries with the same slot, the last assignment wins
         return int((previous == 0).sum())
 
     def link(self, view: memoryview, slots: int, count: int) -> tuple[bytes, int, bool]:
@@ -126,6 +127,7 @@ class NumpyBatch:
             first = np.empty(size, dtype=bool)
             first[0] = True
             np.not_equal(in_order[1:], in_order[:-1], out=first[1:])
+            # Chains within this part come from neighbours; the first entry of a slot continues the part before.
             numbers = order + begin
             previous_in_order = np.empty(size, dtype=np.int64)
             previous_in_order[1:] = numbers[:-1]
@@ -141,9 +143,9 @@ class NumpyBatch:
 
 
 def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dtype[np.int32]]", list[int]]:
-    """The index's hash of each text behind one whose String.hashCode is ``front``, and the places of odd texts.
+    """The index's hash of each text after a prefix with the String.hashCode ``front``, and the positions of odd texts.
 
-    Odd ones (empty, not ASCII, very long ones among many letters) have no hash yet.
+    Odd texts (empty, not ASCII, or very long ones among many characters) have no valid hash in the result.
     """
     odd: list[int] = []
     joined = "".join(texts)
@@ -161,18 +163,18 @@ def _hashes(texts: list[str], front: Row) -> tuple["np.ndarray[tuple[int], np.dt
 
 
 def _index_hash(sums: "np.ndarray[tuple[int], np.dtype[np.uint32]]") -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-    hashes = np.abs(sums.astype(np.int32))  # the smallest number stays negative
+    hashes = np.abs(sums.astype(np.int32))  # the smallest integer stays negative
     return np.maximum(hashes, 0)
 
 
 def _sums(
     units: "np.ndarray[tuple[int], np.dtype[np.uint8]]", lengths: Row
 ) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-    """String.hashCode of each text, unsigned: the texts' letters lie side by side.
+    """String.hashCode of each text, unsigned. ``units`` has the characters of all texts, one text after the other.
 
-    A letter counts 31 to the power of its distance from its text's end. That is the text's end in the row less the
-    letter's place in it: so each is multiplied by the inverse power of its place, which is the same for every row, and
-    what they add up to by the power of the end.
+    A character counts times 31 to the power of its distance from the end of its text. This distance is the text's end
+    minus the character's position, both counted over all texts. So each character is multiplied by the inverse power of
+    its position, which is the same for every call, and the sum of a text by the power of its end.
     """
     ends = np.cumsum(lengths)
     if len(units) <= _LETTERS:

@@ -1,4 +1,4 @@
-"""The index file: a hash table from a message's keys to its place in the commit log.
+"""The index file: a hash table from a message's keys to its offset in the commit log.
 
 Header (40 bytes): begin time 8, end time 8, begin offset 8, end offset 8, slots in use 4, entry count 4 (from 1:
 entry 0 is never used). Then ``slots`` x 4 bytes: the newest entry of that slot, 0 for none. Then ``entries`` x 20
@@ -17,15 +17,15 @@ ENTRY_SIZE: Final = 20
 
 
 def file_size(slots: int, entries: int) -> int:
-    """Bytes of a file with that many slots and entries."""
+    """Size in bytes of a file with that many slots and entries."""
     return HEADER_SIZE + slots * SLOT_SIZE + entries * ENTRY_SIZE
 
 
 def slot_at(slot: int) -> int:
-    """Where slot number ``slot`` stands."""
+    """Byte offset of slot number ``slot`` in a file."""
     return HEADER_SIZE + slot * SLOT_SIZE
 
 
 def entry_at(slots: int, entry: int) -> int:
-    """Where entry number ``entry`` stands in a file of ``slots`` slots."""
+    """Byte offset of entry number ``entry`` in a file of ``slots`` slots."""
     return HEADER_SIZE + slots * SLOT_SIZE + entry * ENTRY_SIZE

@@ -1,6 +1,6 @@
-"""JSON text of long lists and tables in pieces, each of them made in about a tenth of a millisecond.
+"""JSON text of long lists and tables in pieces, each of which takes about a tenth of a millisecond to produce.
 
-Whoever sends them lets others work between two pieces. A piece may be empty: there was work, and nothing to show yet.
+The sender lets other tasks run between pieces. A piece may be empty: then work was done that has no output yet.
 """
 
 import heapq
@@ -11,15 +11,15 @@ from typing import Any, Final
 import msgspec
 
 BATCH: Final = 200
-"""Small entries in a piece."""
+"""Small entries per piece."""
 _RUN: Final = 1000
-"""Names sorted at a stretch."""
+"""Names sorted without a pause."""
 
 _encode = msgspec.json.encode
 
 
 def list_pieces(items: Iterable[Any]) -> Iterator[bytes]:
-    """``[...]`` of ``items``; None among them is left out."""
+    """``[...]`` of ``items``. An item that is None is left out: it stands for work done without output."""
     lead = b"["
     rest = iter(items)
     while batch := list(islice(rest, BATCH)):
@@ -31,7 +31,7 @@ def list_pieces(items: Iterable[Any]) -> Iterator[bytes]:
 
 
 def object_pieces(*members: tuple[str, Any]) -> Iterator[bytes]:
-    """``{...}`` of ``members``; a value that is an iterator gives pieces of its own."""
+    """``{...}`` of ``members``. A value that is an iterator yields the pieces of its own JSON text."""
     lead = b"{"
     for name, value in members:
         yield lead + _encode(name) + b":"
@@ -44,12 +44,12 @@ def object_pieces(*members: tuple[str, Any]) -> Iterator[bytes]:
 
 
 def table_pieces(table: Mapping[Any, Any]) -> Iterator[bytes]:
-    """``{...}`` of ``table`` as it is now; tables in it that are long come in pieces too."""
+    """``{...}`` of a snapshot of ``table``. Long tables in it are split into pieces too."""
     yield from item_pieces(list(table.items()))
 
 
 def item_pieces(items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
-    """``{...}`` of ``items``, which are taken one piece at a time; tables in them that are long come in pieces too."""
+    """``{...}`` of ``items``, which are consumed piece by piece. Long tables in them are split into pieces too."""
     lead = b"{"
     batch: dict[Any, Any] = {}
     for key, value in items:
@@ -72,7 +72,7 @@ def item_pieces(items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
 
 
 def in_order(names: Collection[str], wanted: Callable[[str], bool] | None = None) -> Iterator[str | None]:
-    """``names`` as they are now, sorted, or those ``wanted``. None stands for work done: see ``list_pieces``."""
+    """A snapshot of ``names``, or of those ``wanted``, sorted. None stands for work done, see ``list_pieces``."""
     runs: list[list[str]] = []
     rest = iter(list(names))
     while run := list(islice(rest, _RUN)):

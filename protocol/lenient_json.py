@@ -1,7 +1,7 @@
-"""JSON as fastjson writes it: bare integer keys (``{0:12}``) and objects as keys (``{{"topic":"T"}:1}``).
+"""JSON as fastjson writes it, with bare integer keys (``{0:12}``) and objects as keys (``{{"topic":"T"}:1}``).
 
-``loads`` reads the standard and both extensions; an object that stands as a key becomes its compact JSON text, sorted
-by name. ``dumps_object_keys`` writes the second extension, which every official client reads.
+``loads`` reads the standard and both extensions. An object used as a key becomes its compact JSON text, sorted by name.
+``dumps_object_keys`` writes the second extension, which all official clients read.
 """
 
 import json
@@ -19,7 +19,7 @@ _scan_string = json.decoder.scanstring  # type: ignore[attr-defined]
 
 
 def loads(data: bytes | str) -> Any:
-    """The value in ``data``. Raises ValueError, with the position, for text in neither form."""
+    """The value in ``data``. Raises ValueError with the position for invalid text."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -28,12 +28,12 @@ def loads(data: bytes | str) -> Any:
     value, end = _value(text, _skip(text, 0), 0)
     end = _skip(text, end)
     if end != len(text):
-        raise ValueError(f"text goes on after the value at {end}")
+        raise ValueError(f"unexpected text after the value at {end}")
     return value
 
 
 def dumps_object_keys(entries: Iterable[tuple[Any, Any]]) -> bytes:
-    """A map whose keys are structs, in fastjson's form ``{{"brokerName":"b"}:1}``."""
+    """A map with structs as keys, in fastjson's form ``{{"brokerName":"b"}:1}``."""
     return (
         b"{" + b",".join(msgspec.json.encode(key) + b":" + msgspec.json.encode(value) for key, value in entries) + b"}"
     )
@@ -101,7 +101,7 @@ def _expect(text: str, at: int, sign: str) -> int:
 
 
 def _separator(text: str, at: int, end: str) -> int:
-    """Position of the next item, or of the ``end`` sign."""
+    """Position of the next item, or of the ``end`` character."""
     at = _skip(text, at)
     if text[at : at + 1] == ",":
         return _skip(text, at + 1)

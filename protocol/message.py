@@ -1,4 +1,4 @@
-"""Messages as producers and consumers see them."""
+"""Messages as producers send and consumers receive them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from trimq.protocol import record, sysflag
 from trimq.protocol.message_id import encode_offset_id
 from trimq.protocol.message_keys import key_words
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from trimq.protocol.property_text import decode_properties
 
 
@@ -42,32 +42,32 @@ class StoredMessage(Struct, kw_only=True, gc=False):
 
     @property
     def offset_message_id(self) -> str:
-        """The id by which a broker finds the record: its address and commit-log offset."""
+        """The id by which a broker finds the record: the broker's address and the commit-log offset."""
         return encode_offset_id(record.pack_host(*self.store_host), self.commit_log_offset)
 
     @property
     def unique_id(self) -> str | None:
         """The producer's own id for the message (UNIQ_KEY)."""
-        return self.properties.get(PropertyName.UNIQ_KEY)
+        return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
     def tags(self) -> str | None:
         """The message's tag."""
-        return self.properties.get(PropertyName.TAGS)
+        return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> list[str]:
         """The message's keys."""
-        return key_words(self.properties.get(PropertyName.KEYS, ""))
+        return key_words(self.properties.get(PROPERTY_KEYS, ""))
 
     @property
     def is_compressed(self) -> bool:
-        """True where ``body`` is as the producer compressed it."""
+        """True if ``body`` is compressed."""
         return bool(self.sys_flag & sysflag.COMPRESSED)
 
 
 def decode_message(view: Any, at: int = 0) -> StoredMessage:
-    """The record at ``at`` of a buffer, checked by its lengths and magic. Raises record.RecordError."""
+    """Decode the record at ``at`` of a buffer. Checks its lengths and magic, not its CRC. Raises record.RecordError."""
     head = record.decode_head(view, at)
     buffer = memoryview(view)
     properties = bytes(buffer[head.properties_at : head.properties_end]).decode("utf-8", "replace")
@@ -92,7 +92,7 @@ def decode_message(view: Any, at: int = 0) -> StoredMessage:
 
 
 def decode_messages(data: Any) -> list[StoredMessage]:
-    """Records back to back, as pull and query replies carry them. Raises record.RecordError."""
+    """Decode consecutive records, the body of pull and query replies. Raises record.RecordError."""
     view = memoryview(data)
     messages = []
     at = 0

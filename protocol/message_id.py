@@ -1,4 +1,4 @@
-"""The two ids of a message: where it is stored (offset id) and which one it is (unique id, UNIQ_KEY)."""
+"""The two ids of a message: the offset id, which is its place in a store, and the producer's unique id (UNIQ_KEY)."""
 
 import os
 import struct
@@ -22,9 +22,9 @@ def decode_offset_id(text: str) -> tuple[bytes, int]:
 
 
 class UniqueIdGenerator:
-    """Unique ids: hex of IP (4 or 16), process id (2), generator (4), ms since the month began (4), counter (2).
+    """Unique ids: hex of IP (4 or 16), process id (2), generator (4), ms since the start of the month (4), counter (2).
 
-    ``now`` gives seconds since the epoch. Source: RocketMQ's MessageClientIDSetter; readers treat the id as opaque.
+    Source: RocketMQ's MessageClientIDSetter. Readers treat the id as opaque.
     """
 
     def __init__(self, address: bytes, pid: int | None = None) -> None:
@@ -37,7 +37,7 @@ class UniqueIdGenerator:
         self._next_month_ms = 0
 
     def next(self, wall_ms: int | None = None) -> str:
-        """An id that this generator has not given out in the same millisecond (up to 65,536 of them)."""
+        """The next id; the ids of a millisecond are distinct, up to 65,536 of them."""
         now = int(time.time() * 1000) if wall_ms is None else wall_ms
         if now != self._now:
             self._set_now(now)
@@ -45,7 +45,7 @@ class UniqueIdGenerator:
         return f"{self._prefix}{counter:04X}"
 
     def several(self, count: int) -> tuple[bytes, range]:
-        """The part that ``count`` ids (up to 65,536) have in common, and the numbers whose 16 bits come behind it."""
+        """The common prefix of ``count`` ids (up to 65,536), and the counters, whose low 16 bits follow it in hex."""
         first = self.next()
         self._counter = (self._counter + count - 1) & 0xFFFF
         counter = int(first[-4:], 16)

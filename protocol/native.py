@@ -1,7 +1,7 @@
-"""The native extension: the one module that imports ``trimq_native``, where that is installed.
+"""The native extension: the only module that imports ``trimq_native``, if that is installed.
 
 The extension processes many messages in one call, in Rust (native/). It is optional, and the Python code is the
-reference: a caller checks ``NATIVE.is_on`` each time, and runs the Python code where it is off.
+reference: callers check ``NATIVE.is_on`` before each call, and run the Python code if it is off.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol, cast
 
 VERSION: Final = "0.2.0"
-"""The extension's version that this code needs, as in native/Cargo.toml: another may take other arguments."""
+"""The version of the extension that this code needs, as in native/Cargo.toml: others may take other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
 
@@ -20,11 +20,11 @@ class Keys(Protocol):
     """Keys of messages, hashed for the index."""
 
     def __len__(self) -> int:
-        """How many keys."""
+        """The number of keys."""
         ...
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """Hash, log offset and store time of each."""
+        """Hash, log offset and store time of each key."""
         ...
 
     def split(self, count: int, /) -> "tuple[Keys, Keys]":
@@ -33,27 +33,27 @@ class Keys(Protocol):
 
 
 class Messages(Protocol):
-    """Messages that were read, on their way into the log. What follows ``write`` is known once they are written."""
+    """Messages that were read and are to be written to the log. The methods after ``write`` are valid after it."""
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of messages."""
         ...
 
     @property
     def total(self) -> int:
-        """Bytes of all records."""
+        """Total size of the records in bytes."""
         ...
 
     def queues(self) -> list[tuple[str, int, int, int]]:
-        """Topic, queue id, messages and bytes of records, of each queue. Its place in here is its number."""
+        """Topic, queue id, number of messages and bytes of records of each queue. Queues are numbered in this order."""
         ...
 
     def parts(self) -> list[tuple[int, int]]:
-        """Requests, and where the next one begins, of each span."""
+        """For each span, the number of requests read, and the offset of the next one."""
         ...
 
     def leave_out(self, good: list[bool], /) -> None:
-        """Leave out queues that are not ``good``, and what a connection has sent behind a message to one of them."""
+        """Drop the messages to queues that are not ``good``, and the later messages of the same connections."""
         ...
 
     def write(
@@ -66,14 +66,15 @@ class Messages(Protocol):
         starts: list[int],
         /,
     ) -> bytes:
-        """Write the records into ``buffer`` from ``at`` on, all but the first 8 bytes, which are what is returned.
+        """Write the records into ``buffer`` at ``at``, except the first 8 bytes, which are returned.
 
-        ``frames``: what they were read from. ``starts``: the next offset of each queue.
+        The caller writes these last, so that a process killed midway leaves no valid-looking record. ``frames`` are the
+        bytes that the messages were read from, ``starts`` the next offset of each queue.
         """
         ...
 
     def units(self) -> bytes:
-        """The units of all messages, those of each queue side by side."""
+        """The units of all messages, grouped by queue."""
         ...
 
     def keys(self, store_timestamp: int, /) -> Keys:
@@ -81,25 +82,25 @@ class Messages(Protocol):
         ...
 
     def physical_offsets(self) -> list[int]:
-        """Where each message lies."""
+        """The commit-log offset of each message."""
         ...
 
     def replies(self) -> list[bytes]:
-        """Whole frames for each span, joined."""
+        """The replies to each span, as joined complete frames."""
         ...
 
     def requests(self) -> "list[tuple[int, int, bool, int, str, int, int, int]]":
-        """Span, opaque, whether in binary, queue, unique key, log offset, queue offset and size of each."""
+        """Span, opaque, whether binary, queue, unique key, log offset, queue offset and size of each request."""
         ...
 
 
 SingleSend = tuple[str, int, int, bytes, int, int, int, int, int, tuple[str, ...], bytes, int]
-"""A send: topic, queue id, where the body begins in its frame, properties with what is added, born timestamp, flag,
-sysFlag, reconsumeTimes, tags code, keys, unique key, opaque."""
+"""A send: topic, queue id, offset of the body in its frame, properties with those added, born timestamp, flag, sysFlag,
+reconsumeTimes, tags code, keys, unique key, opaque."""
 
 
 class Reader(Protocol):
-    """Reads sends and batches by rules that do not change: trimq_native.Reader."""
+    """Reads sends and batches by fixed rules: trimq_native.Reader."""
 
     def read(
         self,
@@ -111,14 +112,14 @@ class Reader(Protocol):
         limits: tuple[int, int],
         /,
     ) -> Messages:
-        """The ordinary sends of ``code`` at the begin of each span (begin, end, most requests), ``most`` in all.
+        """Read the ordinary sends of ``code`` at the start of each span (begin, end, most requests), ``most`` in all.
 
-        ``hosts``: the packed address of each span's client. ``limits``: most bytes of a body and of a record.
+        ``hosts``: the packed address of each span's client. ``limits``: the most bytes of a body and of a record.
         """
         ...
 
     def send(self, frame: memoryview, code: int, /) -> SingleSend | None:
-        """A frame that is one ordinary send of ``code`` in JSON; None for others. It has not been measured."""
+        """Read a frame that is one ordinary JSON send of ``code``; None for others. Limits are not checked here."""
         ...
 
     def batch(
@@ -131,17 +132,17 @@ class Reader(Protocol):
         limits: tuple[int, int],
         /,
     ) -> Messages | None:
-        """The messages of a batch; None where one of them is not ordinary.
+        """Read the messages of a batch; None if one of them is not ordinary.
 
-        ``stamp``: sysFlag, born timestamp and reconsumeTimes of all of them.
+        ``stamp``: the sysFlag, born timestamp and reconsumeTimes of all messages.
         """
         ...
 
 
 class MakeReader(Protocol):
-    """Makes a Reader: bytes and texts as core/src/rules.rs says."""
+    """Creates a Reader; for the arguments see native/core/src/rules.rs."""
 
-    def __call__(  # noqa: PLR0913 - by name, each of them
+    def __call__(  # noqa: PLR0913 - all are passed by name
         self,
         *,
         slow: list[bytes],
@@ -156,31 +157,31 @@ class MakeReader(Protocol):
         language: tuple[str, int],
         version: int,
     ) -> Reader:
-        """Names as bytes; ``added`` goes behind the properties of each message, ``store_host`` is a packed address."""
+        """Names are bytes. ``added`` is appended to each message's properties; ``store_host`` is a packed address."""
         ...
 
 
 class Extension(Protocol):
-    """What ``trimq_native`` has: its type for this code, installed or not. A test compares the two."""
+    """The type of the module ``trimq_native``, for type checks without it. A test compares it with the module."""
 
     VERSION: str
     NativeFault: type[Exception]
 
     @property
     def Reader(self) -> MakeReader:  # noqa: N802 - a class
-        """Makes what reads sends and batches."""
+        """Creates a reader of sends and batches."""
         ...
 
     def Keys(self, hashes: list[int], physical: list[int], store_timestamp: int, /) -> Keys:  # noqa: N802 - a class
-        """Keys of messages that are stored at one time."""
+        """Keys of messages with the same store timestamp."""
         ...
 
     def flat(self, entries: Any, /) -> tuple[bytes, bytes, bytes]:
-        """Hash (i32), log offset (i64) and store time (i64) of each key of entries of the index."""
+        """Hash (i32), log offset (i64) and store time (i64) of each key of index_batch.Pending entries."""
         ...
 
     def seconds(self, timestamps: memoryview, begin: int, /) -> bytearray:
-        """Whole seconds (i32) since ``begin`` of each time."""
+        """Whole seconds (i32) from ``begin`` to each timestamp."""
         ...
 
     def put_entries(
@@ -199,10 +200,10 @@ class Extension(Protocol):
     def are_messages(
         self, records: memoryview, start: int, units: bytes | bytearray, offset: int, place: tuple[int, int, bytes], /
     ) -> bool:
-        """Whether each unit leads to the usual record of its queue offset; the first unit's is ``offset``.
+        """Whether each unit refers to an ordinary record with its queue offset; that of the first unit is ``offset``.
 
-        ``records``: a part of the log that begins at log offset ``start``; all records are in it, one behind the other.
-        ``place``: queue id, and magic and topic as they stand in a record.
+        ``records`` is the part of the log from log offset ``start`` on that has all of the records, consecutively.
+        ``place``: the queue id, and magic and topic as encoded in a record.
         """
         ...
 
@@ -212,11 +213,11 @@ class Extension(Protocol):
 
 
 class NativeExtension:
-    """Whether the native extension serves this process, and if not, why.
+    """Whether the native extension is used in this process, and if not, why.
 
-    ``extension`` is the module where it ``is_on``, and None where it is off; ``reason`` says why. ``turn_off`` sets
-    ``has_failed``. ``fault`` is the exception that the extension raises for a mistake in itself; it stays set when the
-    extension is switched off, for calls that are under way.
+    ``extension`` is the module if it ``is_on``, and None if it is off for ``reason``. ``turn_off`` sets ``has_failed``.
+    ``fault`` is the exception that the extension raises for a fault in itself. It stays set after the extension was
+    switched off, since calls may still be running.
     """
 
     __slots__ = ("_listeners", "extension", "fault", "has_failed", "is_on", "reason")
@@ -231,7 +232,7 @@ class NativeExtension:
 
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call ``listener`` when the extension is switched off."""
+        """Within the block, call ``listener`` when the extension is switched off."""
         self._listeners.append(listener)
         try:
             yield
@@ -239,7 +240,7 @@ class NativeExtension:
             self._listeners.remove(listener)
 
     def turn_off(self, fault: str) -> None:
-        """Python serves until the end of the process, because of a fault of the extension. The first one is kept."""
+        """Switch to Python for the rest of the process, after a fault of the extension. The first fault is recorded."""
         if self.is_on:
             self.extension = None
             self.is_on = False
@@ -250,12 +251,12 @@ class NativeExtension:
 
     @property
     def status(self) -> str:
-        """Which one runs, in a few words: ``native 0.2.0``, ``python (not installed)``."""
+        """The implementation in use, as a short text: ``native 0.2.0``, ``python (not installed)``."""
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 
 def load(environment: Mapping[str, str]) -> NativeExtension:
-    """The extension as it is installed. TRIMQ_NATIVE=off in ``environment`` leaves it alone."""
+    """Import the extension, unless TRIMQ_NATIVE=off is in ``environment``."""
     if environment.get(VARIABLE, "").strip() == "off":
         return NativeExtension(None, f"{VARIABLE}=off")
     try:
@@ -263,7 +264,7 @@ def load(environment: Mapping[str, str]) -> NativeExtension:
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "trimq_native":
             return NativeExtension(None, f"not installed: {_HOW}")
-        return NativeExtension(None, f"cannot be loaded: {error}")  # made for another C library, or cut short
+        return NativeExtension(None, f"cannot be loaded: {error}")  # built for another C library, or truncated
     version = getattr(found, "VERSION", "unknown")
     if version != VERSION:
         return NativeExtension(None, f"version {version} where {VERSION} is expected: {_HOW}")
@@ -271,6 +272,6 @@ def load(environment: Mapping[str, str]) -> NativeExtension:
 
 
 NATIVE: Final = load(os.environ)
-"""This process's."""
+"""The extension of this process."""
 extension: Final = NATIVE.extension
-"""The module as it was loaded, for who binds its functions once; whether it may be called, ``NATIVE.is_on`` says."""
+"""The module as imported, for code that binds its functions once. ``NATIVE.is_on`` is whether it may be called."""

@@ -1,7 +1,7 @@
-"""The text form of a message's properties, as it travels and as it is stored: the one place that reads it.
+"""The text form of a message's properties, on the wire and in the store. Only this module parses it.
 
-``name 0x01 value 0x02``, repeated. The last 0x02 may be missing, pieces without a name or a value are passed over, of
-equal names the last wins (RocketMQ's MessageDecoder). What a name means is said in properties.toml.
+``name 0x01 value 0x02``, repeated. The last 0x02 may be missing, pieces without a name or a value are skipped, and of
+equal names the last one counts (RocketMQ's MessageDecoder). For the meaning of names see properties.toml.
 """
 
 import re
@@ -16,20 +16,20 @@ VALUE_END: Final = "\x02"
 _END: Final = VALUE_END.encode()
 _UNIQUE: Final = b"UNIQ_KEY\x01"
 KEYS_NAME: Final = b"KEYS\x01"
-"""How the property KEYS begins in a record."""
+"""The start of the property KEYS in a record."""
 
 _pair: Final = re.compile("(?<![^\x02])([^\x01\x02]++)\x01([^\x02]+)")
 pairs: Final = _pair.findall
-"""All (name, value) of a text, in its order.
+"""All (name, value) pairs of a text, in order.
 
-A name is only looked for where a piece begins: a text without any would take the square of its length otherwise.
+The pattern matches a name only at the start of a piece: otherwise a text without any pair would take quadratic time.
 """
 
 Matcher = Callable[[str], re.Match[str] | None]
 
 
 class Span(NamedTuple):
-    """A property of a text: ``at`` is where its value begins."""
+    """A property of a text: ``at`` is the position of its value."""
 
     name: str
     value: str
@@ -42,7 +42,7 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 def encode_properties(properties: dict[str, str]) -> str:
-    """The text form. Raises ValueError where a name or value holds one of the two separators, or a name is empty."""
+    """The text form. Raises ValueError if a name or value contains one of the two separators, or a name is empty."""
     text = join_properties(properties)
     count = len(properties)
     if text.count(NAME_END) == count and text.count(VALUE_END) == count and "" not in properties:
@@ -51,27 +51,27 @@ def encode_properties(properties: dict[str, str]) -> str:
         if not name:
             raise ValueError("a property has an empty name")
         if NAME_END in name or VALUE_END in name or NAME_END in value or VALUE_END in value:
-            raise ValueError(f"the property {name[:64]!r} holds a separator (0x01 or 0x02) in its name or value")
-    raise AssertionError("one of the properties holds a separator")
+            raise ValueError(f"the property {name[:64]!r} contains a separator (0x01 or 0x02) in its name or value")
+    raise AssertionError("one of the properties contains a separator")
 
 
 def join_properties(properties: dict[str, str]) -> str:
-    """The text form of properties that came out of a text: no separator can be in them."""
+    """The text form of properties decoded from a text, which therefore cannot contain separators."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 
 def closed(text: str) -> str:
-    """The text with its last separator."""
+    """The text, with its last separator added if it is missing."""
     return text if not text or text[-1] == VALUE_END else text + VALUE_END
 
 
 def spans(text: str) -> Iterator[Span]:
-    """All properties of a text, with their places."""
+    """All properties of a text, with their positions."""
     return (Span(found[1], found[2], found.start(2)) for found in _pair.finditer(text))
 
 
 def property_of(text: str, name: str) -> str:
-    """One property of a text, empty where it is not there: for who needs two of them and no more."""
+    """One property of a text, or "". Faster than decoding all, for callers that need one or two of them."""
     mark = f"{VALUE_END}{name}{NAME_END}"
     at = text.rfind(mark)
     if at >= 0:
@@ -82,15 +82,15 @@ def property_of(text: str, name: str) -> str:
         return ""
     end = text.find(VALUE_END, begin)
     value = text[begin:end] if end >= 0 else text[begin:]
-    # an empty value does not count, an earlier one of that name does then
+    # An empty value does not count; then an earlier one of that name does.
     return value or decode_properties(text).get(name, "")
 
 
-# -- which way a message goes
+# -- fast path or full path
 
 
 def are_fast(names: Iterable[str], reserved: frozenset[str]) -> bool:
-    """Whether a message with these properties may take the fast path. ``reserved``: names that features look at."""
+    """Whether a message with these properties may take the fast path. ``reserved``: names that features have to see."""
     return not any(
         name in SLOW_NAMES or name in reserved or (name not in FAST_NAMES and name.startswith(SLOW_PREFIXES))
         for name in names
@@ -99,10 +99,10 @@ def are_fast(names: Iterable[str], reserved: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=8)
 def ordinary(reserved: frozenset[str]) -> Matcher:
-    """What matches the text of an ordinary message that waits for the disk; its groups are KEYS, UNIQ_KEY and TAGS.
+    """A matcher for the properties' text of an ordinary message that waits for the disk (no WAIT=false).
 
-    Ordinary are properties that ``are_fast``. What it does not match is not wrong, it is only looked at piece by piece.
-    No part is tried twice.
+    Its groups are KEYS, UNIQ_KEY and TAGS. Properties are ordinary if ``are_fast``. A text that does not match may be
+    ordinary too; it then has to be checked piece by piece. The pattern never backtracks.
     """
     known = {"KEYS": "([^\x02]+)", "UNIQ_KEY": "([0-9A-Za-z]+)", "TAGS": "([^\x02]+)", "WAIT": "true"}
     never = "(?!)"
@@ -119,27 +119,27 @@ def _any(names: Iterable[str]) -> str:
     return "|".join(map(re.escape, names))
 
 
-# -- the texts of a batch's messages, all at once
+# -- the texts of all messages of a batch together
 
 _MARK: Final = "\x03"
-"""Stands in front of each text where those of all messages are looked through together; no usual text has it in it."""
+"""Put before each text when the texts of all messages are searched together; ordinary texts do not contain it."""
 _VALUE: Final = "\x01([^\x02]+)\x02"
 _usual_in_batch: Final = re.compile(
     f"{_MARK}(?:UNIQ_KEY{_VALUE}|TAGS{_VALUE}|KEYS{_VALUE}"
     f"|(?!(?:{_any(sorted({'UNIQ_KEY', 'TAGS', 'KEYS'} | NOT_IN_A_BATCH))})\x01)[^\x01-\x03]+\x01[^\x02]+\x02)*+"
     f"(?![^{_MARK}])"
 ).findall
-"""UNIQ_KEY, TAGS and KEYS of each text that is well-formed and has nothing that a batch may not have.
+"""UNIQ_KEY, TAGS and KEYS of each text that is well-formed and has no property that is not allowed in a batch.
 
-Each match begins at a mark and goes to the next one: with as many matches as marks nothing has been passed over.
-Of equal names the last counts.
+Each match goes from one mark to the next: if there are as many matches as marks, nothing was skipped. Of equal names
+the last one counts.
 """
 
 
 def columns_of(raw: Sequence[bytes]) -> list[tuple[str, str, str]] | None:
-    """UNIQ_KEY, TAGS and KEYS of each text of a batch, empty where it has none.
+    """UNIQ_KEY, TAGS and KEYS of each text of a batch, empty if it has none.
 
-    None where one is not well-formed or has a name that a batch may not have: they are to be looked at one by one.
+    None if a text is not well-formed or has a name that is not allowed in a batch: then they are checked one by one.
     """
     texts = _marked(raw)
     found: list[tuple[str, str, str]] = _usual_in_batch(texts)
@@ -147,9 +147,10 @@ def columns_of(raw: Sequence[bytes]) -> list[tuple[str, str, str]] | None:
 
 
 def _marked(raw: Sequence[bytes]) -> str:
-    """All texts, a mark in front of each, a separator at the end of each: some clients leave the last one out.
+    """All texts, each with a mark before it and a separator at its end, which some clients leave out.
 
-    With it no value goes on behind the next mark; a search would come to the end for each of the marks otherwise.
+    The separator keeps a value from extending over the next mark; otherwise the search from each mark could run to the
+    end of all texts.
     """
     mark = _MARK.encode()
     texts = mark.join([b"", *raw])
@@ -162,7 +163,7 @@ def _marked(raw: Sequence[bytes]) -> str:
 
 
 class KeyText(NamedTuple):
-    """How the properties with a key stand in a record: KEYS with nothing else, UNIQ_KEY, and the word itself."""
+    """The encoded properties of a key: KEYS with this word only, UNIQ_KEY with it, and the word itself."""
 
     keys: bytes
     unique: bytes
@@ -170,13 +171,13 @@ class KeyText(NamedTuple):
 
 
 def key_text(key: str) -> KeyText:
-    """For a printable ASCII word."""
+    """The encoded properties of ``key``, a printable ASCII word."""
     word = key.encode()
     return KeyText(KEYS_NAME + word + _END, _UNIQUE + word + _END, word)
 
 
 def has_key_for_sure(record: bytes, begin: int, key: KeyText) -> bool:
-    """True where the text from ``begin`` to the record's end has the key; False also where it takes a closer look."""
+    """True if the text from ``begin`` to the record's end has the key. False: it has not, or a full check is needed."""
     name = KEYS_NAME
     found = record.find(key.keys, begin)
     if found < 0:
@@ -191,4 +192,5 @@ def has_key_for_sure(record: bytes, begin: int, key: KeyText) -> bool:
         end = record.find(_END, value_at)
         if key.word not in record[value_at : end if end >= 0 else len(record)].split(b" "):
             return False
+    # The property must start at a boundary, and be the only one of its name: of several, the last one counts.
     return (found == begin or record[found - 1] == _END[0]) and record.count(name, begin) == 1

@@ -1,4 +1,4 @@
-"""The record: a message as it lies in the commit log and in the bodies of pull, query and view replies.
+"""The record: a message in the commit log, and in the bodies of pull, query and view replies.
 
 Big-endian. h is 4 or 16 address bytes and a 4-byte port, chosen for each host by sysFlag::
 
@@ -6,7 +6,7 @@ Big-endian. h is 4 or 16 address bytes and a 4-byte port, chosen for each host b
     BORNTIMESTAMP 8 | BORNHOST h | STORETIMESTAMP 8 | STOREHOST h | RECONSUMETIMES 4 | PREPAREDTRANSACTIONOFFSET 8
     BODYLEN 4, body | TOPICLEN 1 (V1) or 2 (V2), topic | PROPLEN 2, properties
 
-The end of a file is filled by a BLANK: what is left of the file (4), its magic (4), the rest untouched.
+The end of a file is filled by a BLANK: the remaining size of the file (4), its magic (4), the rest untouched.
 Source: RocketMQ's MessageExtEncoder, CommitLog.checkMessageAndReturnSize.
 """
 
@@ -23,10 +23,10 @@ MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 MAGIC_BLANK: Final = 0xCBD43194
 BLANK_SIZE: Final = 8
-"""Bytes that stay free behind every record, so that a BLANK always fits."""
+"""Bytes that stay free after every record, so that a BLANK always fits."""
 MAX_PROPERTIES: Final = 32_767
 OVERHEAD_V1: Final = 91
-"""Bytes of a V1 record with IPv4 hosts besides body, topic and properties; V2 has one more, an IPv6 host 12 more."""
+"""Bytes of a V1 record with IPv4 hosts without body, topic and properties. V2 has 1 more, each IPv6 host 12 more."""
 
 AT_MAGIC: Final = 4
 AT_BODY_CRC: Final = 8
@@ -48,11 +48,11 @@ _AROUND: Final = {shared.size: struct.Struct(f">iIIiiqq{shared.size}si") for sha
 
 
 class RecordError(ValueError):
-    """Bytes that are not a whole, consistent record."""
+    """Bytes that are not a complete, consistent record."""
 
 
 class RecordHead(NamedTuple):
-    """A record's fixed fields, and where its variable parts lie in the buffer it was read from."""
+    """A record's fixed fields, and the positions of its variable parts in the buffer that it was read from."""
 
     size: int
     magic: int
@@ -77,7 +77,7 @@ class RecordHead(NamedTuple):
 
 
 class RecordState(Enum):
-    """What stands at a position of a commit log."""
+    """The content at a position of a commit log."""
 
     RECORD = "record"
     BLANK = "blank"
@@ -86,7 +86,7 @@ class RecordState(Enum):
 
 
 class RecordCheck(NamedTuple):
-    """Outcome of check_record: ``size`` is the record's or the BLANK's; ``why`` says what is wrong if DAMAGED."""
+    """The result of check_record. ``size`` is that of the record or BLANK; ``why`` is the reason if DAMAGED."""
 
     state: RecordState
     size: int
@@ -95,7 +95,7 @@ class RecordCheck(NamedTuple):
 
 
 def layout(sys_flag: int) -> struct.Struct:
-    """The packer of all fields up to and including BODYLEN, for the hosts that ``sys_flag`` tells of."""
+    """The packer of all fields up to and including BODYLEN, for host lengths by ``sys_flag``."""
     return _LAYOUTS[
         20 if sys_flag & sysflag.BORN_HOST_V6 else 8,
         20 if sys_flag & sysflag.STORE_HOST_V6 else 8,
@@ -110,23 +110,23 @@ def pack_shared(
     store_host: bytes,
     reconsume_times: int,
 ) -> bytes:
-    """SYSFLAG to PREPAREDTRANSACTIONOFFSET: what the records of a batch have in common. Raises struct.error."""
+    """SYSFLAG to PREPAREDTRANSACTIONOFFSET, the fields that all records of a batch share. Raises struct.error."""
     hosts = len(born_host), len(store_host)
     return _SHARED[hosts].pack(sys_flag, born_timestamp, born_host, store_timestamp, store_host, reconsume_times, 0)
 
 
 def around_shared(length: int) -> struct.Struct:
-    """The packer of a record up to and including BODYLEN with ``pack_shared``'s ``length`` bytes as one field."""
+    """The packer of a record up to and including BODYLEN, with the ``length`` bytes of ``pack_shared`` as one field."""
     return _AROUND[length]
 
 
 def record_size(sys_flag: int, body: int, topic: int, properties: int) -> int:
-    """Size in bytes of a record whose body, topic and properties have these lengths; V2 where the topic needs it."""
+    """Size in bytes of a record whose body, topic and properties have these lengths; V2 if the topic needs it."""
     return layout(sys_flag).size + body + (1 if topic <= 127 else 2) + topic + 2 + properties
 
 
 def store_time_at(sys_flag: int) -> int:
-    """Where STORETIMESTAMP stands in a record."""
+    """Offset of STORETIMESTAMP in a record."""
     return 68 if sys_flag & sysflag.BORN_HOST_V6 else 56
 
 
@@ -147,7 +147,7 @@ def encode_record(  # noqa: PLR0913 - a record has that many fields
     reconsume_times: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """A whole record as bytes: the reference form, for tests and tools. The commit log packs into its file directly."""
+    """A record as bytes: the reference, for tests and tools. The commit log packs directly into its file."""
     fixed = layout(sys_flag)
     version2 = len(topic) > 127
     size = record_size(sys_flag, len(body), len(topic), len(properties))
@@ -182,17 +182,17 @@ def encode_record(  # noqa: PLR0913 - a record has that many fields
 
 
 def decode_head(view: Any, at: int = 0) -> RecordHead:
-    """The record at ``at``, its lengths checked against each other and against the buffer; the CRC is not looked at.
+    """Decode the record at ``at``. Checks its lengths against each other and the buffer; does not check the CRC.
 
     Raises RecordError.
     """
     try:
         size, magic = SIZE_MAGIC.unpack_from(view, at)
         if magic not in (MAGIC_V1, MAGIC_V2):
-            raise RecordError(f"magic {magic:#010x} is none of a record's")
+            raise RecordError(f"magic {magic:#010x} is not that of a record")
         end = at + size
         if size < OVERHEAD_V1 or end > len(view):
-            raise RecordError(f"size {size} does not fit the {len(view) - at} bytes there are")
+            raise RecordError(f"size {size} does not fit the {len(view) - at} available bytes")
         sys_flag = _INT.unpack_from(view, at + AT_SYS_FLAG)[0]
         fixed = layout(sys_flag)
         *fields, body_length = fixed.unpack_from(view, at)
@@ -212,14 +212,14 @@ def decode_head(view: Any, at: int = 0) -> RecordHead:
         if properties_at > end or properties_at + (view[topic_end] << 8 | view[topic_end + 1]) != end:
             raise RecordError(f"topic and properties do not end at the record's size of {size}")
     except (struct.error, IndexError):
-        raise RecordError(f"only {len(view) - at} bytes where a record should be") from None
+        raise RecordError(f"only {len(view) - at} bytes instead of a record") from None
     return RecordHead._make((*fields, body_at, body_end, topic_at, topic_end, properties_at, end))
 
 
 def check_record(view: Any, at: int, *, physical_offset: int | None = None, check_crc: bool = True) -> RecordCheck:
-    """What stands at ``at`` of a commit-log file's bytes.
+    """The content at ``at`` of a commit-log file's bytes.
 
-    With ``physical_offset`` a record that says it lies elsewhere is damaged: a stale one that happens to line up.
+    With ``physical_offset``, a record with another offset counts as damaged: it is an old one at a matching position.
     """
     if len(view) - at < BLANK_SIZE:
         return RecordCheck(RecordState.EMPTY, 0, None, "")
@@ -233,7 +233,7 @@ def check_record(view: Any, at: int, *, physical_offset: int | None = None, chec
     except RecordError as error:
         return RecordCheck(RecordState.DAMAGED, 0, None, str(error))
     if physical_offset is not None and head.physical_offset != physical_offset:
-        why = f"it says that it lies at {head.physical_offset}, not {physical_offset}"
+        why = f"its offset field is {head.physical_offset}, not {physical_offset}"
         return RecordCheck(RecordState.DAMAGED, head.size, head, why)
     if check_crc and head.body_end > head.body_at:
         actual = crc32(memoryview(view)[head.body_at : head.body_end])
@@ -245,7 +245,7 @@ def check_record(view: Any, at: int, *, physical_offset: int | None = None, chec
 
 @lru_cache(maxsize=4096)
 def pack_host(address: str, port: int) -> bytes:
-    """Address (4 or 16 bytes) and port (4). Raises ValueError for a text that is no IP address."""
+    """Pack an address (4 or 16 bytes) and port (4). Raises ValueError for a text that is no IP address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).packed + _PORT.pack(port)
@@ -257,6 +257,6 @@ def unpack_host(host: bytes) -> tuple[str, int]:
 
 
 def host_flags(born_host: bytes, store_host: bytes) -> int:
-    """The sysFlag bits that tell the lengths of two packed hosts."""
+    """The sysFlag bits for the lengths of two packed hosts."""
     born = sysflag.BORN_HOST_V6 if len(born_host) == 20 else 0
     return born | (sysflag.STORE_HOST_V6 if len(store_host) == 20 else 0)

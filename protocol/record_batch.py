@@ -1,6 +1,6 @@
-"""Records of a batch: all of its messages become one piece of the commit log.
+"""Records of a batch: all of its messages become one contiguous piece of the commit log.
 
-What the native extension lays out does not come here (native/core/src/batch.rs).
+Batches encoded by the native extension do not use this module (native/core/src/batch.rs).
 Source: RocketMQ's MessageExtEncoder.encode(MessageExtBatch, PutMessageContext).
 """
 
@@ -14,9 +14,9 @@ from trimq.protocol.hashing import crc32_of_each
 
 
 class BatchHead(NamedTuple):
-    """What the records of a batch have in common, and the offsets of the first one.
+    """The fields that all records of a batch share, and the offsets of the first one.
 
-    ``shared`` is ``record.pack_shared``'s, ``topic`` the topic with its length in front, as MAGIC says.
+    ``shared`` is the result of ``record.pack_shared``. ``topic`` is the topic after its length, in MAGIC's version.
     """
 
     magic: int
@@ -28,22 +28,22 @@ class BatchHead(NamedTuple):
 
 
 class BatchMessages(Protocol):
-    """Flags, bodies and properties of at least one message; bodies may be views of a receive buffer."""
+    """Flags, bodies and properties of at least one message. Bodies may be views of a receive buffer."""
 
     def __len__(self) -> int: ...
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Length of the longest body and of the longest properties."""
+        """Lengths of the longest body and of the longest properties."""
         ...
 
     @property
     def size(self) -> int:
-        """Bytes of all bodies and properties together."""
+        """Total size of all bodies and properties in bytes."""
         ...
 
     def lengths(self) -> Iterable[tuple[int, int]]:
-        """Each message's length of body and properties."""
+        """Each message's lengths of body and properties."""
         ...
 
     def items(self) -> list[BatchItem]:
@@ -51,16 +51,16 @@ class BatchMessages(Protocol):
         ...
 
     def copied(self) -> "BatchMessages":
-        """The same with bytes of their own."""
+        """The same messages, with copies of the bodies."""
         ...
 
     def records(self, head: BatchHead) -> tuple[Any, Sequence[int]]:
-        """The records' bytes, back to back, and the physical offset of each. Raises struct.error."""
+        """The bytes of the consecutive records, and the physical offset of each. Raises struct.error."""
         ...
 
 
 class ListedMessages:
-    """Messages of any lengths, each part of all of them in a sequence."""
+    """Messages of any lengths, stored as columns."""
 
     __slots__ = ("_bodies", "_columns", "_texts")
 
@@ -124,4 +124,4 @@ class ListedMessages:
 
 
 NO_MESSAGES: Final = ListedMessages(BatchColumns((), (), ()))
-"""What stands for messages that are in the log."""
+"""Replaces messages that are already in the log, so that these can be freed."""

@@ -30,10 +30,10 @@ FIRST_VERSION_WITH_BODY: Final = 37
 FIRST_VERSION_WITH_MAPPING: Final = 413
 """Version 5.0.0: the compressed form ends with the static topics."""
 MAX_INFLATED: Final = 64 * 1024 * 1024
-"""Most bytes that a compressed body may unfold to."""
+"""The most bytes that a compressed body may inflate to."""
 
 _ZLIB_MARK: Final = 0x78
-"""How every zlib stream begins and no JSON does: RocketMQ 5.5.0 sends compressed bodies under ``compressed=false``."""
+"""First byte of every zlib stream and of no JSON. RocketMQ 5.5.0 sends compressed bodies with ``compressed=false``."""
 
 _WORD = struct.Struct(">i")
 
@@ -59,8 +59,8 @@ def encode_register_broker_body(body: RegisterBrokerBody, *, compressed: bool = 
 def decode_register_broker_body(body: bytes | memoryview, *, compressed: bool, version: int) -> RegisterBrokerBody:
     """The body of a broker of ``version``; an empty one has no topics and version zero.
 
-    A zlib stream is read as one whatever ``compressed`` says.
-    Raises RemotingError(SYSTEM_ERROR) where it is not what it should be, or unfolds to more than MAX_INFLATED.
+    A zlib stream is recognized even if ``compressed`` is False.
+    Raises RemotingError(SYSTEM_ERROR) if it is malformed, or inflates to more than MAX_INFLATED.
     """
     if not len(body):
         return RegisterBrokerBody()
@@ -92,7 +92,7 @@ def decode_register_broker_body(body: bytes | memoryview, *, compressed: bool, v
 
 
 class _Parts:
-    """Reads the length-prefixed parts one after the other."""
+    """Reads length-prefixed parts in sequence."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -112,7 +112,7 @@ class _Parts:
         length = self.number()
         part = self._data[self._at : self._at + length]
         if len(part) < length:
-            raise _broken(f"a part of {length} bytes where {len(part)} are left")
+            raise _broken(f"a part of {length} bytes, but only {len(part)} are left")
         self._at += length
         return part
 
@@ -127,9 +127,9 @@ def _inflate(body: bytes | memoryview) -> bytes:
     except zlib.error as error:
         raise _broken(str(error)) from None
     if inflater.unconsumed_tail:
-        raise _broken(f"more than {MAX_INFLATED} bytes when unfolded")
+        raise _broken(f"it inflates to more than {MAX_INFLATED} bytes")
     if not inflater.eof:
-        raise _broken("the zlib stream is cut off")
+        raise _broken("the zlib stream is truncated")
     return data
 
 
@@ -160,7 +160,7 @@ def _attributes(text: str) -> dict[str, str]:
     try:
         value = lenient_json.loads(text)
     except ValueError:
-        return {}  # attributes do not matter for routes, and a reader must not lose the topic for them
+        return {}  # attributes do not affect routes: invalid ones must not drop the topic
     return {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else {}
 
 

@@ -1,4 +1,4 @@
-"""Names of topics and groups: which are legal, which are reserved (RocketMQ's TopicValidator, MixAll)."""
+"""Names of topics and groups: legal and reserved ones (RocketMQ's TopicValidator, MixAll)."""
 
 import re
 from typing import Final
@@ -59,7 +59,7 @@ _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 
 
 def topic_problem(topic: str) -> str | None:
-    """Why ``topic`` is not a legal name for a topic that clients send to; None when it is."""
+    """Why ``topic`` is not a legal name for a topic that clients send to; None if it is."""
     if not topic.strip():
         return "the topic is blank"
     if not _LEGAL.match(topic):
@@ -71,7 +71,7 @@ def topic_problem(topic: str) -> str | None:
 
 
 def group_problem(group: str) -> str | None:
-    """Why ``group`` is not a legal name for a group; None when it is."""
+    """Why ``group`` is not a legal name for a group; None if it is."""
     if not group.strip():
         return "the group is blank"
     if len(group) > MAX_GROUP_LENGTH:
@@ -82,15 +82,15 @@ def group_problem(group: str) -> str | None:
 
 
 def is_system_topic(topic: str) -> bool:
-    """True for topics that belong to the broker itself."""
+    """True for topics of the broker itself."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """Where a group's messages wait for their next try."""
+    """The topic in which a group's messages wait for a retry."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """Where a group's messages end after their last try."""
+    """The topic that a group's messages go to after their last retry."""
     return DLQ_PREFIX + group

@@ -1,8 +1,8 @@
-"""TypedRequest: a request in JSON whose envelope and ext fields are decoded in one pass.
+"""TypedRequest: a JSON request whose envelope and ext fields are decoded in one pass.
 
-What a RemotingCommand takes two passes for (the envelope, and then the ext fields as the header of its code) takes one
-here, which is what a server does with the requests that come by the dozen. ``command`` makes a RemotingCommand of it
-that keeps the header, for handlers that have to see all of a request.
+A RemotingCommand is decoded in two passes: the envelope, and then the ext fields as the header of its code. Frequent
+requests are decoded in one pass here. ``command`` makes a RemotingCommand of one that has its header already, for
+handlers that have to see the whole request.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ H = TypeVar("H", bound=Struct)
 T = TypeVar("T", bound=Struct)
 
 NOT_DECODED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises for a header that has to be decoded in two passes: the tolerant one, or not at all."""
+"""Exceptions for a header that this pass cannot decode: two passes can, by tolerant decoding, or it is malformed."""
 
 
 class TypedRequest(Struct, Generic[H], gc=False):
-    """The fields of a RemotingCommand of which ``header`` has been decoded already.
+    """The fields of a RemotingCommand, with a decoded ``header``.
 
-    ``body`` is set by whoever decodes; it may be a view into a receive buffer. All fields that a RemotingCommand takes
-    are here, so that what is accepted is accepted there too: the last two of them are for nothing else.
+    ``body`` is set by the code that decodes; it may be a view of a receive buffer. The struct has all fields of
+    RemotingCommand, so that it accepts exactly the same JSON. The last two fields have no other purpose.
     """
 
     header: H = field(name="extFields")
@@ -41,7 +41,7 @@ class TypedRequest(Struct, Generic[H], gc=False):
     unused_encoding: Any = field(name="~encoding", default=None)
 
     def command(self, head: memoryview) -> RemotingCommand:
-        """The same as a command. ``head`` is the JSON header that this was decoded from."""
+        """The request as a command. ``head`` is the JSON header that it was decoded from."""
         return TypedCommand(
             self.code,
             self.opaque,
@@ -57,10 +57,10 @@ class TypedRequest(Struct, Generic[H], gc=False):
 
 
 class TypedCommand(RemotingCommand, gc=False):
-    """A command with a header that was decoded together with its envelope.
+    """A command whose header was decoded together with its envelope.
 
-    ``head`` is its whole JSON header, from which fields are read that ``typed`` does not have: it has neither
-    ``ext_raw`` nor ``ext``.
+    It has neither ``ext_raw`` nor ``ext``: fields that ``typed`` does not have are decoded from ``head``, its complete
+    JSON header.
     """
 
     typed: Any = field(name="~typed", default=None)
@@ -93,6 +93,6 @@ class TypedCommand(RemotingCommand, gc=False):
 
 @cache
 def decoder(header: type[H]) -> Callable[[Any], TypedRequest[H]]:
-    """Decodes JSON headers of requests with this header. Raises one of NOT_DECODED."""
+    """A function that decodes JSON headers with ext fields of this type. It raises one of NOT_DECODED."""
     decode: Callable[[Any], TypedRequest[H]] = msgspec.json.Decoder(TypedRequest[header], strict=False).decode  # type: ignore[valid-type]
     return decode

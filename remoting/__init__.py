@@ -1,4 +1,4 @@
-"""Transport: the server's reactor (trio) and client connections (anyio). Knows frames, not what they mean."""
+"""Transport: the server's reactor (trio) and client connections (anyio). Knows frames, not their meaning."""
 
-if __name__ != "trimq.remoting":  # a second copy, whose classes would not be those of the first
+if __name__ != "trimq.remoting":  # imported twice, it would define its classes twice
     raise ImportError(f"this package is trimq.remoting: import it by that name, not as {__name__}")

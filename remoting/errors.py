@@ -1,11 +1,11 @@
-"""What can go wrong between two peers before there is a reply: each error says whether the request may have arrived."""
+"""Errors between two peers before there is a reply. Each states whether the request may have arrived."""
 
 
 class RemotingTransportError(Exception):
-    """No reply, for a reason that lies between the peers (RocketMQ's RemotingException).
+    """No reply, because of a failure between the peers (RocketMQ's RemotingException).
 
-    ``address`` is the peer. ``written`` tells whether the request was handed to the operating system: where it is
-    False the peer has certainly not seen it, and sending it again (elsewhere too) cannot do anything twice.
+    ``address`` is the peer. ``written`` is whether the request was passed to the operating system. If it is False, the
+    peer has certainly not received it, and sending it again, to any peer, cannot have an effect twice.
     """
 
     def __init__(self, address: str, text: str, *, written: bool) -> None:

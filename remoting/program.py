@@ -1,4 +1,4 @@
-"""What the command lines of our servers share before anything runs. Imports little: the command ``health`` is quick."""
+"""The start of the servers' command lines. It imports little, so that the command ``health`` is quick."""
 
 import sys
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from trimq.remoting.config.properties import ConfigError
 
 
 def fail(program: str, text: str, code: int) -> NoReturn:
-    """Say why the program does not run, and end."""
+    """Print why the program cannot run, and exit with ``code``."""
     print(f"{program}: {text}", file=sys.stderr)  # noqa: T201 - its purpose
     sys.exit(code)
 
 
 def loaded(program: str, load: Callable[[], Configuration], code: int = 2) -> Configuration:
-    """The configuration; ends with ``code`` where it cannot be used."""
+    """The loaded configuration. Exits with ``code`` if it is not valid."""
     try:
         return load()
     except ConfigError as error:
         fail(program, f"the configuration cannot be used: {error}", code)
 
 
-def tell_readiness(program: str, load: Callable[[], Configuration], timeout: float) -> NoReturn:
-    """The command ``health``: ask the server of this configuration; exit code 0 if it is ready, else 1 and why."""
+def report_readiness(program: str, load: Callable[[], Configuration], timeout: float) -> NoReturn:
+    """The command ``health``: ask the server of this configuration, exit with 0 if it is ready, else with 1 and why."""
     from trimq.remoting.http.health_command import check  # noqa: PLC0415 - a start does not need it
 
     code, lines = check(loaded(program, load, 1), timeout)
@@ -32,9 +32,9 @@ def tell_readiness(program: str, load: Callable[[], Configuration], timeout: flo
 
 
 def open_log(program: str, configuration: Configuration) -> Callable[[], None]:
-    """Start logging as configured, follow ``logLevel``, say what the configuration warns of; what closes the log.
+    """Start logging, follow changes of ``logLevel``, print the configuration's warnings. Returns what closes the log.
 
-    Ends with exit code 1 where the log file cannot be opened.
+    Exits with code 1 if the log file cannot be opened.
     """
     from trimq.remoting.runtime.log_setup import configure, set_level  # noqa: PLC0415 - not needed to print a configuration
 

@@ -35,16 +35,13 @@ from trimq.broker.store.types import (
 from trimq.protocol import hashing, record, topic_rules
 from trimq.protocol.body import DataVersion
 from trimq.protocol.message_keys import index_keys
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC, PROPERTY_TAGS
 from trimq.protocol.property_text import decode_properties
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("broker.schedule")
 
-_REAL_TOPIC: Final = PropertyName.REAL_TOPIC.value
-_REAL_QID: Final = PropertyName.REAL_QID.value
-_TAGS: Final = PropertyName.TAGS.value
 _KNOWN: Final = frozenset({"dataVersion", "offsetTable"})
 _MAX_BYTES: Final = 256 * 1024
 _MAX_COUNT: Final = 32
@@ -363,15 +360,15 @@ class ScheduleMessageService:
         """The message for its real topic; None, with an event in the log, if it has none that can be delivered to."""
         text = bytes(view[head.properties_at : head.properties_end])
         properties = decode_properties(text.decode("utf-8", "replace"))
-        topic = properties.get(_REAL_TOPIC, "")
+        topic = properties.get(PROPERTY_REAL_TOPIC, "")
         if not topic or topic == topic_rules.TRANS_HALF_TOPIC:
             _log.error("delayed_message_dropped", topic=topic, commit_log_offset=head.physical_offset)
             return None
         try:
-            queue_id = int(properties.get(_REAL_QID, "0"))
+            queue_id = int(properties.get(PROPERTY_REAL_QID, "0"))
         except ValueError:
             queue_id = 0
-        tags = properties.get(_TAGS)
+        tags = properties.get(PROPERTY_TAGS)
         words = index_keys(properties, tags=self._store.indexes_tags)
         return MessageInner(
             topic=topic,

@@ -28,12 +28,11 @@ from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND, unit_tags_co
 from trimq.protocol.hashing import key_hash
 from trimq.protocol.index_layout import HEADER_SIZE, SLOT_SIZE
 from trimq.protocol.message_keys import TAG_KEY, index_keys
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_TAGS
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE, is_unit_of
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _CHUNK: Final = 512
-_TAGS: Final = PropertyName.TAGS.value
 _SHOWN: Final = 20
 _FAR: Final = 1 << 62
 _PROGRESS_EVERY: Final = 1024
@@ -322,7 +321,7 @@ class Verification:
             wanted = key_hash(found.topic, key)
             if wanted not in hashes and not self._is_found(wanted, found.phy):
                 self.report.index.add(f"the record at {found.phy} is not found by {key!r}")
-        if tag := properties.get(_TAGS):  # not every writer indexes tags, so a missing one is no fault
+        if tag := properties.get(PROPERTY_TAGS):  # not every writer indexes tags, so a missing one is no fault
             is_there = key_hash(found.topic, TAG_KEY + tag) in hashes
             self.report.tags += is_there
             self.report.untagged += not is_there

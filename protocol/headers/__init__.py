@@ -1,1 +1,1 @@
-"""Typed headers: one struct for the ext fields of each request and reply, a module for each family of requests."""
+"""Typed headers: one struct for the ext fields of each request and reply, one module per family of requests."""

@@ -19,7 +19,7 @@ class CreateTopicRequestHeader(Header):
 
 
 class TopicRequestHeader(Header):
-    """A topic's name alone: 215, 202, 300, 351."""
+    """Only a topic's name: 215, 202, 300, 351."""
 
     topic: str
     lo: bool | None = None

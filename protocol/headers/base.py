@@ -1,4 +1,4 @@
-"""What all typed headers share: attribute names in snake_case, wire names in RocketMQ's camelCase, bounded numbers."""
+"""Base of all typed headers: attributes in snake_case, wire names in RocketMQ's camelCase, bounded integers."""
 
 from typing import Annotated, TypeAlias
 

@@ -1,4 +1,4 @@
-"""Headers of client management: 34, 35, 38, 40, and of requests a broker sends to its clients: 220, 221, 307, 309."""
+"""Headers of client management: 34, 35, 38, 40, and of requests from a broker to its clients: 220, 221, 307, 309."""
 
 from msgspec import field
 
@@ -6,7 +6,7 @@ from trimq.protocol.headers.base import I32, I64, Header
 
 
 class HeartbeatResponseHeader(Header):
-    """Reply to HEART_BEAT (34). ``trimq_msgpack`` says that this broker understands msgpack headers."""
+    """Reply to HEART_BEAT (34). ``trimq_msgpack``: whether this broker accepts msgpack headers."""
 
     is_support_heart_beat_v2: bool = field(name="IS_SUPPORT_HEART_BEAT_V2", default=True)
     is_sub_change: bool = field(name="IS_SUB_CHANGE", default=False)
@@ -34,7 +34,7 @@ class NotifyConsumerIdsChangedRequestHeader(Header):
 
 
 class ResetOffsetRequestHeader(Header):
-    """INVOKE_BROKER_TO_RESET_OFFSET (222) and RESET_CONSUMER_CLIENT_OFFSET (220): -1 means all queues, or the end."""
+    """INVOKE_BROKER_TO_RESET_OFFSET (222) and RESET_CONSUMER_CLIENT_OFFSET (220). -1: all queues, or the end."""
 
     topic: str
     group: str
@@ -53,7 +53,7 @@ class GetConsumerStatusRequestHeader(Header):
 
 
 class GetConsumerRunningInfoRequestHeader(Header):
-    """GET_CONSUMER_RUNNING_INFO (307), passed on to the client that it names."""
+    """GET_CONSUMER_RUNNING_INFO (307), forwarded to the client that it names."""
 
     consumer_group: str
     client_id: str
@@ -61,7 +61,7 @@ class GetConsumerRunningInfoRequestHeader(Header):
 
 
 class ConsumeMessageDirectlyRequestHeader(Header):
-    """CONSUME_MESSAGE_DIRECTLY (309), passed on to a client with the message as its body."""
+    """CONSUME_MESSAGE_DIRECTLY (309), forwarded to a client with the message as its body."""
 
     consumer_group: str
     client_id: str | None = None

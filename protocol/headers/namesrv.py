@@ -4,7 +4,7 @@ from trimq.protocol.headers.base import I32, I64, Header
 
 
 class RegisterBrokerRequestHeader(Header):
-    """REGISTER_BROKER (103). ``body_crc32`` 0 means unchecked. ``listeners`` is our own: JSON of name to address."""
+    """REGISTER_BROKER (103). ``body_crc32`` 0: not checked. ``listeners`` is TriMQ's own: name to address, as JSON."""
 
     broker_name: str
     broker_addr: str
@@ -19,10 +19,10 @@ class RegisterBrokerRequestHeader(Header):
 
 
 class RegisterBrokerResponseHeader(Header):
-    """Where a slave finds its master; empty for masters.
+    """The addresses of a slave's master; empty for masters.
 
-    ``conflict`` is ours, others pass over it: the address of another broker that claims this one's name and id. In a
-    refusal it is the one that has them.
+    ``conflict`` is TriMQ's own, and other clients ignore it: the address of another broker that claims the same name
+    and id. In a refusal it is the broker that is registered with them.
     """
 
     ha_server_addr: str | None = None

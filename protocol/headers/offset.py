@@ -13,13 +13,13 @@ class QueryConsumerOffsetRequestHeader(Header):
 
 
 class OffsetResponseHeader(Header):
-    """The one number that 14, 29, 30 and 31 answer."""
+    """Reply to 14, 29, 30 and 31: a single offset."""
 
     offset: I64
 
 
 class UpdateConsumerOffsetRequestHeader(Header):
-    """UPDATE_CONSUMER_OFFSET (15). -1 is stored as it is and reads as not found."""
+    """UPDATE_CONSUMER_OFFSET (15). -1 is stored, and read as not found."""
 
     consumer_group: str
     topic: str

@@ -25,7 +25,7 @@ class PullMessageRequestHeader(Struct, rename="camel", gc=False):
 
 
 class PullMessageResponseHeader(Header):
-    """Reply to a pull: the four mandatory fields come with 0, 19, 20 and 21 alike."""
+    """Reply to a pull. The four mandatory fields are sent with each of the codes 0, 19, 20 and 21."""
 
     suggest_which_broker_id: I64
     next_begin_offset: I64

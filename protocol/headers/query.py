@@ -6,7 +6,7 @@ from trimq.protocol.headers.base import I32, I64, Header
 
 
 class QueryMessageRequestHeader(Header):
-    """QUERY_MESSAGE (12): times in ms; ``unique_key_query`` forces at most 32 results."""
+    """QUERY_MESSAGE (12): times in ms; ``unique_key_query`` limits the result to 32 messages."""
 
     topic: str
     key: str
@@ -19,7 +19,7 @@ class QueryMessageRequestHeader(Header):
 
 
 class QueryMessageResponseHeader(Header):
-    """How far the index reaches: store time and commit-log offset of its newest entry."""
+    """The end of the index: store time and commit-log offset of its newest entry."""
 
     index_last_update_timestamp: I64
     index_last_update_phyoffset: I64

@@ -6,7 +6,7 @@ from trimq.protocol.headers.base import I32, I64, Header
 
 
 class SendMessageRequestHeader(Header):
-    """SEND_MESSAGE (10): the first form, with whole names."""
+    """SEND_MESSAGE (10): the original form, with full field names."""
 
     producer_group: str
     topic: str

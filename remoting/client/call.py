@@ -1,7 +1,8 @@
-"""Call: a request and who waits for its reply, in the words of the loop that runs.
+"""Call: a request and the task that waits for its reply, with the primitives of the running loop.
 
-The general events of anyio ask at each use which loop runs, and keep a line of tasks; a request has one task, that
-waits once, and a socket one that reads. What is left here is what trio and asyncio need for that.
+The general events of anyio look up the running loop at each use, and maintain a queue of tasks. But a request has one
+task that waits once, and a socket has one task that reads. This module has the little that trio and asyncio need for
+that.
 """
 
 import sys
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """A request and, later, its reply. ``finish`` is called when there is one, and when none can come any more."""
+    """A request and, later, its reply. ``finish`` is called when the reply arrives, or can no longer arrive."""
 
     __slots__ = ("deadline", "frame", "opaque", "reply", "written")
 
@@ -31,7 +32,7 @@ class Call:
         self.reply: RemotingCommand | None = None
 
     def finish(self) -> None:
-        """Tells who waits; again is nothing new."""
+        """Notify the waiting side. Further calls have no effect."""
         raise NotImplementedError
 
 
@@ -41,12 +42,12 @@ class WaitingCall(Call):
     __slots__ = ()
 
     def wait(self) -> Awaitable[object]:
-        """To be awaited at once: returns when the call is finished."""
+        """To be awaited immediately: returns when the call is finished."""
         raise NotImplementedError
 
 
 class CallbackCall(Call):
-    """A call that no task waits for: ``then`` is called, with it, in the task that reads. It must not raise."""
+    """A call that no task waits for: ``then`` is called with it, in the task that reads. ``then`` must not raise."""
 
     __slots__ = ("then",)
 
@@ -60,24 +61,24 @@ class CallbackCall(Call):
 
 
 class Crowd:
-    """Tasks that wait for the same moment."""
+    """Tasks that wait for the same event."""
 
     __slots__ = ()
 
     def wait(self) -> Awaitable[object]:
-        """To be awaited at once: returns at that moment. Who is cancelled before it is out of the crowd."""
+        """To be awaited immediately: returns at the next ``wake``. A cancelled task no longer waits."""
         raise NotImplementedError
 
     def wake(self) -> None:
-        """The moment has come for all that wait; who waits from here on waits for the next."""
+        """Wake all tasks that wait now; a task that waits later is woken by the next call."""
         raise NotImplementedError
 
 
 class Readable:
-    """Waits for a socket to have something to read; one task at a time."""
+    """Waits until a socket is readable; one task at a time."""
 
     async def wait(self) -> None:
-        """Returns when there may be something, or the other side has closed."""
+        """Returns when there may be data, or the peer has closed."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -86,7 +87,7 @@ class Readable:
 
 
 class Loop(NamedTuple):
-    """What a connection, and who uses it, needs of the loop that it runs on."""
+    """The functions of a loop that a connection and its users need."""
 
     call: Callable[[], WaitingCall]
     crowd: Callable[[], Crowd]
@@ -95,13 +96,13 @@ class Loop(NamedTuple):
 
 
 def running_loop() -> Loop:
-    """That of the task that runs now."""
+    """The functions of the loop that runs the current task."""
     if "trio" in sys.modules:
-        from trimq.remoting.client import call_trio as client_call_trio  # noqa: PLC0415 - an asyncio program does without trio
+        from trimq.remoting.client import call_trio as client_call_trio  # noqa: PLC0415 - an asyncio program need not have trio installed
 
         if client_call_trio.is_running():
             return client_call_trio.LOOP
-    import asyncio  # noqa: PLC0415 - as above, the other way round
+    import asyncio  # noqa: PLC0415 - a trio program need not import asyncio
 
     loop = asyncio.get_running_loop()
     return Loop(partial(_AsyncioCall, loop), partial(_AsyncioCrowd, loop), loop.time, partial(_asyncio_readable, loop))
@@ -156,15 +157,15 @@ def _asyncio_readable(loop: "asyncio.AbstractEventLoop", sock: "socket.socket") 
 
 
 class _AsyncioReadable(Readable):
-    """Registered once: to register for each wait would be two system calls more."""
+    """Registers the socket once: registering for each wait would cost two more system calls."""
 
     def __init__(self, loop: "asyncio.AbstractEventLoop", sock: "socket.socket") -> None:
         self._loop = loop
         self._socket = sock
         self._future: asyncio.Future[None] | None = None
-        loop.add_reader(sock, self._there_is_something)
+        loop.add_reader(sock, self._notify)
 
-    def _there_is_something(self) -> None:
+    def _notify(self) -> None:
         future = self._future
         if future is not None and not future.done():
             future.set_result(None)
@@ -185,4 +186,4 @@ class _AnyioReadable(Readable):
         await anyio.wait_readable(self._socket)
 
     def close(self) -> None:
-        """Nothing is registered while nobody waits."""
+        """Nothing is registered while no task waits."""

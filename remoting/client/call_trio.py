@@ -1,4 +1,4 @@
-"""What a connection needs of trio: a request's waiting task is put to sleep and woken by the lowest calls there are."""
+"""The primitives of call.py for trio: waiting tasks sleep and are woken by trio's lowest-level calls."""
 
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Generator
@@ -16,7 +16,7 @@ is_running = in_trio_task
 
 
 class _Nothing(Outcome[None]):
-    """What a task is woken with. The library's own are for one use each: a third of what a wake-up costs."""
+    """The value a task is woken with. outcome's own objects serve once only, which costs a third of a wake-up."""
 
     __slots__ = ()
 
@@ -48,19 +48,20 @@ class _TrioCall(WaitingCall):
     def finish(self) -> None:
         self._done = True
         task, self._task = self._task, None
+        # trio clears ``custom_sleep_data`` of a task that it wakes, so one that was cancelled is not rescheduled again.
         if task is not None and task.custom_sleep_data is self:
             reschedule(task, _NOTHING)
 
     def wait(self) -> Awaitable[object]:
         if self._done:
-            return trio.lowlevel.checkpoint()  # noqa: ASYNC105 - by the caller: a coroutine less for each wait
+            return trio.lowlevel.checkpoint()  # noqa: ASYNC105 - the caller awaits it: saves a coroutine per wait
         task = self._task = current_task()
         task.custom_sleep_data = self
         return wait_task_rescheduled(_cancelled)  # noqa: ASYNC105 - as above
 
 
 class _TrioCrowd(Crowd):
-    """Its tasks say by trio's ``custom_sleep_data`` that they sleep here; trio takes that away from who is woken."""
+    """Marks its tasks by ``custom_sleep_data``, which trio clears when it wakes a task for another reason."""
 
     __slots__ = ("_tasks",)
 
@@ -71,7 +72,7 @@ class _TrioCrowd(Crowd):
         task = current_task()
         task.custom_sleep_data = self
         self._tasks.append(task)
-        return wait_task_rescheduled(_cancelled)  # noqa: ASYNC105 - by the caller: a coroutine less for each wait
+        return wait_task_rescheduled(_cancelled)  # noqa: ASYNC105 - as above
 
     def wake(self) -> None:
         tasks, self._tasks = self._tasks, []
@@ -88,7 +89,7 @@ class _TrioReadable(Readable):
         await wait_readable(self._socket)
 
     def close(self) -> None:
-        """Nothing is registered while nobody waits."""
+        """Nothing is registered while no task waits."""
 
 
 LOOP = Loop(_TrioCall, _TrioCrowd, trio.current_time, _TrioReadable)

@@ -1,4 +1,4 @@
-"""ClientConnection: one connection to a server, shared by everybody in this program who talks to that address."""
+"""ClientConnection: one connection to a server, shared by all callers in this program that use its address."""
 
 import math
 import socket
@@ -22,28 +22,28 @@ from trimq.remoting.runtime.clock import Clock
 RequestProcessor: TypeAlias = Callable[
     ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None
 ]
-"""Serves a request of the server: a plain function or a coroutine function; returns the reply, or None for none."""
+"""Serves a request of the server: a plain or a coroutine function that returns the reply, or None for no reply."""
 
 _SEND: Final = 256 * 1024
-"""Bytes handed to the socket at once; what is behind them can still be taken back."""
+"""The most bytes passed to the socket at a time; frames queued after them can still be taken back."""
 
 _READS: Final = 3
-"""More reads without a turn of the loop between: what comes while replies are served is there already."""
+"""Further reads without a turn of the loop between them: more often has arrived while replies were processed."""
 
 _FULL: Final = 8 * 1024 * 1024
-"""Bytes waiting to be sent beyond which callers wait for room."""
+"""Bytes waiting to be sent from which on callers wait for space."""
 
 _FEW: Final = 8
-"""Up to so many requests under way, each goes to the socket at once; with more they gather for one system call."""
+"""With up to this many requests in flight, each is sent immediately; with more they are gathered into one send."""
 
 _TICK: Final = 0.05
-"""Seconds between two looks at deadlines, at least: a cancel scope for each request would cost more than it."""
+"""The least seconds between two checks of deadlines. A cancel scope per request would cost more than the request."""
 
 
 class ClientConnection:
-    """A connection to ``address`` ("host:port"). ``encoding`` is that of the headers sent from here on.
+    """A connection to ``address`` ("host:port"). ``encoding`` is the encoding of headers sent from now on.
 
-    ``data`` is for whoever has to remember something about it. ``close_reason`` says why it is closed.
+    ``data`` is free for callers that store state per connection. ``close_reason`` is why it was closed.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class ClientConnection:
         self.new_call: Callable[[], WaitingCall] = loop.call
         self.now: Callable[[], float] = loop.now
         self._wanted = anyio.Event()
-        self._room = anyio.Event()
+        self._space = anyio.Event()
         self._sending = False
         self._scope = anyio.CancelScope()
-        self._event = type(self._room)  # of this backend; anyio.Event() asks which one runs each time
-        self._next_look: float = math.inf
+        self._event = type(self._space)  # this backend's class; anyio.Event() looks up the backend at each call
+        self._next_check: float = math.inf
         self._earlier = anyio.Event()
         self._arrived = FrameBuffer()
         self._readable = loop.readable(sock)
@@ -96,7 +96,7 @@ class ClientConnection:
         return len(self._calls)
 
     async def run(self) -> None:
-        """Own the connection until it ends: read, write, serve the server's requests. Closed when this returns."""
+        """Read, write and serve the server's requests until the connection ends. It is closed when this returns."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as self._tasks:
@@ -104,7 +104,7 @@ class ClientConnection:
                     self._tasks.start_soon(self._expire)
                     await self._read()
                     self._tasks.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - one connection's fault must not end the others
+        except Exception as error:  # noqa: BLE001 - a fault of one connection must not end the others
             self._log.failed("connection_failed", error, address=self.address)
             self.close(f"internal error: {error!r}")
         finally:
@@ -113,72 +113,73 @@ class ClientConnection:
             self._socket.close()
 
     def close(self, reason: str) -> None:
-        """End the connection: what waits for a reply fails with ``reason``. Nothing where it is closed already."""
+        """Close the connection: calls without a reply fail with ``reason``. No effect if it is closed already."""
         if self.closed:
             return
         self.closed = True
         self.close_reason = reason
         for call in list(self._calls.values()):
             call.finish()
-        self._room.set()
+        self._space.set()
         self._scope.cancel()
         self._on_close(self)
 
     def send(self, command: RemotingCommand) -> None:
-        """Queue ``command``, numbered by its sender, in the connection's encoding. Raises FrameError (too long)."""
+        """Queue ``command``, which is numbered already, in the connection's encoding. Raises FrameError if too long."""
         command.encoding = self.encoding
         self._put(encode(command))
 
     def begin(self, command: RemotingCommand, deadline: float, call: Call) -> None:
-        """Queue a request whose reply ``call`` wants until ``deadline`` (by ``now``). Raises FrameError (too long)."""
+        """Queue a request for ``call``, which ends at ``deadline`` (by ``now``). Raises FrameError if too long."""
         command.encoding = self.encoding
         self.begin_frame(command.opaque, encode(command), deadline, call)
 
     def begin_frame(self, opaque: int, frame: bytes, deadline: float, call: Call) -> None:
-        """As ``begin``, with the request's number and frame."""
+        """As ``begin``, for an encoded request: its opaque number and its frame."""
         call.opaque = opaque
         call.frame = frame
         call.deadline = deadline
         self._calls[opaque] = call
-        if deadline < self._next_look:
-            self._next_look = deadline
+        if deadline < self._next_check:
+            self._next_check = deadline
             self._earlier.set()
         self._put(frame)
 
     def end(self, call: Call) -> None:
-        """Forget a call; where it has not been handed to the socket, it never will be. Sets its ``written``."""
+        """Forget a call. A request not yet passed to the socket never will be. Sets ``written`` of the call."""
         if call.reply is None:
             self._calls.pop(call.opaque, None)
             try:
                 self._queue.remove(call.frame)
             except ValueError:
-                call.written = True
+                call.written = True  # not queued any more, or its first part was sent
             else:
                 self._queued -= len(call.frame)
-                self._there_is_room()
+                self._notify_space()
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether a request can be queued without waiting."""
         return self._queued < _FULL and not self.closed
 
-    async def wait_for_room(self) -> None:
-        """Return when there is room for one more request. Raises RemotingSendError where the connection has ended."""
+    async def wait_for_space(self) -> None:
+        """Return when one more request can be queued. Raises RemotingSendError if the connection has ended."""
         while self._queued >= _FULL and not self.closed:
-            await self._room.wait()
+            await self._space.wait()
         if self.closed:
             raise RemotingSendError(self.address, self.close_reason, written=False)
 
     async def drained(self) -> None:
-        """Return when all that is queued has been handed to the socket, or the connection has ended."""
+        """Return when everything queued has been passed to the socket, or the connection has ended."""
         while (self._queue or self._sending) and not self.closed:
-            await self._room.wait()
+            await self._space.wait()
 
     def _put(self, frame: bytes) -> None:
+        # Only while nothing is queued or being sent: a frame must not overtake another, or get into the middle of it.
         if not self._queue and not self._sending and len(self._calls) <= _FEW:
             try:
                 sent = self._socket.send(frame)
-            except OSError:  # no room, or it is broken: the writer will see
+            except OSError:  # the socket is full or broken: the writer finds out
                 sent = 0
             if sent == len(frame):
                 self.active_at = self._clock.monotonic()
@@ -199,13 +200,13 @@ class ClientConnection:
                     await self._send(self._take())
                     self._sending = False
                     self.active_at = self._clock.monotonic()
-                    self._there_is_room()
+                    self._notify_space()
         except OSError as error:
             self.close(f"the connection was lost: {_text(error)}")
 
-    def _there_is_room(self) -> None:
-        self._room.set()
-        self._room = self._event()
+    def _notify_space(self) -> None:
+        self._space.set()
+        self._space = self._event()
 
     async def _send(self, data: bytes) -> None:
         left = memoryview(data)
@@ -216,16 +217,16 @@ class ClientConnection:
                 await anyio.wait_writable(self._socket)
 
     async def _expire(self) -> None:
-        """Ends calls whose time is over. Most have ended long before: few looks are needed."""
+        """End calls whose deadline has passed. Most calls end long before theirs, so few checks are needed."""
         while True:
             self._earlier = self._event()
-            with anyio.CancelScope(deadline=self._next_look):
+            with anyio.CancelScope(deadline=self._next_check):
                 await self._earlier.wait()
-                continue
+                continue  # a call with an earlier deadline has come: wait for that one
             for call in [call for call in self._calls.values() if call.deadline <= self.now()]:
                 call.finish()
             await anyio.sleep(_TICK)
-            self._next_look = min((call.deadline for call in self._calls.values()), default=math.inf)
+            self._next_check = min((call.deadline for call in self._calls.values()), default=math.inf)
 
     def _take(self) -> bytes:
         count = size = 0
@@ -247,9 +248,9 @@ class ClientConnection:
                 reads -= 1
 
     def read_arrived(self) -> bool:
-        """Takes what has arrived already: replies find who waits for them. False where there was nothing.
+        """Read and process the data that has already arrived. False if there was none.
 
-        For who is about to wait for just that, and saves the loop's turn. What goes wrong closes the connection.
+        For a caller that is about to wait for a reply: it saves a turn of the loop. An error closes the connection.
         """
         tasks = self._tasks
         if self.closed or tasks is None:
@@ -257,7 +258,7 @@ class ClientConnection:
         try:
             count = self._socket.recv_into(self._arrived.space())
             if not count:
-                self.close("the server has closed the connection")
+                self.close("the server closed the connection")
                 return False
             self.active_at = self._clock.monotonic()
             for command in self._arrived.received(count):
@@ -275,7 +276,7 @@ class ClientConnection:
             self._log.warning("broken_frame", address=self.address, error=str(error))
             self.close(f"the server sent a broken frame: {error}")
             return False
-        except Exception as error:  # noqa: BLE001 - one connection's fault must not be that of who looks
+        except Exception as error:  # noqa: BLE001 - the caller may be waiting on another connection
             self._log.failed("connection_failed", error, address=self.address)
             self.close(f"internal error: {error!r}")
             return False

@@ -1,7 +1,7 @@
-"""How the client side tells what goes wrong: to a log that its owner hands in.
+"""Logging of the client side, to a log that its owner passes in.
 
-The SDK lives in other people's programs: it logs with the standard library (StandardLog), which shows nothing but
-warnings until the program says otherwise. Servers hand in theirs (trimq.remoting.runtime.log_setup.StructuredLog).
+The SDK runs inside other people's programs. It logs with the standard library (StandardLog), which shows only warnings
+unless the program configures it otherwise. Servers pass their own log (trimq.remoting.runtime.log_setup.StructuredLog).
 """
 
 import logging
@@ -11,28 +11,28 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 MOST: Final = 300
-"""Characters of an exception's text, or of a fact, that are told."""
+"""The most characters logged of an exception's text, or of the value of a fact."""
 LINES: Final = 20
-"""Lines a second of one log; what is beyond is counted."""
+"""The most lines per second of one log; further ones are counted."""
 _FRAMES: Final = 20
 _CAUSES: Final = 3
 
 
 class ClientLog(Protocol):
-    """Where the client side tells of what went wrong."""
+    """The log of the client side."""
 
     def warning(self, event: str, **facts: object) -> None:
-        """Something is not as it should be."""
+        """Log an unexpected condition."""
 
     def failed(self, event: str, error: BaseException, **facts: object) -> None:
-        """A fault: of ours, or of a function that the owner has handed in."""
+        """Log a fault of the client side, or of a function that its owner passed in."""
 
 
 class StandardLog:
-    """A logger of the standard library, ``name``: one line an event, cut where it is long.
+    """The standard library's logger ``name``: one line per event, long texts cut.
 
-    Of an exception its type and text are told. Never the values of local variables: they hold message bodies and
-    secrets. The traceback, without them, is told at DEBUG only. ``clock`` gives monotonic seconds.
+    Of an exception, the type and text are logged. Values of local variables never are: they hold message bodies and
+    secrets. The traceback, without these values, is logged at DEBUG only. ``clock`` returns monotonic seconds.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,25 +42,25 @@ class StandardLog:
         self._used = self._left_out = 0
 
     def info(self, event: str, **facts: object) -> None:
-        """For who wants to follow what happens."""
+        """Log a normal event."""
         self.say(logging.INFO, event, **facts)
 
     def warning(self, event: str, **facts: object) -> None:
-        """Something is not as it should be; the SDK goes on."""
+        """Log an unexpected condition after which the SDK continues."""
         self.say(logging.WARNING, event, **facts)
 
     def failed(self, event: str, error: BaseException, **facts: object) -> None:
-        """A fault: an ERROR."""
+        """Log a fault as an ERROR."""
         self.fault(logging.ERROR, event, error, **facts)
 
     def fault(self, level: int, event: str, error: BaseException, **facts: object) -> None:
-        """An exception, of ours or of a function of the program."""
+        """Log an exception of the SDK or of a function of the program."""
         if self.say(level, event, reason=error_text(error), **facts) and self.logger.isEnabledFor(logging.DEBUG):
             lines = traceback.format_tb(error.__traceback__, _FRAMES)
-            self.logger.debug("where that came from:\n%s", "".join(lines).rstrip())
+            self.logger.debug("traceback:\n%s", "".join(lines).rstrip())
 
     def say(self, level: int, event: str, **facts: object) -> bool:
-        """One line; False where it is not wanted, or there were too many in this second."""
+        """Log one line. False if the level is disabled, or too many lines were logged in this second."""
         if not self.logger.isEnabledFor(level) or not self._allows(level):
             return False
         known = ", ".join(f"{name}={_cut(str(value))}" for name, value in facts.items())
@@ -71,7 +71,7 @@ class StandardLog:
         second = int(self._clock())
         if second != self._second:
             if self._left_out:
-                self.logger.log(level, "%d lines more were left out", self._left_out)
+                self.logger.log(level, "%d more lines were left out", self._left_out)
             self._second, self._used, self._left_out = second, 0, 0
         self._used += 1
         if self._used > LINES:
@@ -81,7 +81,7 @@ class StandardLog:
 
 
 def error_text(error: BaseException) -> str:
-    """An exception's type and text in one line; of a group those of the first few that are in it.
+    """An exception's type and text in one line; of a group, those of its first few exceptions.
 
     >>> error_text(ValueError("no number"))
     'ValueError: no number'
@@ -91,7 +91,7 @@ def error_text(error: BaseException) -> str:
         return _cut(f"{type(error).__name__} of {len(error.exceptions)}: {inner}")
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - an exception of the program that cannot even be told
+    except Exception:  # noqa: BLE001 - an exception of the program whose text cannot be made
         text = ""
     name = type(error).__name__
     return _cut(f"{name}: {text}" if text else name)

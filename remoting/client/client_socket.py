@@ -1,7 +1,7 @@
-"""Connecting: from a host and a port to a plain socket that never blocks.
+"""Connecting: from a host and a port to a plain non-blocking socket.
 
-Not a stream of the loop's: a socket of our own can be read by whoever is about to wait for what it brings, on trio and
-on asyncio alike, and nothing is copied on the way.
+A plain socket, not a stream of the loop: any task that is about to wait for a reply can read it first, on trio and on
+asyncio alike, and the data is not copied on the way.
 """
 
 import ipaddress
@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 _HEAD_START: Final = 0.25
-"""Seconds that an address gets before the next one is tried beside it (RFC 8305)."""
-_AT_ONCE: Final = 0.25
-"""Seconds that a connection takes to whoever is there; less than until a SYN is sent again."""
+"""Seconds that an address gets before the next one is tried in parallel (RFC 8305)."""
+_PROMPT: Final = 0.25
+"""The most seconds to connect to a reachable server: less than the time until TCP retransmits a SYN."""
 
 
 class _Address(NamedTuple):
@@ -27,15 +27,15 @@ class _Address(NamedTuple):
 
 
 async def connect_socket(host: str, port: int) -> socket.socket:
-    """A connection to the first address of ``host`` that takes one. Raises OSError.
+    """A connection to the first address of ``host`` that accepts one. Raises OSError.
 
-    A name is looked up again where that took a while. Its server may have been away and be back at another address, and
-    whoever has the old one by now (containers that start again swap theirs) has answered a SYN that was sent again.
+    If connecting took long, a name is looked up again. Its server may have restarted at another address, and another
+    host that has the old address by now (restarted containers swap theirs) may have answered the retransmitted SYN.
     """
     addresses = await _addresses(host, port)
     looked_up = anyio.current_time()
     sock = await _first_to_connect(host, addresses)
-    if _family(host) is not None or anyio.current_time() - looked_up <= _AT_ONCE:
+    if _family(host) is not None or anyio.current_time() - looked_up <= _PROMPT:
         return sock
     with ExitStack() as unless_kept:
         unless_kept.enter_context(sock)
@@ -89,7 +89,7 @@ async def _addresses(host: str, port: int) -> list[_Address]:
 
 
 def _family(host: str) -> int | None:
-    """That of an address; None for a name. Asyncio would start a thread to find that out."""
+    """The family of a numeric address; None for a name. Asyncio would start a thread to resolve an address."""
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
@@ -98,7 +98,7 @@ def _family(host: str) -> int | None:
 
 
 def _families_in_turn(addresses: list[_Address]) -> list[_Address]:
-    """The second one is of another family than the first, where there is one: a network that lacks one is common."""
+    """Put an address of the other family second, if there is one: networks without IPv6, or IPv4, are common."""
     other = next((at for at, address in enumerate(addresses) if address.family != addresses[0].family), None)
     if other is not None:
         addresses.insert(1, addresses.pop(other))

@@ -22,16 +22,16 @@ from trimq.remoting.runtime.clock import Clock, SystemClock
 __all__ = ["CallbackCall", "ClientConnection", "Connect", "RemotingClient", "RequestProcessor"]
 
 Connect: TypeAlias = Callable[[str, int], Awaitable[socket.socket]]
-"""A socket that never blocks, connected to (host, port); raises OSError."""
+"""Returns a non-blocking socket connected to (host, port). Raises OSError."""
 
 _SCAN: Final = 1.0
 _DRAIN: Final = 1.0
 _LASTED: Final = 10.0
-"""Seconds after which a connection counts as a success, even if the server never said a word."""
+"""Seconds after which a connection counts as a success, even if the server never sent anything."""
 
 
 class _Peer:
-    """What is known about an address: its connection, or how often it could not be reached."""
+    """The state of an address: its connection, or its failures to connect."""
 
     __slots__ = ("back_off", "connection", "error", "failures", "lock")
 
@@ -46,12 +46,12 @@ class _Peer:
 class RemotingClient:
     """Talks to any number of servers, over one connection each that all callers share (RocketMQ's RemotingClient).
 
-    An async context manager: connections are made when they are needed, and belong to it. One that breaks fails the
-    requests that wait on it and is made again by the next request. An address that cannot be reached is tried again
-    after a growing, random time; requests wait for that as far as their own timeout allows.
+    An async context manager, which owns the connections; they are made on demand. When a connection breaks, the
+    requests that wait on it fail, and the next request connects again. An address that cannot be reached is tried again
+    after a growing, random delay; requests wait for that as far as their own timeout allows.
 
-    ``encoding`` is the header encoding of new connections. ``idle`` seconds without traffic close a connection.
-    ``log`` is told what goes wrong, by default the standard library's logger "trimq.client.remoting".
+    ``encoding`` is the header encoding of new connections. A connection is closed after ``idle`` seconds without
+    traffic. Faults are logged to ``log``, by default the standard library's logger "trimq.client.remoting".
     ``on_connect`` is called with each new connection, ``on_close`` with each that has ended.
     """
 
@@ -90,7 +90,7 @@ class RemotingClient:
         try:
             return await self._lifetime.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            if group.exceptions == (error,):  # the caller's own exception stays what it is
+            if group.exceptions == (error,):  # not wrapped in a group: it is the caller's own exception
                 return False
             raise
 
@@ -101,7 +101,7 @@ class RemotingClient:
             tasks.start_soon(self._scan)
             try:
                 yield
-                with anyio.move_on_after(_DRAIN):  # one-ways that were accepted are sent
+                with anyio.move_on_after(_DRAIN):  # accepted one-ways are still sent
                     for connection in self._connections():
                         await connection.drained()
             finally:
@@ -109,18 +109,18 @@ class RemotingClient:
                 tasks.cancel_scope.cancel()
 
     async def invoke(self, address: str, command: RemotingCommand, timeout: float = 3.0) -> RemotingCommand:
-        """Send a request to ``address`` ("host:port") and return the reply, whatever its code.
+        """Send a request to ``address`` ("host:port") and return the reply, of any code.
 
-        ``command`` is numbered and encoded before anything is awaited on its connection; it is the caller's again
-        afterwards. Raises RemotingConnectError, RemotingSendError (the connection ended), RemotingTimeoutError
-        (``timeout`` seconds in all), FrameError (too long for a frame).
+        ``command`` gets its number and is encoded before anything is awaited on the connection; the caller may then use
+        it again. Raises RemotingConnectError, RemotingSendError if the connection ended, RemotingTimeoutError after
+        ``timeout`` seconds in all, and FrameError if the request is too long for a frame.
         """
         connection = self._open(address)
-        if connection is not None and connection.has_room:
+        if connection is not None and connection.has_space:
             deadline = connection.now() + timeout
         else:
             deadline = anyio.current_time() + timeout
-            connection = await self.with_room(address, command.code, timeout)
+            connection = await self.with_space(address, command.code, timeout)
         call = connection.new_call()
         self.begin(connection, command, deadline, call)
         try:
@@ -136,9 +136,9 @@ class RemotingClient:
         return await self._connection(address, anyio.current_time() + timeout)
 
     def begin(self, connection: ClientConnection, command: RemotingCommand, deadline: float, call: Call) -> None:
-        """Send a request now and return; ``call`` learns what comes of it, by ``deadline`` (the connection's ``now``).
+        """Send a request and return; ``call`` is finished by its reply, or at ``deadline`` (the connection's ``now``).
 
-        Whoever begins a call ends it, with the connection's ``end``. Raises FrameError (too long for a frame).
+        The caller has to end the call with the connection's ``end``. Raises FrameError if it is too long for a frame.
         """
         self._opaque = command.opaque = self._opaque % 0x7FFFFFFF + 1
         connection.begin(command, deadline, call)
@@ -146,41 +146,41 @@ class RemotingClient:
     def begin_frame(
         self, connection: ClientConnection, frame: Callable[[int, Encoding], bytes], deadline: float, call: Call
     ) -> None:
-        """As ``begin``, for who makes frames of its own: ``frame`` gets the request's number and the encoding."""
+        """As ``begin``, for callers that encode frames: ``frame`` gets the request's opaque number and the encoding."""
         self._opaque = opaque = self._opaque % 0x7FFFFFFF + 1
         connection.begin_frame(opaque, frame(opaque, connection.encoding), deadline, call)
 
-    async def with_room(self, address: str, code: int, timeout: float = 3.0) -> ClientConnection:
-        """The connection to ``address``, on which a request of ``code`` can begin now.
+    async def with_space(self, address: str, code: int, timeout: float = 3.0) -> ClientConnection:
+        """The connection to ``address``, once a request of ``code`` can be queued on it.
 
-        Raises RemotingConnectError, RemotingSendError, RemotingTimeoutError; nothing was sent then.
+        Raises RemotingConnectError, RemotingSendError and RemotingTimeoutError; in all cases nothing was sent.
         """
         deadline = anyio.current_time() + timeout
         connection = await self._connection(address, deadline)
-        if not connection.has_room:
+        if not connection.has_space:
             with anyio.CancelScope(deadline=deadline) as scope:
-                await connection.wait_for_room()
+                await connection.wait_for_space()
             if scope.cancelled_caught:
                 raise RemotingTimeoutError(address, code, timeout, written=False)
         return connection
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout: float = 3.0) -> None:
-        """Queue a request that wants no reply on the connection to ``address``; it may still get lost.
+        """Queue a one-way request on the connection to ``address``; it may still get lost.
 
-        Raises RemotingConnectError, RemotingSendError, RemotingTimeoutError (no room to queue it), FrameError.
+        Raises RemotingConnectError, RemotingSendError, RemotingTimeoutError (no space to queue it), FrameError.
         """
         deadline = anyio.current_time() + timeout
         connection = await self._connection(address, deadline)
         command.flag |= ONEWAY_FLAG
         with anyio.CancelScope(deadline=deadline):
-            await connection.wait_for_room()
+            await connection.wait_for_space()
             self._opaque = command.opaque = self._opaque % 0x7FFFFFFF + 1
             connection.send(command)
             return
         raise RemotingTimeoutError(address, command.code, timeout, written=False)
 
     def read_arrived(self) -> bool:
-        """Takes what has arrived already at any connection; False where there was nothing. See ClientConnection."""
+        """Process data that has already arrived on any connection. False if there was none. See ClientConnection."""
         arrived = False
         for peer in self._peers.values():
             if peer.connection is not None and peer.connection.read_arrived():
@@ -188,11 +188,11 @@ class RemotingClient:
         return arrived
 
     def register_processor(self, code: int, processor: RequestProcessor) -> None:
-        """Serve requests of servers with ``code``; what it raises is treated as in a server."""
+        """Serve servers' requests of ``code`` with ``processor``; its exceptions become error replies."""
         self._processors[int(code)] = processor
 
     def use_encoding(self, address: str, encoding: Encoding) -> None:
-        """Encode headers for ``address`` so, as long as its connection lasts. Nothing where there is none."""
+        """Use ``encoding`` on the current connection to ``address``. No effect if there is none."""
         connection = self._open(address)
         if connection is not None:
             connection.encoding = encoding
@@ -208,9 +208,9 @@ class RemotingClient:
             connection.close(reason)
 
     def ready(self, address: str) -> ClientConnection | None:
-        """The connection to ``address`` if a request can begin on it now, without waiting."""
+        """The connection to ``address`` if a request can be queued on it without waiting, else None."""
         connection = self._open(address)
-        return connection if connection is not None and connection.has_room else None
+        return connection if connection is not None and connection.has_space else None
 
     def _open(self, address: str) -> ClientConnection | None:
         peer = self._peers.get(address)
@@ -236,7 +236,7 @@ class RemotingClient:
                 connection = self._open(address)
                 if connection is not None:
                     return connection
-                if peer.failures != failures:  # somebody has tried while we waited
+                if peer.failures != failures:  # another task has tried and failed while this one waited
                     raise RemotingConnectError(address, peer.error)
                 await self._wait_turn(address, peer, deadline)
                 connecting = True
@@ -248,10 +248,10 @@ class RemotingClient:
                     raise RemotingConnectError(address, error) from error
                 if self._tasks is not tasks:
                     sock.close()
-                    raise RuntimeError("the client was closed meanwhile")
+                    raise RuntimeError("the client was closed while it connected")
                 return self._adopt(address, peer, sock, tasks)
         if not connecting:
-            raise RemotingConnectError(address, TimeoutError("another caller still tries"))
+            raise RemotingConnectError(address, TimeoutError("another caller is still connecting"))
         self._failed(peer, TimeoutError("no answer in time"))
         raise RemotingConnectError(address, peer.error)
 
@@ -287,7 +287,7 @@ class RemotingClient:
             peer.connection = None
         if connection.received or self._clock.monotonic() - connection.began_at > _LASTED:
             peer.back_off.succeeded()
-        elif self._tasks is not None:  # accepted and dropped without a word: as bad as refused
+        elif self._tasks is not None:  # accepted and closed without a reply: the same as refused
             self._failed(peer, ConnectionError(connection.close_reason))
         self._notify(self.on_close, connection)
 
@@ -303,12 +303,12 @@ class RemotingClient:
         for callback in callbacks:
             try:
                 callback(connection)
-            except Exception as error:  # noqa: BLE001 - a listener's fault is not the connection's
+            except Exception as error:  # noqa: BLE001 - a fault of a listener must not end the connection
                 self._log.failed("connection_callback_failed", error, address=connection.address)
 
 
 def no_reply(connection: ClientConnection, call: Call, code: int, timeout: float) -> RemotingTransportError:
-    """Why a call that has ended has no reply."""
+    """The error for a call that ended without a reply."""
     if connection.closed:
         return RemotingSendError(connection.address, connection.close_reason, written=call.written)
     return RemotingTimeoutError(connection.address, code, timeout, written=call.written)

@@ -1,4 +1,4 @@
-"""What the command lines of our servers share."""
+"""Functions shared by the servers' command lines."""
 
 import resource
 import signal
@@ -11,11 +11,11 @@ import trio
 from trimq.remoting.config.configuration import Effective
 
 SWITCH_INTERVAL: Final = 0.0005
-"""Seconds after which a helper thread that runs Python has to give the interpreter back to the loop."""
+"""Seconds after which a helper thread that runs Python code must release the interpreter to the loop."""
 
 
 def print_configuration(rows: Iterable[Effective], keys: Collection[str] | None = None) -> None:
-    """One key a line: its value, where that came from, what it means. ``keys``: only those."""
+    """Print one key per line: its value, the source of the value, its meaning. ``keys`` limits the keys."""
     shown = [row for row in rows if keys is None or row.key in keys]
     width = min(max(len(row.key) + len(row.value) for row in shown) + 1, 60)
     for row in shown:
@@ -23,7 +23,7 @@ def print_configuration(rows: Iterable[Effective], keys: Collection[str] | None 
 
 
 def prepare_process() -> None:
-    """Raise the soft descriptor limit to the hard one; keep helper threads from holding the interpreter for long."""
+    """Raise the soft descriptor limit to the hard one, and shorten the time that a thread may hold the interpreter."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -32,7 +32,7 @@ def prepare_process() -> None:
 async def stop_on_signal(
     stop: Callable[[], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call ``stop`` at SIGTERM or SIGINT. Run it as a task for as long as the server serves."""
+    """Call ``stop`` at SIGTERM or SIGINT. To be run as a task while the server runs."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:

@@ -1,9 +1,9 @@
-"""The machinery of configuration, and the sections that every server has.
+"""Reading and changing configuration, and the sections common to all servers.
 
-A program (broker, name server) has a ``Schema``: its sections, the names of RocketMQ keys that it knows but does not
-honour, and the keys that nobody may change from outside. ``Configuration`` holds one value per section, where each
-came from, and applies changes at run time. Sections are immutable: whoever keeps one longer than a request misses
-changes, and reads ``configuration.section(T)`` again.
+A program (broker, name server) has a ``Schema``: its sections, the RocketMQ keys that it knows but does not support,
+and the keys that remote requests may not change. ``Configuration`` holds the current value of each section and the
+source of each key, and applies changes at run time. Sections are immutable and replaced as a whole: code that needs
+current values longer than for one request has to read ``configuration.section(T)`` again.
 """
 
 import dataclasses
@@ -42,13 +42,13 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True)
 class Schema:
-    """Everything a program can be configured with.
+    """All keys of a program's configuration.
 
-    sections     the section classes, in the order they are shown
+    sections     the section classes, in the order in which they are shown
     inert        RocketMQ keys that are accepted and have no effect here: key -> why
-    unsupported  RocketMQ keys whose feature is not there (yet): key -> what to know. They give a warning
-    harmless     unsupported keys with the value that is right here anyway: no warning for those
-    protected    keys that a remote change may not touch (RocketMQ's configBlackList)
+    unsupported  RocketMQ keys whose feature is not implemented: key -> explanation. They cause a warning
+    harmless     unsupported keys with the value that matches this program's behaviour: no warning for that value
+    protected    keys that a remote request may not change (RocketMQ's configBlackList)
     """
 
     program: str
@@ -59,7 +59,7 @@ class Schema:
     protected: frozenset[str] = frozenset()
 
     def options(self) -> dict[str, tuple[type, Option]]:
-        """Section and option of each key. Raises ValueError when two sections claim one key."""
+        """Section and option of each key. Raises ValueError if two sections have the same key."""
         found: dict[str, tuple[type, Option]] = {}
         for section in self.sections:
             for opt in options_of(section):
@@ -84,7 +84,7 @@ class Effective:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a change at run time was not accepted. `protected` keys answer NO_PERMISSION."""
+    """Why a change at run time was refused. For `protected` keys the reply is NO_PERMISSION."""
 
     key: str
     reason: str
@@ -92,10 +92,10 @@ class Refusal:
 
 
 class Configuration:
-    """The values of a program's options, where they came from, and what was strange while reading them.
+    """The values of a program's options, their sources, and the problems found while reading them.
 
-    warnings   texts for the log: unknown keys with the nearest known name, keys without support, repeated keys
-    notes      texts of less weight: keys that are accepted without effect
+    warnings   texts for the log: unknown keys with the nearest known name, unsupported keys, repeated keys
+    notes      less important texts: keys that are accepted without effect
     listeners  called with the set of changed keys after a change at run time
     counter    changes at run time so far (the DataVersion of request 26)
     """
@@ -116,12 +116,12 @@ class Configuration:
     # reading
 
     def section(self, kind: type[T]) -> T:
-        """The current value of a section; replaced as a whole by a change."""
+        """The current value of a section. A change replaces it as a whole."""
         value: T = self._sections[kind]
         return value
 
     def load_file(self, path: str | Path) -> None:
-        """Apply a properties file. Raises ConfigError for an unreadable file or a bad value."""
+        """Apply a properties file. Raises ConfigError for an unreadable file or an invalid value."""
         path = Path(path)
         try:
             text = properties.decode(path.read_bytes())
@@ -132,22 +132,22 @@ class Configuration:
         for entry in properties.parse(text, str(path)):
             if entry.key in seen:
                 self.warnings.append(
-                    f"{path}:{entry.line}: {entry.key} is there already in line {seen[entry.key]}; the last one counts"
+                    f"{path}:{entry.line}: {entry.key} is already set in line {seen[entry.key]}; the last value is used"
                 )
             seen[entry.key] = entry.line
             self.apply(entry.key, entry.value, f"{path}:{entry.line}")
 
     def check(self) -> None:
-        """Look at what several keys together say; call it when file and flags are in. Raises ConfigError."""
+        """Check that values fit together; to be called after file and flags were applied. Raises ConfigError."""
         for section in self._sections.values():
             if problem := _section_problem(section):
                 key, expected = problem
                 raise ConfigError(self.source(key), key, self.value(key), expected)
 
     def apply(self, key: str, value: str, source: str) -> None:
-        """Set one key at start. Unknown ones leave a warning; a bad value raises ConfigError."""
+        """Set one key at start. An unknown key adds a warning; an invalid value raises ConfigError."""
         if key not in self._options:
-            self._strange(key, value, source)
+            self._not_an_option(key, value, source)
             return
         section, opt = self._options[key]
         self._set(section, {opt.name: opt.parse(value, source)})
@@ -156,7 +156,7 @@ class Configuration:
     def _set(self, section: type, changes: Mapping[str, Any]) -> None:
         self._sections[section] = dataclasses.replace(self._sections[section], **changes)
 
-    def _strange(self, key: str, value: str, source: str) -> None:
+    def _not_an_option(self, key: str, value: str, source: str) -> None:
         if key in self.schema.harmless and value.strip().lower() == self.schema.harmless[key]:
             return
         if key in self.schema.inert:
@@ -178,38 +178,38 @@ class Configuration:
     # showing
 
     def options(self) -> Iterable[Option]:
-        """All options in the order they are shown."""
+        """All options in the order in which they are shown."""
         return (opt for _, opt in self._options.values())
 
     def value(self, key: str) -> str:
-        """The text of a key's value. Raises KeyError."""
+        """The value of a key as text. Raises KeyError."""
         section, opt = self._options[key]
         return opt.text(getattr(self._sections[section], opt.name))
 
     def source(self, key: str) -> str:
-        """Where a key's value came from."""
+        """The source of a key's value, see Effective."""
         return self._sources.get(key, "default")
 
     def effective(self) -> list[Effective]:
-        """Every option with its value, where that came from, and what it means."""
+        """Every option with its value, the source of the value, and its meaning."""
         return [Effective(opt.key, self.value(opt.key), self.source(opt.key), describe(opt)) for opt in self.options()]
 
     def properties_text(self) -> str:
-        """The body of requests 26 and 319: one `key=value` a line, sorted."""
+        """The body of the replies to requests 26 and 319: one `key=value` per line, sorted."""
         rows = sorted((opt.key, self.value(opt.key)) for opt in self.options())
         return "".join(f"{key}={value}\n" for key, value in rows)
 
     # changing
 
     def check_change(self, changes: Mapping[str, str]) -> list[Refusal]:
-        """Why these changes cannot be made at run time; empty when they can. Nothing is changed.
+        """Why these changes cannot be made at run time; empty if they can. Changes nothing.
 
         Unknown keys are not refused (RocketMQ ignores them).
         """
         refusals = []
         for key, value in changes.items():
             if key in self._protected:
-                refusals.append(Refusal(key, "may not be changed from outside", protected=True))
+                refusals.append(Refusal(key, "may not be changed by a request", protected=True))
             elif key in self._options and (reason := self._change_problem(key, value)):
                 refusals.append(Refusal(key, reason))
             elif key in self.schema.unsupported:
@@ -240,9 +240,9 @@ class Configuration:
         return ""
 
     def change(self, changes: Mapping[str, str]) -> dict[str, str]:
-        """Make changes that `check_change` found no fault with; gives back the keys that now differ, for the file.
+        """Apply changes that `check_change` accepted, and call the listeners.
 
-        Calls the listeners.
+        Returns the keys whose values differ from before, with their texts, to be written to the file.
         """
         changed: dict[str, str] = {}
         for key, value in changes.items():
@@ -262,28 +262,28 @@ class Configuration:
 
 
 def _section_problem(section: Any) -> tuple[str, str] | None:
-    """What a section's own `problem()` finds wrong with its values together: (key, what was expected)."""
+    """The result of a section's own check of its values together (`problem()`): (key, what was expected)."""
     find: Callable[[], tuple[str, str] | None] | None = getattr(section, "problem", None)
     return find() if find is not None else None
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """The body of requests 25 and 318 (`key=value` lines). Raises ConfigError when it is not properties text."""
+    """Parse the body of requests 25 and 318 (`key=value` lines). Raises ConfigError if it is no properties text."""
     return {entry.key: entry.value for entry in properties.parse(text, "request")}
 
 
 @dataclass(frozen=True)
 class NettyServerConfig:
-    """How the server's sockets behave (RocketMQ's NettyServerConfig, and the limits of our reactor)."""
+    """The server's sockets and the limits of its reactor (RocketMQ's NettyServerConfig)."""
 
     bind_address: str = option(
-        "0.0.0.0",  # noqa: S104 - a server is there for others; brokerIP1 and this key restrict it
-        "Address to listen on. 127.0.0.1 keeps everybody else out.",
+        "0.0.0.0",  # noqa: S104 - a server serves other hosts; this key restricts it
+        "Address to listen on. With 127.0.0.1 only this host can connect.",
     )
     server_channel_max_idle_time_seconds: int = option(
-        120, "A connection that neither sends nor receives for this long gets closed.", unit="s", minimum=1
+        120, "A connection that neither sends nor receives for this long is closed.", unit="s", minimum=1
     )
-    server_socket_backlog: int = option(1024, "Connections that may wait to be accepted.", minimum=1)
+    server_socket_backlog: int = option(1024, "Connections that may wait to be accepted (listen backlog).", minimum=1)
     server_socket_snd_buf_size: int = option(
         0, "Send buffer of a socket; 0 leaves it to the kernel.", unit="bytes", minimum=0
     )
@@ -292,30 +292,33 @@ class NettyServerConfig:
     )
     write_buffer_high_water_mark: int = option(
         8 * 1024 * 1024,
-        "A connection with more than this waiting to be sent is not read until it has drained.",
+        "A connection with this much waiting to be sent is not read until it has drained.",
         unit="bytes",
         minimum=65536,
     )
     write_buffer_low_water_mark: int = option(
-        2 * 1024 * 1024, "Below this a connection is read again.", unit="bytes", minimum=0
+        2 * 1024 * 1024,
+        "A connection that was not read is read again once no more than this waits to be sent.",
+        unit="bytes",
+        minimum=0,
     )
     shutdown_wait_time_seconds: int = option(
         30,
-        "An orderly stop may take this long; then connections are closed whatever they still wait for.",
+        "A graceful shutdown waits this long for requests in flight; then all connections are closed.",
         unit="s",
         minimum=1,
     )
     max_requests_in_flight: int = option(
         65536,
-        "Requests being worked on at once; beyond it the answer is SYSTEM_BUSY. Held long polls and one-ways do "
-        "not count.",
+        "The most requests in flight; further ones are answered with SYSTEM_BUSY. Held long polls and one-ways do not "
+        "count.",
         minimum=1,
         ours=True,
     )
     max_requests_in_flight_per_connection: int = option(4096, "The same for one connection.", minimum=1, ours=True)
     max_connections: int = option(
         0,
-        "Connections accepted at once; 0 takes what the descriptor limit leaves, less the store's share.",
+        "The most open connections; 0 takes three quarters of the descriptor limit, the rest is for the store's files.",
         minimum=0,
         ours=True,
     )
@@ -329,24 +332,24 @@ class NettyServerConfig:
     )
     max_unfinished_frame_bytes: int = option(
         0,
-        "Memory that all frames together may take which have begun to arrive and not ended; beyond it the slowest "
-        "sender is closed. At least twice frameMaxLength; 0 takes a sixteenth of the memory of the machine or its "
-        "control group, from 64 MiB to 1 GiB.",
+        "The most memory for incompletely received frames of all connections; beyond it the slowest sender is closed. "
+        "At least twice frameMaxLength; 0 takes a sixteenth of the memory of the machine or its control group, from "
+        "64 MiB to 1 GiB.",
         unit="bytes",
         minimum=0,
         ours=True,
     )
     min_frame_progress_bytes: int = option(
         65536,
-        "A frame that has begun to arrive brings so many bytes or its end in every "
-        "serverChannelMaxIdleTimeSeconds, or its connection gets closed.",
+        "An incompletely received frame must grow by this much, or end, in every serverChannelMaxIdleTimeSeconds, or "
+        "its connection is closed.",
         unit="bytes",
         minimum=1,
         ours=True,
     )
 
     def problem(self) -> tuple[str, str] | None:
-        """Which key does not fit the others, and what was expected of it."""
+        """A key that does not fit the others, and what was expected of it; None if all fit."""
         if self.write_buffer_low_water_mark > self.write_buffer_high_water_mark:
             return "writeBufferLowWaterMark", f"at most writeBufferHighWaterMark ({self.write_buffer_high_water_mark})"
         if 0 < self.max_unfinished_frame_bytes < 2 * self.frame_max_length:
@@ -355,14 +358,14 @@ class NettyServerConfig:
 
 
 class LogFormat(enum.StrEnum):
-    """How a line of the log looks."""
+    """The format of a line of the log."""
 
     CONSOLE = "console"
     JSON = "json"
 
 
 class LogLevel(enum.StrEnum):
-    """What is logged: this level and above."""
+    """The lowest level that is logged."""
 
     DEBUG = "DEBUG"
     INFO = "INFO"
@@ -372,12 +375,12 @@ class LogLevel(enum.StrEnum):
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Where events are logged to, and how."""
+    """Where and how events are logged."""
 
     log_format: LogFormat = option(
-        LogFormat.CONSOLE, "How a line looks: for people, or one JSON object an event.", ours=True
+        LogFormat.CONSOLE, "Format of a line: for people, or one JSON object per event.", ours=True
     )
-    log_level: LogLevel = option(LogLevel.INFO, "Events below this level are left out.", dynamic=True, ours=True)
+    log_level: LogLevel = option(LogLevel.INFO, "Events below this level are not logged.", dynamic=True, ours=True)
     log_file: str | None = option(None, "File to log to.", unset="standard error", ours=True)
     log_file_max_size: int = option(
         100 * 1024 * 1024,
@@ -386,4 +389,4 @@ class LogConfig:
         minimum=4096,
         ours=True,
     )
-    log_file_backups: int = option(10, "Rotated files that are kept.", minimum=0, maximum=1000, ours=True)
+    log_file_backups: int = option(10, "The most rotated files that are retained.", minimum=0, maximum=1000, ours=True)

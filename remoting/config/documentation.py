@@ -1,4 +1,4 @@
-"""The configuration file that explains itself: every option of a schema with its meaning and its default."""
+"""Generates a commented configuration file: every option of a schema with its meaning and its default."""
 
 import textwrap
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def render_conf(schema: Schema, head: str) -> str:
             lines += ["", *_comment(describe(option)), _default_line(option)]
     lines += ["", "#" * 40, *_comment("Keys of RocketMQ that have no effect here"), "#" * 40, ""]
     lines += _groups(schema.inert)
-    lines += ["", "#" * 40, *_comment("Keys of RocketMQ whose feature is not there (yet)"), "#" * 40, ""]
+    lines += ["", "#" * 40, *_comment("Keys of RocketMQ whose feature is not implemented"), "#" * 40, ""]
     lines += _groups(schema.unsupported)
     return "\n".join(lines) + "\n"
 

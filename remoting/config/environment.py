@@ -1,6 +1,6 @@
-"""Environment variables as configuration, for containers. One rule gives their names: listenPort is TRIMQ_LISTEN_PORT.
+"""Configuration by environment variables, for containers. Names follow one rule: listenPort is TRIMQ_LISTEN_PORT.
 
-A variable wins over the configuration file, a flag of the command line over a variable. An empty one counts as not set.
+A variable overrides the configuration file, a command line flag overrides a variable. An empty variable is not set.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from trimq.remoting.config.properties import ConfigError
 PREFIX: Final = "TRIMQ_"
 _BOUNDARY: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _NO_OPTIONS: Final = frozenset({"TRIMQ_HOME", "TRIMQ_NATIVE"})
-"""Variables that are no options: of `make run`, and of protocol/native.py, which is read before there are any."""
+"""Variables that are no options: of `make run`, and of protocol/native.py, which is imported before they are read."""
 
 
 def variable_of(key: str) -> str:
@@ -23,7 +23,7 @@ def variable_of(key: str) -> str:
 
 
 def apply_environment(configuration: Configuration, environment: Mapping[str, str]) -> None:
-    """Take over all variables that begin with TRIMQ_. Unknown ones leave a warning; a bad value raises ConfigError."""
+    """Apply all variables that start with TRIMQ_. An unknown one is a warning; an invalid value raises ConfigError."""
     schema = configuration.schema
     options = {variable_of(option.key): option.key for option in configuration.options()}
     keys = {variable_of(key): key for key in (*schema.inert, *schema.unsupported)} | options

@@ -1,4 +1,4 @@
-"""Options: a section of a configuration is a frozen dataclass; ``option`` makes its fields and says what they mean."""
+"""Options: a configuration section is a frozen dataclass; ``option`` creates its fields with their documentation."""
 
 import dataclasses
 import enum
@@ -15,9 +15,9 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of one key.
+    """The definition of one key.
 
-    `unit` is text for people ("ms", "bytes"); `dynamic` means that a change applies while the program runs.
+    `unit` is text for people ("ms", "bytes"). A change of a `dynamic` option applies while the program runs.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Option:
     check: Callable[[Any], str] | None = None
 
     def parse(self, text: str, where: str) -> Any:
-        """The value of a text from a file, a flag or a remote change. Raises ConfigError."""
+        """The value of a text from a file, a flag or a remote change. Raises ConfigError if it is invalid."""
         text = text.strip()
         if not text and self.optional:
             return None
@@ -68,7 +68,7 @@ class Option:
         raise ConfigError(where, self.key, text, self.expected())
 
     def expected(self) -> str:
-        """What a value has to look like, in words."""
+        """A description of valid values."""
         if self.kind is bool:
             return "true or false"
         if issubclass(self.kind, enum.Enum):
@@ -83,7 +83,7 @@ class Option:
         return "text"
 
     def text(self, value: Any) -> str:
-        """A value as it is written in a file."""
+        """A value as written in a file."""
         if value is None:
             return ""
         if isinstance(value, bool):
@@ -100,7 +100,7 @@ def camel_case(name: str) -> str:
 
 
 class OptionFacts(TypedDict, total=False):
-    """What a field of a section may say beside its default and its doc sentence; see Option."""
+    """The keyword arguments of ``option``; see Option."""
 
     key: str | None
     unit: str
@@ -116,9 +116,9 @@ class OptionFacts(TypedDict, total=False):
 def option(default: Any, doc: str, **facts: Unpack[OptionFacts]) -> Any:
     """A field of a section.
 
-    ``ours`` marks a key that RocketMQ does not have; ``unset`` says what an empty value means; ``check`` says what was
-    expected of a value that is no good, and "" for a good one; ``shown`` stands for a default that differs from machine
-    to machine. A callable ``default`` makes the value.
+    ``ours`` marks a key that RocketMQ does not have. ``unset`` is the meaning of an empty value. ``check`` returns what
+    was expected instead of an invalid value, and "" for a valid one. ``shown`` is printed instead of a default that
+    depends on the machine. A callable ``default`` is called for the value.
     """
     metadata = {"doc": doc, "key": None, "maximum": None, "unit": ""} | facts
     if callable(default):
@@ -152,7 +152,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 
 def describe(opt: Option) -> str:
-    """The meaning of an option in one line, with its unit and whether a change applies live."""
+    """The meaning of an option in one line, with its unit and whether changes apply live."""
     text = opt.doc
     if opt.unset:
         text += f" Empty: {opt.unset}."

@@ -2,8 +2,8 @@
 
 The rules are those of java.util.Properties.load: `#` and `!` start a comment line, `=`, `:` or blanks separate key and
 value, a backslash at the end of a line continues it (leading blanks of the next line are dropped), and backslash
-escapes (t, n, r, f, uXXXX) work in keys and values. Two liberties: the file is UTF-8 where it can be (Java reads
-ISO-8859-1), and blanks at the end of a value are dropped, because nobody means them.
+escapes (t, n, r, f, uXXXX) work in keys and values. Two deviations: the file is read as UTF-8 if it is valid UTF-8
+(Java reads ISO-8859-1), and blanks at the end of a value are dropped, since they are never intended.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ _BLANKS = " \t\f"
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used.
+    """An invalid configuration.
 
-    Says the file and line (or the flag), the key, the value and what was expected.
+    Names the file and line (or the flag), the key, the value and what was expected.
     """
 
     def __init__(self, where: str, key: str, value: str, expected: str) -> None:
@@ -28,7 +28,7 @@ class ConfigError(Exception):
 class Entry:
     """One key of a file.
 
-    `line` counts from 1 and is the line the entry starts in; `last_line` differs for continued lines.
+    `line` is the line in which the entry starts, counted from 1; `last_line` differs for continued lines.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Entry:
 
 
 def decode(data: bytes) -> str:
-    """The text of a properties file: UTF-8 (a byte order mark is dropped), or ISO-8859-1 where it is not UTF-8."""
+    """The text of a properties file: UTF-8 (a byte order mark is dropped), or ISO-8859-1 if it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -46,7 +46,7 @@ def decode(data: bytes) -> str:
 
 
 def parse(text: str, where: str = "<text>") -> list[Entry]:
-    """The entries of a file in order; a repeated key is there again. Raises ConfigError for a broken escape."""
+    """The entries of a file in order, repeated keys included. Raises ConfigError for an invalid escape."""
     return [_entry(logical, first, last, where) for logical, first, last in _logical_lines(text)]
 
 
@@ -55,7 +55,7 @@ def _natural_lines(text: str) -> list[str]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield (joined text, first line, last line) of all entries; comments and blank lines are left out."""
+    """Yield (joined text, first line, last line) of all entries; comments and blank lines are skipped."""
     lines = _natural_lines(text)
     number = 0
     while number < len(lines):
@@ -110,28 +110,28 @@ def _unescape(text: str, where: str) -> str:
                 at += 4
             else:
                 out.append(_ESCAPES.get(char, char))
-    # two \u escapes may be the halves of one character; a half that stays alone cannot be written as UTF-8
+    # Two \u escapes may be a surrogate pair. A lone surrogate is replaced: it cannot be written as UTF-8.
     return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def escape(text: str, *, key: bool = False) -> str:
-    """Write a key or a value so that `parse` gives it back."""
+    """Escape a key or a value so that `parse` returns it."""
     out = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t").replace("\f", "\\f")
     if key:
         for char in "=: ":
             out = out.replace(char, "\\" + char)
         return "\\" + out if out[:1] in ("#", "!") else out
     if out.endswith(" "):
-        out = out[:-1] + "\\u0020"  # a blank at an end would be dropped
+        out = out[:-1] + "\\u0020"  # a blank at either end would be dropped
     if out.startswith(" "):
         out = "\\u0020" + out[1:]
     return out
 
 
 def replace_values(text: str, changes: Mapping[str, str]) -> str:
-    """Change values inside a file's text, keeping comments, order and everything else.
+    """Change values in the text of a file, and leave comments, order and all other lines as they are.
 
-    Keys that are not there are added at the end.
+    Keys that the file does not have are appended.
     """
     lines = _natural_lines(text)
     left = dict(changes)

@@ -1,4 +1,4 @@
-"""Whether a server is ready for its clients, and if not, why: the reasons come from those who know."""
+"""Readiness: whether a server is ready for clients, and the reasons if it is not, collected from its parts."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -12,14 +12,14 @@ STOPPING: Final = "stopping"
 
 
 class Reason(Struct, frozen=True):
-    """One thing that keeps a server from being ready, or a note: ``code`` for programs, ``text`` for people."""
+    """A reason why a server is not ready, or a note: ``code`` for programs, ``text`` for people."""
 
     code: str
     text: str
 
 
 class Readiness(Struct, frozen=True, omit_defaults=True):
-    """What /readyz says. ``notes`` are worth knowing and keep nobody from being ready."""
+    """The body of /readyz. ``notes`` are information that does not affect ``ready``."""
 
     ready: bool
     reasons: list[Reason]
@@ -27,9 +27,9 @@ class Readiness(Struct, frozen=True, omit_defaults=True):
 
 
 class Health:
-    """``checks`` and ``notes`` are asked each time somebody wants to know; they must be quick.
+    """The health of a server. ``checks`` and ``notes`` are called for each request; they must be quick.
 
-    What ``checks`` say stands against being ready, and so does ``phase`` while it is set; ``notes`` do not.
+    A server is ready if no check returns a reason and ``phase`` is not set. ``notes`` do not affect it.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Health:
         self.phase: Reason | None = Reason(STARTING, "the server is starting")
 
     def readiness(self) -> Readiness:
-        """Ready where nobody has a reason against it."""
+        """The current readiness, with all reasons and notes."""
         reasons = [self.phase] if self.phase is not None else []
         for check in self.checks:
             reasons += check()
@@ -46,9 +46,9 @@ class Health:
         return Readiness(ready=not reasons, reasons=reasons, notes=notes)
 
     def started(self) -> None:
-        """The start is over."""
+        """Note that the server has started."""
         self.phase = None
 
     def stopping(self) -> None:
-        """The stop has begun."""
+        """Note that the server is shutting down."""
         self.phase = Reason(STOPPING, "the server is shutting down")

@@ -1,4 +1,4 @@
-"""The commands ``health``: is the server of this configuration ready? For containers without curl."""
+"""The command ``health``: whether the server of a configuration is ready. For containers without curl."""
 
 import http.client
 from typing import Final
@@ -13,7 +13,7 @@ NOT_SERVED: Final = "health is not served: set healthPort (or metricsExporterTyp
 
 
 def check(configuration: Configuration, timeout: float) -> tuple[int, list[str]]:
-    """The exit code, 0 for ready and 1 for anything else, and lines that say why, and what else is worth knowing."""
+    """The exit code, 0 for ready, else 1, and lines to print: the reasons and notes."""
     address = configuration.section(WebConfig).health_address
     if address is None or not address[1]:
         return 1, [NOT_SERVED]
@@ -21,7 +21,7 @@ def check(configuration: Configuration, timeout: float) -> tuple[int, list[str]]
     try:
         readiness = ask(host, port, timeout)
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
-        return 1, [f"not ready: nobody answers at {host}:{port}: {error}"]
+        return 1, [f"not ready: no valid answer from {host}:{port}: {error}"]
     notes = [f"{note.code}: {note.text}" for note in readiness.notes]
     if readiness.ready:
         return 0, ["ready", *notes]
@@ -29,7 +29,7 @@ def check(configuration: Configuration, timeout: float) -> tuple[int, list[str]]
 
 
 def ask(host: str, port: int, timeout: float) -> Readiness:
-    """What /readyz says. Raises OSError, HTTPException, MsgspecError."""
+    """The answer of /readyz. Raises OSError, HTTPException and MsgspecError."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         connection.request("GET", "/readyz")

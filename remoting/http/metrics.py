@@ -1,6 +1,6 @@
-"""Metrics that every server has, in the families of prometheus-client. Imported only where metrics are on.
+"""Metrics common to all servers, as prometheus-client's metric families. Imported only if metrics are enabled.
 
-Names, units and types follow Prometheus's conventions: base units, ``_total`` for what only grows.
+Names, units and types follow Prometheus's conventions: base units, ``_total`` for counters.
 """
 
 import os
@@ -44,12 +44,12 @@ def text_of(family: Metric) -> str:
 
 
 def head(name: str, kind: str, doc: str) -> str:
-    """The two lines in front of a family whose many samples are written by hand, one by one."""
+    """The two header lines of a family whose samples are written as text, one by one: some families have many."""
     return f"# HELP {name} {doc}\n# TYPE {name} {kind}\n"
 
 
 def label(value: str) -> str:
-    """The value of a label as it stands between quotes."""
+    """The value of a label, escaped for use between quotes."""
     if '"' in value or "\\" in value or "\n" in value:
         return value.translate(_ESCAPES)
     return value
@@ -92,7 +92,7 @@ def histogram(name: str, doc: str, durations: Durations) -> Metric:
 
 
 def build_info(program: str) -> Metric:
-    """Which program this is."""
+    """The program and its version."""
     try:
         found = version("trimq")
     except PackageNotFoundError:
@@ -101,7 +101,7 @@ def build_info(program: str) -> Metric:
 
 
 def process_families() -> Iterator[Metric]:
-    """What the process takes: under the names that Prometheus's own clients use."""
+    """Resources of the process, under the names that Prometheus's own clients use."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     yield counter(
         "process_cpu_seconds_total", "User and system CPU time spent.", round(usage.ru_utime + usage.ru_stime, 6)
@@ -111,13 +111,13 @@ def process_families() -> Iterator[Metric]:
     yield gauge("process_virtual_memory_bytes", "Address space, mapped files included.", int(size) * _PAGE)
     yield gauge("process_open_fds", "Open file descriptors.", open_descriptors())
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield gauge("process_max_fds", "The most file descriptors.", soft)
+    yield gauge("process_max_fds", "Limit of open file descriptors.", soft)
     yield gauge("process_start_time_seconds", "When the process started, since 1970.", _start_time())
 
 
 def open_descriptors() -> int:
-    """How many there are. Newer kernels say so at once; older ones have to list them."""
-    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # noqa: PTH116, PTH208 - as quick as can be
+    """The number of open descriptors. Newer kernels report it as the directory's size; for older ones it is listed."""
+    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # noqa: PTH116, PTH208 - the fastest calls
 
 
 def _start_time() -> float:
@@ -126,39 +126,43 @@ def _start_time() -> float:
 
 
 def loop_families(probe: LoopProbe) -> Iterator[Metric]:
-    """How late the event loop is."""
+    """Delays of the event loop."""
     yield histogram(
         "trimq_event_loop_late_seconds",
-        "By how much the event loop came too late to a timer, looked at 20 times a second.",
+        "Delay of the event loop at a timer, measured 20 times a second.",
         probe.lateness,
     )
     yield gauge(
-        "trimq_event_loop_stall_seconds", "The longest stop of the event loop in the last minute.", probe.longest
+        "trimq_event_loop_stall_seconds", "The longest stall of the event loop in the last minute.", probe.longest
     )
 
 
 def reactor_families(stats: ReactorStats) -> Iterator[Metric]:
-    """What goes on between the server and its clients."""
+    """Connections, requests and traffic of a server."""
     yield gauge("trimq_connections", "Open connections of clients.", stats.connections)
-    yield gauge("trimq_connections_paused", "Connections not read because they do not take replies.", stats.paused)
+    yield gauge("trimq_connections_paused", "Connections not read because they do not read replies.", stats.paused)
     yield counter("trimq_connections_accepted_total", "Connections accepted.", stats.accepted)
-    yield counter("trimq_connections_refused_total", "Connections closed at once: too many.", stats.refused)
-    yield counter("trimq_connections_closed_total", "Connections closed, for whatever reason.", stats.closed)
-    yield counter("trimq_connections_broken_total", "Connections closed for what their peer sent.", stats.broken)
+    yield counter(
+        "trimq_connections_refused_total", "Connections closed right after accepting them: too many.", stats.refused
+    )
+    yield counter("trimq_connections_closed_total", "Connections closed, for any reason.", stats.closed)
+    yield counter(
+        "trimq_connections_broken_total", "Connections closed because the peer broke the protocol.", stats.broken
+    )
     yield counter(
         "trimq_connections_idle_closed_total", "Connections closed because they were idle.", stats.idle_closed
     )
-    yield gauge(
-        "trimq_unfinished_frame_bytes", "Memory of frames that have begun to arrive and not ended.", stats.unfinished
-    )
+    yield gauge("trimq_unfinished_frame_bytes", "Memory of incompletely received frames.", stats.unfinished)
     yield counter(
         "trimq_connections_unfinished_closed_total",
-        "Connections closed because their unfinished frame was too slow, or the slowest when memory ran out.",
+        "Connections closed because their unfinished frame was too slow, or the slowest when memory ran short.",
         stats.unfinished_closed,
     )
-    yield counter("trimq_requests_total", "Frames received: requests, and replies to requests of ours.", stats.frames)
-    yield gauge("trimq_requests_in_flight", "Requests being worked on, without held pulls.", stats.inflight)
-    yield counter("trimq_requests_busy_total", "Requests answered SYSTEM_BUSY.", stats.busy)
+    yield counter(
+        "trimq_requests_total", "Frames received: requests, and replies to requests of the server.", stats.frames
+    )
+    yield gauge("trimq_requests_in_flight", "Requests in flight, without held pulls.", stats.inflight)
+    yield counter("trimq_requests_busy_total", "Requests answered with SYSTEM_BUSY, and dropped one-ways.", stats.busy)
     yield counter("trimq_request_failures_total", "Requests whose handler failed unexpectedly.", stats.failures)
     yield counter("trimq_received_bytes_total", "Bytes received from clients.", stats.bytes_in)
     yield counter("trimq_sent_bytes_total", "Bytes sent to clients.", stats.bytes_out)

@@ -1,11 +1,11 @@
-"""The HTTP side of a server: a small ASGI application on hypercorn's trio worker. Imported only where it is wanted.
+"""The HTTP side of a server: a small ASGI application on hypercorn's trio worker. Imported only if it is enabled.
 
-/livez    200 as long as the event loop turns
+/livez    200 as long as the event loop runs
 /readyz   200, or 503 with the reasons, as JSON
-/metrics  Prometheus's text format, where metrics are on
+/metrics  Prometheus's text format, if metrics are enabled
 
-A page is rendered in slices of about a millisecond, and other tasks run in between: ten thousand topics do not stop
-the loop.
+A page is rendered in slices of about a millisecond, and other tasks run in between: so a page for ten thousand topics
+does not stall the loop.
 """
 
 import socket
@@ -29,10 +29,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Any], Awaitable[None]]
 Page = Callable[[], Awaitable[Iterator[str]]]
-"""Gives the pieces of a page, each of them quick to make."""
+"""Returns the pieces of a page. Producing each piece has to be quick."""
 
 SLICE: Final = 0.001
-"""Seconds of rendering at a stretch."""
+"""Seconds of rendering before other tasks run."""
 PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -41,14 +41,14 @@ _log = structlog.get_logger("web")
 
 
 class WebApp:
-    """The ASGI application. ``metrics`` may be set at any time; without it there is no such page."""
+    """The ASGI application. ``metrics`` may be set at any time; until then /metrics is answered with 404."""
 
     def __init__(self, health: Health, metrics: Page | None = None) -> None:
         self.health = health
         self.metrics = metrics
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request (or the server's questions about start and end)."""
+        """Answer one request, or the messages of ASGI's lifespan protocol."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "http":
@@ -67,7 +67,7 @@ class WebApp:
             await _stream(send, await self.metrics(), method)
         else:
             known = "/livez /readyz" + (" /metrics" if self.metrics is not None else "")
-            await _reply(send, 404, _TEXT, f"there is nothing here; known are {known}\n".encode(), method)
+            await _reply(send, 404, _TEXT, f"not found; known paths: {known}\n".encode(), method)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
@@ -111,7 +111,7 @@ async def _send_slice(send: Send, parts: list[str]) -> None:
 
 
 class _Log(Logger):
-    """Hypercorn's faults as events of ours; requests are not logged."""
+    """Logs hypercorn's errors as events; requests are not logged."""
 
     async def error(self, message: str, *args: Any, **_: Any) -> None:
         _log.error("web_failed", reason=message % args if args else message)
@@ -123,7 +123,7 @@ class _Log(Logger):
 
 
 def bind(config: WebConfig) -> list[socket.socket]:
-    """The listening sockets that the configuration asks for. Raises OSError, naming the address."""
+    """The listening sockets of a configuration. Raises OSError with the address."""
     sockets: list[socket.socket] = []
     try:
         for host, port in config.addresses:
@@ -137,7 +137,7 @@ def bind(config: WebConfig) -> list[socket.socket]:
 
 @asynccontextmanager
 async def served(app: WebApp, sockets: list[socket.socket]) -> AsyncIterator[None]:
-    """Serve within the block, and close the sockets."""
+    """Serve for the duration of the block, then close the sockets."""
     config = Config()
     config.bind = [f"fd://{sock.detach()}" for sock in sockets]
     config.errorlog = None

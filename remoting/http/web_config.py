@@ -1,6 +1,6 @@
-"""What a server shows over HTTP: whether it lives and is ready, and metrics for Prometheus.
+"""Configuration of HTTP: liveness, readiness, and metrics for Prometheus.
 
-The keys of metrics are RocketMQ's (BrokerConfig.metrics*); those of health are ours.
+The keys of metrics are RocketMQ's (BrokerConfig.metrics*); those of health are TriMQ's.
 """
 
 import enum
@@ -15,7 +15,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class MetricsExporterType(enum.StrEnum):
-    """How metrics leave the process."""
+    """How metrics are exported."""
 
     DISABLE = "DISABLE"
     PROM = "PROM"
@@ -27,10 +27,10 @@ class WebConfig:
 
     health_port: int | None = option(
         None,
-        "Port of /livez and /readyz; the command health asks there.",
+        "Port of /livez and /readyz; the command health sends its request there.",
         minimum=0,
         maximum=_PORT,
-        unset="off, or the port of metrics where those are on",
+        unset="off, or the port of metrics if these are enabled",
         ours=True,
     )
     health_host: str = option(LOOPBACK, "Address that healthPort listens on.", ours=True)
@@ -39,23 +39,23 @@ class WebConfig:
     )
     metrics_prom_exporter_port: int = option(5557, "Port of /metrics.", minimum=0, maximum=_PORT)
     metrics_prom_exporter_host: str | None = option(
-        None, "Address that metricsPromExporterPort listens on.", unset=f"{LOOPBACK}: nobody else can read them"
+        None, "Address that metricsPromExporterPort listens on.", unset=f"{LOOPBACK}: only this host can read them"
     )
     metrics_otel_cardinality_limit: int = option(
         50_000,
-        "The most series of one metric. The youngest beyond it are left out; trimq_series_left_out counts them.",
+        "The most series of one metric. The newest beyond it are left out; trimq_series_left_out counts them.",
         minimum=1,
         dynamic=True,
     )
 
     @property
     def serves_metrics(self) -> bool:
-        """Whether there is a page for Prometheus."""
+        """Whether /metrics is served."""
         return self.metrics_exporter_type is MetricsExporterType.PROM
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Where to listen: (host, port), none where nothing is wanted."""
+        """The addresses to listen on, as (host, port); empty if HTTP is off."""
         found: dict[int, str] = {}
         if self.health_port is not None:
             found[self.health_port] = self.health_host
@@ -64,7 +64,7 @@ class WebConfig:
         return [(host, port) for port, host in found.items()]
 
     def missing(self) -> str:
-        """What is not installed and what to do, for the person at the terminal; "" where nothing is missing."""
+        """Which modules are not installed, and what to do about it, as text for the terminal; "" if none is missing."""
         keys = ["healthPort"] if self.health_port is not None else []
         modules = ["hypercorn"] if self.addresses else []
         if self.serves_metrics:
@@ -75,13 +75,13 @@ class WebConfig:
             return ""
         return (
             f"{' and '.join(keys)}: {' and '.join(absent)} cannot be imported: install the extra metrics"
-            " (pip install 'trimq[metrics]', in a checkout pip install '.[metrics]'), or take the key out of the"
+            " (pip install 'trimq[metrics]', in a checkout pip install '.[metrics]'), or remove the key from the"
             " configuration"
         )
 
     @property
     def health_address(self) -> tuple[str, int] | None:
-        """Where somebody on this machine asks whether the server is ready; None where nobody answers."""
+        """The address at which a process on this host can request the readiness; None if HTTP is off."""
         if not self.addresses:
             return None
         host, port = self.addresses[0]

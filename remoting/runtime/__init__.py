@@ -1,1 +1,1 @@
-"""What programs need while they run: clock, logs, measurements."""
+"""Runtime support for programs: clock, logs, measurements."""

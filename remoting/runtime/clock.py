@@ -1,4 +1,4 @@
-"""Time, as a part that the composition root gives to everybody: the system's, or one that a test moves by hand."""
+"""Clocks, passed to all parts by the composition root: the system's clock, or one that a test moves manually."""
 
 import heapq
 import itertools
@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 
 class Clock(Protocol):
-    """Wall time for what is stored and shown, monotonic time for how long something took or has to wait."""
+    """Wall time for values that are stored or shown, monotonic time for durations and timeouts."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
@@ -21,7 +21,7 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return when ``seconds`` have passed on this clock; a checkpoint where that is zero or less."""
+        """Return when ``seconds`` have passed on this clock; a checkpoint if that is zero or less."""
         ...
 
     async def sleep_until(self, deadline: float) -> None:
@@ -30,7 +30,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock; sleeps in whatever loop runs, trio or asyncio."""
+    """The system's clock. Sleeps in the running loop, trio or asyncio."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
@@ -50,7 +50,7 @@ class SystemClock:
 
 
 class CoarseTime:
-    """A clock's monotonic time as of the last ``look``: ``now`` costs nothing to read."""
+    """A clock's monotonic time at the last ``look``. Reading ``now`` costs no call."""
 
     __slots__ = ("_clock", "now")
 
@@ -59,7 +59,7 @@ class CoarseTime:
         self.now = clock.monotonic()
 
     def look(self) -> float:
-        """Set ``now``, and return it."""
+        """Update ``now`` from the clock, and return it."""
         self.now = self._clock.monotonic()
         return self.now
 
@@ -90,7 +90,7 @@ class ManualClock:
         return self._now_ns / _NANOS
 
     def advance(self, seconds: float) -> None:
-        """Move both times on and wake who has slept enough. They run when the caller lets the loop run."""
+        """Advance both times and wake the sleepers that are due. They run once the caller yields to the loop."""
         step = round(seconds * _NANOS)
         self._wall_ns += step
         self._now_ns += step
@@ -98,15 +98,15 @@ class ManualClock:
             heapq.heappop(self._sleepers)[2].set()
 
     def set_wall_ms(self, wall_ms: int) -> None:
-        """Set the wall time alone, as an administrator or NTP does, backwards too."""
+        """Set only the wall time, as an administrator or NTP does; it may go back."""
         self._wall_ns = wall_ms * 1_000_000
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until the clock has been moved on by ``seconds``."""
+        """Wait until the clock has been advanced by ``seconds``."""
         await self._sleep_until(self._now_ns + round(seconds * _NANOS))
 
     async def sleep_until(self, deadline: float) -> None:
-        """Wait until the clock has been moved to ``deadline``, in its monotonic seconds."""
+        """Wait until ``monotonic()`` has been advanced to ``deadline``."""
         await self._sleep_until(round(deadline * _NANOS))
 
     async def _sleep_until(self, deadline: int) -> None:

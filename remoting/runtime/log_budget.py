@@ -1,4 +1,4 @@
-"""LogBudget: what strangers can cause is logged, but not without end."""
+"""LogBudget: limits log events that clients can cause in any number."""
 
 import structlog
 
@@ -8,7 +8,7 @@ _log = structlog.get_logger("remoting")
 
 
 class LogBudget:
-    """Allows ``lines`` events a second and counts the others, which are summed up in a line of their own."""
+    """Allows ``lines`` events per second and counts the others, whose number is logged in one line of its own."""
 
     def __init__(self, clock: Clock, lines: int = 20) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class LogBudget:
         return True
 
     def sum_up(self) -> None:
-        """Say now how many were left out; without it that waits for the next event."""
+        """Log the number of events left out now; otherwise it is logged with the first event of a later second."""
         if self._left_out:
             _log.warning("events_left_out", count=self._left_out)
             self._left_out = 0

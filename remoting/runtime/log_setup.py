@@ -1,7 +1,7 @@
-"""How events are logged: structlog, one line an event, for people or as JSON, to standard error or to a rotated file.
+"""Logging with structlog: one line per event, for people or as JSON, to standard error or to a rotated file.
 
-Modules take ``log = structlog.get_logger("broker")`` and say ``log.info("topic_created", topic=name)``. Nothing on the
-hot path logs: what happens for each message is counted (see the broker's statistics), not told.
+Modules use ``log = structlog.get_logger("broker")`` and ``log.info("topic_created", topic=name)``. Nothing on the hot
+path is logged: what happens for each message is counted instead (see the broker's statistics).
 """
 
 import os
@@ -19,24 +19,24 @@ _PLAIN_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU
 
 
 class StructuredLog:
-    """The log of a server, for the client side that it uses (trimq.remoting.client.client_log.ClientLog)."""
+    """A server's log for the client side that runs in it (implements remoting.client.client_log.ClientLog)."""
 
     def __init__(self, name: str = "remoting") -> None:
         self._log = structlog.get_logger(name)
 
     def warning(self, event: str, **facts: object) -> None:
-        """Something is not as it should be."""
+        """Log an unexpected condition."""
         self._log.warning(event, **facts)
 
     def failed(self, event: str, error: BaseException, **facts: object) -> None:
-        """A fault, with its traceback."""
+        """Log a fault, with its traceback."""
         self._log.error(event, exc_info=error, **facts)
 
 
 class RotatingFile:
     """A text file that becomes ``FILE.1`` when it has ``max_size`` bytes; ``FILE.1`` becomes ``FILE.2``, and so on.
 
-    At most ``backups`` of them are kept. A line is never split over two files.
+    At most ``backups`` of them are retained. A line is never split over two files.
     """
 
     def __init__(self, path: Path, max_size: int, backups: int) -> None:
@@ -52,7 +52,7 @@ class RotatingFile:
         return file
 
     def write(self, text: str) -> int:
-        """Append ``text``, after a rotation where it would pass the limit."""
+        """Append ``text``, after a rotation if it would exceed the limit."""
         size = len(text.encode("utf-8", "backslashreplace"))
         if self._size and self._size + size > self._max_size:
             self._rotate()
@@ -60,7 +60,7 @@ class RotatingFile:
         return self._file.write(text)
 
     def flush(self) -> None:
-        """Hand what was written to the kernel."""
+        """Pass the written text to the kernel."""
         self._file.flush()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class RotatingFile:
 
 
 class _Sink:
-    """Where lines go; a full disk or a closed terminal must not end the program."""
+    """Writes lines and ignores errors: a full disk or a closed terminal must not end the program."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -95,7 +95,7 @@ class _Sink:
 
 
 def configure(config: LogConfig) -> Callable[[], None]:
-    """Log as ``config`` says from now on; the result closes the log file. Raises OSError where it cannot be opened."""
+    """Set up logging by ``config``. The result closes the log file. Raises OSError if it cannot be opened."""
     if config.log_file:
         file: Any = RotatingFile(Path(config.log_file), config.log_file_max_size, config.log_file_backups)
     else:
@@ -117,7 +117,7 @@ def configure(config: LogConfig) -> Callable[[], None]:
 
 
 def set_level(level: LogLevel) -> None:
-    """Leave out events below ``level`` from now on (a change of logLevel at run time)."""
+    """Log no events below ``level`` from now on (a change of logLevel at run time)."""
     structlog.configure(wrapper_class=_wrapper(level))
 
 
@@ -141,6 +141,6 @@ def _word(value: Any) -> str:
 
 
 def _json_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-    import msgspec  # noqa: PLC0415 - only where JSON is wanted
+    import msgspec  # noqa: PLC0415 - needed for JSON only
 
     return msgspec.json.encode(event, enc_hook=str).decode()

@@ -1,6 +1,7 @@
-"""How late the event loop is: a task that sleeps for a short while and looks how much longer it took.
+"""Delays of the event loop: a task sleeps for a short time and measures how much longer it took.
 
-A stop of the loop that lasts for ``INTERVAL`` or longer is always seen, a shorter one in proportion to its length.
+A stall of the loop of ``INTERVAL`` or longer is always detected, a shorter one with a probability proportional to
+its length.
 """
 
 from time import perf_counter
@@ -11,12 +12,12 @@ import trio
 from trimq.remoting.runtime.durations import Durations
 
 INTERVAL: Final = 0.05
-"""Seconds between two looks."""
+"""Seconds between two measurements."""
 ENDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class LoopProbe:
-    """``lateness`` holds the seconds by which the loop came too late; ``longest`` is the worst of the last minute."""
+    """Measures delays of the loop. ``lateness`` counts them in seconds; ``longest`` is the worst of the last minute."""
 
     def __init__(self) -> None:
         self.lateness = Durations(ENDS)
@@ -25,11 +26,11 @@ class LoopProbe:
 
     @property
     def longest(self) -> float:
-        """The longest stop of the last 30 to 60 seconds."""
+        """The longest delay of the last 30 to 60 seconds."""
         return max(self._worst)
 
     def look(self, expected: float, now: float) -> None:
-        """Note that the loop came at ``now`` where ``expected`` was asked for (seconds of perf_counter)."""
+        """Record that a sleep until ``expected`` ended at ``now`` (seconds of perf_counter)."""
         late = max(0.0, now - expected)
         self.lateness.add(late)
         if now - self._turned > 30:
@@ -38,7 +39,7 @@ class LoopProbe:
         self._worst[0] = max(self._worst[0], late)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look, for ever."""
+        """Measure until cancelled."""
         task_status.started()
         while True:
             expected = perf_counter() + INTERVAL

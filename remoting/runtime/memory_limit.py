@@ -1,4 +1,4 @@
-"""How much memory this process may take: the machine's, or what its control group allows."""
+"""The memory available to this process: the machine's, or the limit of its control group."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ _MEBIBYTE: Final = 1024 * 1024
 
 
 def memory_allowed(limits: tuple[Path, ...] = _CGROUP) -> int:
-    """Bytes: the smaller one of the machine's memory and the control group's limit, where there is one."""
+    """The machine's memory or the control group's limit, whichever is smaller, in bytes."""
     allowed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in limits:
         try:
@@ -22,6 +22,6 @@ def memory_allowed(limits: tuple[Path, ...] = _CGROUP) -> int:
 
 
 def unfinished_allowed(allowed: int | None = None) -> int:
-    """Bytes that unfinished frames may take by default: a sixteenth of the memory, from 64 MiB to 1 GiB."""
+    """Default limit of unfinished frames in bytes: a sixteenth of the memory, at least 64 MiB and at most 1 GiB."""
     memory = memory_allowed() if allowed is None else allowed
     return min(max(memory // 16, 64 * _MEBIBYTE), 1024 * _MEBIBYTE)

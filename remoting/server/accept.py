@@ -1,4 +1,4 @@
-"""Acceptor: listening sockets, and what to do when there is no descriptor left for a client."""
+"""Acceptor: listening sockets, and how clients are turned away when the process has no descriptor left."""
 
 import errno
 import os
@@ -17,21 +17,21 @@ from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 
 _log = structlog.get_logger("remoting")
 
-_AT_ONCE: Final = 64
-"""Connections accepted in one turn."""
+_BATCH: Final = 64
+"""Connections accepted in one turn: the other sockets of the round wait while it runs."""
 
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def listen(address: str, port: int, config: NettyServerConfig | None = None) -> socket.socket:
-    """A listening socket (port 0: any free one). ``::`` takes IPv4 clients too. Raises OSError, naming the address."""
+    """A listening socket (port 0: any free port). ``::`` accepts IPv4 clients too. Raises OSError with the address."""
     sock = bind(address, port, config)
     open_port(sock, config)
     return sock
 
 
 def open_port(sock: socket.socket, config: NettyServerConfig | None = None) -> None:
-    """Let clients connect to a socket that ``bind`` made. Raises OSError, naming the address, and closes it then."""
+    """Let clients connect to a socket made by ``bind``. On failure it is closed, and OSError names the address."""
     try:
         sock.listen((config or NettyServerConfig()).server_socket_backlog)
     except OSError as error:
@@ -41,7 +41,7 @@ def open_port(sock: socket.socket, config: NettyServerConfig | None = None) -> N
 
 
 def bind(address: str, port: int, config: NettyServerConfig | None = None) -> socket.socket:
-    """A socket that has its address and does not listen yet: connections to it are refused. Raises as ``listen``."""
+    """A bound socket that does not listen yet: the kernel refuses connections to it. Raises as ``listen`` does."""
     config = config or NettyServerConfig()
     family, kind, protocol, _, where = socket.getaddrinfo(
         address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -64,10 +64,11 @@ def bind(address: str, port: int, config: NettyServerConfig | None = None) -> so
 
 
 class Acceptor:
-    """Accepts for a reactor.
+    """Accepts connections for a reactor.
 
-    One descriptor is kept in reserve: where all others are taken, it serves to accept and close a client at once, who
-    otherwise would wait in the backlog, with the listening socket ready for ever.
+    One descriptor is held in reserve. When all others are in use, it is released to accept the next client and close
+    that connection immediately. Otherwise the client would stay in the backlog, and epoll would report the listening
+    socket as readable in every round.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Acceptor:
         log_budget: LogBudget,
         adopt: Callable[[socket.socket, HandlerTable, tuple[str, int]], object],
     ) -> None:
-        """``adopt`` takes a client's socket, the table of the port that it came to, and its address."""
+        """``adopt`` takes a client's socket, the table of the port it connected to, and the client's address."""
         self._limits = limits
         self._stats = stats
         self._adopt = adopt
@@ -95,25 +96,25 @@ class Acceptor:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def accept(self, fd: int) -> None:
-        """Take who waits at listener ``fd``; nothing where it is not (or no longer) one."""
+        """Accept the clients that wait at listener ``fd``. Does nothing if ``fd`` is not, or no longer, a listener."""
         listener = self._listeners.get(fd)
         if listener is None:
             return
         sock, table = listener
-        for _ in range(_AT_ONCE):
+        for _ in range(_BATCH):
             try:
                 client, peer = sock.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
-                    continue  # that client has gone already
+                    continue  # this client has already disconnected
                 self._turn_away(fd, sock, error)
                 return
             self._admit(client, peer, table)
 
     def resume(self) -> None:
-        """Listen again where nobody could be accepted a while ago."""
+        """Watch again the listeners that were taken out of the selector because no client could be accepted."""
         resting, self._resting = self._resting, []
         for fd in resting:
             if fd in self._listeners:
@@ -139,14 +140,15 @@ class Acceptor:
                 _log.warning("connection_refused", peer=peer[0], max_connections=stats.connections)
             return
         stats.accepted += 1
-        with suppress(OSError):  # not a TCP socket, or gone already
+        with suppress(OSError):  # not a TCP socket, or the client has already disconnected
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._adopt(client, table, (peer[0].removeprefix("::ffff:"), peer[1]))
 
     def _turn_away(self, fd: int, sock: socket.socket, error: OSError) -> None:
-        """Accept and close whoever waits by means of the reserve; where that is gone too, look again after a while."""
+        """Accept and close waiting clients with the reserved descriptor. If that fails too, pause the listener."""
         try:
-            for _ in range(_AT_ONCE):
+            for _ in range(_BATCH):
+                # Only the first pass frees the reserve: the descriptor that ``accept`` takes is closed right after.
                 if self._reserve >= 0:
                     os.close(self._reserve)
                     self._reserve = -1
@@ -168,6 +170,6 @@ class Acceptor:
                 self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _rest(self, fd: int) -> None:
-        """Do not look at a listener until the next scan."""
+        """Stop watching a listener until the next scan: epoll would report it again and again."""
         self._epoll.modify(fd, 0)
         self._resting.append(fd)

@@ -1,4 +1,4 @@
-"""BigFrame: a frame that is too long for the buffer that all connections share, on its way."""
+"""BigFrame: a frame that is being received and is too long for the buffer shared by all connections."""
 
 import socket
 from typing import Final
@@ -6,14 +6,15 @@ from typing import Final
 from trimq.remoting.server.limits import RECEIVE_BUFFER
 
 SPARE_SIZE: Final = 1024 * 1024
-"""Buffers of this size are kept for long frames, ``SPARES`` of them: no handler looks at a frame after its turn."""
+"""Size of the buffers reused for long frames. Reuse is safe: no handler reads a frame after its turn has ended."""
 SPARES: Final = 4
+"""Buffers of SPARE_SIZE that are retained for reuse."""
 
 
 class BigFrame:
-    """A long frame on its way, in a buffer that grows with what really arrives: an announced length costs nothing.
+    """A partly received long frame. Its buffer grows with the bytes received: an announced length allocates nothing.
 
-    With a ``spare`` it is in that from the beginning: a new buffer is cleared, and copied when it grows.
+    ``spare`` is a buffer to use from the start. It saves clearing a new buffer, and copying it whenever it grows.
     """
 
     __slots__ = ("buffer", "filled", "size")
@@ -26,19 +27,19 @@ class BigFrame:
 
     @staticmethod
     def wanted(size: int, filled: int, spare: bytearray | None) -> int:
-        """Bytes of the first buffer of a frame."""
+        """Size in bytes of the first buffer for a frame of ``size`` bytes, ``filled`` of which are received."""
         return len(spare) if spare else min(size, max(RECEIVE_BUFFER, 2 * filled))
 
     def growth(self) -> int:
-        """By how much a full buffer has to grow."""
+        """Bytes by which a full buffer has to grow: it doubles, up to the length of the frame."""
         return min(self.size - self.filled, self.filled)
 
     def grow(self, more: int) -> None:
-        """Make room for ``more`` bytes."""
+        """Extend the buffer by ``more`` bytes."""
         self.buffer += bytes(more)
 
     def receive(self, sock: socket.socket) -> int:
-        """Read on, into a buffer with room; how many bytes came. Raises as recv does."""
+        """Read into the free part of the buffer and return the number of bytes; 0 at end of file. Raises like recv."""
         count = sock.recv_into(memoryview(self.buffer)[self.filled : self.size])
         self.filled += count
         return count

@@ -1,4 +1,4 @@
-"""Connection: one accepted client, as handlers and services see it."""
+"""Connection: one accepted client, as handlers and services use it."""
 
 import socket
 from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -23,13 +23,14 @@ from trimq.remoting.server.put_off import PutOff
 _log = structlog.get_logger("remoting")
 
 _LARGE_BODY: Final = 16 * 1024
-"""A reply's body of this size is sent from where it is, not copied behind its header."""
+"""A reply body of at least this size is queued as a buffer of its own; a shorter one is copied behind its header."""
 
 PROBE_SECONDS: Final = 5
+"""Seconds after which a probed peer that does not respond counts as lost."""
 
 
 class _Pending:
-    """A request of ours that waits for the client's reply."""
+    """A request sent by the server that waits for the client's reply."""
 
     __slots__ = ("event", "reply")
 
@@ -39,73 +40,73 @@ class _Pending:
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the server that it belongs to (the Reactor). It knows nothing else of it."""
+    """The part of its server (the Reactor) that a connection uses. It knows nothing else of it."""
 
     @property
     def limits(self) -> ReactorLimits:
-        """Of the server."""
+        """The server's limits."""
         ...
 
     @property
     def stats(self) -> ReactorStats:
-        """Of the server; requests in flight and held are counted by the connections."""
+        """The server's counters. Connections themselves count requests in flight and held requests."""
         ...
 
     @property
     def slices(self) -> trio.Lock:
-        """Held by the one request of all connections that works on a long reply now."""
+        """Lock held by the one request, over all connections, that is currently producing a long reply."""
         ...
 
     def mark(self, conn: "Connection", /) -> None:
-        """There is something to send."""
+        """Schedule a flush: ``conn`` has queued something to send."""
         ...
 
     def pause_if_over(self, conn: "Connection", /) -> bool:
-        """Do not read a connection that has its high-water mark to send; whether it had."""
+        """If ``conn`` has reached its high-water mark, stop reading it. Returns whether it has."""
         ...
 
     def conclude(self, conn: "Connection", command: RemotingCommand, outcome: Outcome, /) -> None:
-        """Do what the outcome of a request asks for."""
+        """Act on the outcome of a request."""
         ...
 
     def request_ended(self) -> None:
-        """A request is not in flight any more."""
+        """Note that a request is no longer in flight."""
         ...
 
     def resumed(self, conn: "Connection", put_off: PutOff, /) -> None:
-        """It takes replies again: start what waits."""
+        """Start the tasks that waited for ``conn`` to drain."""
         ...
 
     def hook_failed(self, hook: Callable[..., object], error: Exception, /) -> None:
-        """What was called beside the requests has raised."""
+        """Count and log an exception of a callback that belongs to no request."""
         ...
 
     def next_opaque(self) -> int:
-        """The number of a request of ours."""
+        """The opaque number for a request sent by the server."""
         ...
 
     def serve_group(self) -> None:
-        """Serve the frames that wait for others of their round: one of their connections is closed next."""
+        """Serve the frames held for their round now, because one of their connections is about to be closed."""
         ...
 
     def forget(self, conn: "Connection", reason: str, *, broken: bool, quiet: bool) -> None:
-        """It is closed; its socket is still open."""
+        """Remove ``conn`` from the server. Called while its socket is still open."""
         ...
 
-    def client_gone(self, conn: "Connection", /) -> None:
-        """What waits for a closed connection need not begin."""
+    def client_closed(self, conn: "Connection", /) -> None:
+        """Drop the requests of a closed connection that have not started."""
         ...
 
 
 class Connection:
-    """A client's connection. Everything here is called in the reactor's own loop, from handlers or from other tasks.
+    """A client's connection. All of it is used in the reactor's trio loop only, by handlers and by other tasks.
 
-    ``peer`` and ``peer_text`` ("ip:port") say who it is, ``encoding`` is that of the client's last frame, ``data`` is
-    for whoever has to remember something about it, and ``on_close`` is called once with it when it is gone.
-    ``inflight`` and ``held`` count requests without a reply and long polls. ``slices`` is held by the one request of
-    all connections that works on a long reply now.
+    ``peer`` and ``peer_text`` ("ip:port") are the client's address. ``encoding`` is the encoding of the client's last
+    frame. ``data`` is free for services that store state per connection. Each function in ``on_close`` is called once
+    with the connection after it was closed. ``inflight`` counts requests without a reply, ``held`` counts long polls.
+    ``slices`` is the server's lock for producing long replies (ConnectionOwner.slices).
 
-    Replies leave by ``reply`` and ``reply_with`` alone, requests in flight are counted by ``begin`` and ``end`` alone.
+    Replies are queued by ``reply`` and ``reply_with`` only, requests in flight counted by ``begin`` and ``end`` only.
     """
 
     __slots__ = (
@@ -147,27 +148,27 @@ class Connection:
         self.encoding: Encoding = Encoding.JSON
         self.closed = False
         self.data: dict[str, Any] = {}
-        self.admission: object = None  # the gate's
+        self.admission: object = None  # set and compared by the gate
         self.on_close: list[Callable[[Connection], None]] = []
         self.inflight = 0
         self.held = 0
         self.slices = owner.slices
-        # The rest is the reactor's.
+        # The attributes below are used by the reactor and its parts only.
         self.sock = sock
         self.table = table
-        self.in_group = False  # has frames that wait for others of their round
+        self.in_group = False  # has frames held for the end of the round
         self.out = OutBuffer()
-        self.rest = b""  # bytes received and not yet served
-        self.ready = False  # rest begins with a whole frame
+        self.rest = b""  # bytes received and not served yet
+        self.ready = False  # ``rest`` starts with a complete frame
         self.big: BigFrame | None = None
-        self.dirty = False  # will be flushed at the end of the round
+        self.dirty = False  # is marked to be flushed at the end of the round
         self.paused = False  # not read until its out-buffer has drained
         self.aside = False  # not read until there is memory for its unfinished frame
         self.frame = 0  # number of the unfinished frame
         self.mask = 0  # what the selector watches
         self.active_at = 0.0
-        self.tasks = 0  # requests that run as tasks, with those that wait for it
-        self.oneways = 0  # the one-ways among them
+        self.tasks = 0  # requests that run as tasks or wait to be started as one
+        self.oneways = 0  # the one-way requests among them
         self._put_off: PutOff | None = None
         self._owner = owner
         self._stats = owner.stats
@@ -178,51 +179,52 @@ class Connection:
 
     @property
     def waiting(self) -> int:
-        """Bytes that wait to be sent."""
+        """Bytes queued and not sent yet."""
         return self.out.queued - self.out.sent
 
     @property
     def put_off(self) -> PutOff:
-        """What waits here; made when it is first needed."""
+        """The work that waits for this connection; created on first use."""
         if self._put_off is None:
             self._put_off = PutOff()
         return self._put_off
 
     def is_over(self) -> bool:
-        """Whether it has its high-water mark or more to send. Then nothing is begun that would bring it more."""
+        """Whether it has its high-water mark or more to send. If so, nothing may be started that adds to it."""
         return not self.closed and (self.paused or self._owner.pause_if_over(self))
 
     async def drained(self) -> None:
-        """Return when it is not over its mark any more, or closed."""
+        """Return when it is below its mark again, or closed."""
         while not self.closed and self.is_over():
             await self.put_off.lot.park()
 
     def when_drained(self, key: Hashable, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once when it is not over its mark any more, for each ``key`` the last one; never if closed.
+        """Call ``callback`` once when the connection is below its mark again; never if it is closed before.
 
-        To be used where ``is_over()`` was true.
+        A second callback for the same ``key`` replaces the first. To be used only after ``is_over()`` returned True.
         """
         self.put_off.callbacks[key] = callback
 
     def resume(self) -> None:
-        """It has drained: go on with what had to wait. Called by the reactor."""
+        """Continue the work that waited for the connection to drain. Called by the reactor."""
         put_off = self._put_off
         if put_off is None:
             return
         put_off.lot.unpark_all()
         self._owner.resumed(self, put_off)
+        # Replaced before the calls: a callback may find the connection over its mark again, and register anew.
         callbacks, put_off.callbacks = put_off.callbacks, {}
         for callback in callbacks.values():
             try:
                 callback()
-            except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
+            except Exception as error:  # noqa: BLE001 - a fault in deferred work must not end every connection
                 self._owner.hook_failed(callback, error)
 
     def reply(self, reply: Reply) -> None:
-        """Queue a reply: whole frames, or a command that goes in its own encoding. None: nothing.
+        """Queue a reply: complete frames, or a command, which is encoded in its own encoding. None queues nothing.
 
-        It is sent at the end of the reactor's round, or as soon as the calling task has yielded. One that is too long
-        for a frame becomes an error reply. Nothing happens on a closed connection.
+        It is sent at the end of the reactor's round, or outside of rounds once the calling task yields. A command that
+        is too long for a frame is replaced by an error reply. On a closed connection the reply is dropped.
         """
         if type(reply) is bytes:
             if not self.closed:
@@ -238,9 +240,10 @@ class Connection:
                 self._send(reply.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}"))
 
     def reply_with(self, buffers: Iterable[Buffer], release: Callable[[], None] | None = None) -> None:
-        """The same for a frame in pieces: bytes, or views of memory that somebody has to keep until ``release``.
+        """Queue a frame in pieces: bytes, or views of memory that has to stay valid until ``release`` is called.
 
-        ``release`` is called when they have been sent, or at once when the connection is gone. It must not raise.
+        ``release`` is called when the pieces have been sent, or immediately if the connection is closed. It must not
+        raise.
         """
         if self.closed:
             if release is not None:
@@ -264,9 +267,9 @@ class Connection:
             self.reply(encode(command))
 
     def send_oneway(self, command: RemotingCommand) -> bool:
-        """Queue a request of ours that wants no reply, in the encoding of the client's last frame.
+        """Queue a one-way request to the client, in the encoding of the client's last frame.
 
-        False: it was not, because the connection is over its mark; ``when_drained`` tells when to try again.
+        False: it was not queued, because the connection is over its mark; ``when_drained`` calls back for a retry.
         """
         if self.is_over():
             return False
@@ -275,15 +278,15 @@ class Connection:
         return True
 
     async def request(self, command: RemotingCommand, timeout: float) -> RemotingCommand:
-        """Ask the client and wait for its reply, ``timeout`` seconds at most.
+        """Send the client a request and wait for its reply, ``timeout`` seconds at most.
 
-        Raises RemotingTimeoutError, RemotingSendError (the connection ended, or is over its mark), FrameError (too
-        long for a frame).
+        Raises RemotingTimeoutError, RemotingSendError if the connection was closed or is over its mark, and FrameError
+        if the request is too long for a frame.
         """
         if self.closed:
             raise RemotingSendError(self.peer_text, "the connection is closed", written=False)
         if self.is_over():
-            raise RemotingSendError(self.peer_text, "the client does not take what it has been sent", written=False)
+            raise RemotingSendError(self.peer_text, "the client does not read what it was sent", written=False)
         self._number(command)
         pending = self._pending[command.opaque] = _Pending()
         try:
@@ -303,36 +306,36 @@ class Connection:
     # requests in flight
 
     def begin(self, count: int = 1) -> None:
-        """So many requests are in flight until ``end`` or ``complete``."""
+        """Count ``count`` requests as in flight, until ``end`` or ``complete``."""
         if not self.closed:
             self.inflight += count
             self._stats.inflight += count
 
     def end(self, count: int = 1) -> None:
-        """They are not any more. Nothing happens on a closed connection, whose requests were given back."""
+        """Count ``count`` requests as ended. Not on a closed connection: ``close`` has already subtracted them."""
         if not self.closed:
             self.inflight -= count
             self._stats.inflight -= count
             self._owner.request_ended()
 
     def complete(self, reply: Reply, count: int = 1) -> None:
-        """The end of a DEFERRED request: ``reply`` is queued, unless it is None (one-way, or already written).
+        """End a DEFERRED request and queue ``reply``; None queues nothing (a one-way, or the reply is queued already).
 
-        bytes may be the replies to ``count`` of them.
+        With ``count``, the bytes are the joined replies to that many requests.
         """
         self.end(count)
         self.reply(reply)
 
     def hold(self) -> None:
-        """A request is held until ``settle``: a long poll, which does not count as in flight."""
+        """Count a request as held until ``settle``: a long poll, which is not in flight."""
         if not self.closed:
             self.held += 1
             self._stats.held += 1
 
     def settle(self, command: RemotingCommand, outcome: Outcome) -> None:
-        """The end of a HELD request: ``outcome`` is what its handler would have returned; HELD again is possible.
+        """End a HELD request with an ``outcome`` as a handler returns it; HELD, to hold it again, is allowed.
 
-        On a closed connection only an awaitable is closed.
+        On a closed connection the outcome is dropped; an awaitable is closed.
         """
         if self.closed:
             _drop(outcome)
@@ -342,10 +345,12 @@ class Connection:
         self._owner.conclude(self, command, outcome)
 
     def close(self, reason: str, *, broken: bool = False, quiet: bool = False) -> None:
-        """End the connection now: what is queued is offered to the socket once, the rest is dropped.
+        """Close the connection now. Queued bytes are offered to the socket once; those it does not take are dropped.
 
-        ``reason`` goes to the log: a warning where the peer is to blame (``broken``), for debugging only if ``quiet``.
+        ``reason`` is logged: as a warning if the peer broke the protocol (``broken``), at debug level if ``quiet``.
         """
+        # Its frames in the receive buffer belong to a group: they are served, and answered, before the socket closes.
+        # Serving may close this connection, so ``closed`` is checked after it.
         if self.in_group:
             self._owner.serve_group()
         if self.closed:
@@ -358,13 +363,14 @@ class Connection:
         stats.inflight -= self.inflight
         stats.held -= self.held
         self.inflight = self.held = 0
+        # The owner unregisters the descriptor, so this comes before the close, which frees its number for reuse.
         self._owner.forget(self, reason, broken=broken, quiet=quiet)
         self.sock.close()
         self.ready = False
         self.out.discard()
         if self._put_off is not None:
             self._put_off.callbacks.clear()
-            self._owner.client_gone(self)
+            self._owner.client_closed(self)
             self.resume()
         for pending in self._pending.values():
             pending.event.set()
@@ -372,16 +378,16 @@ class Connection:
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:  # noqa: BLE001 - one listener's fault must not hide the end from the others
+            except Exception:  # noqa: BLE001 - one listener's fault must not keep the others from being called
                 _log.exception("on_close_failed", peer=self.peer_text)
 
     def probe(self) -> None:
-        """Have the kernel ask the peer whether it is there: one that is gone is closed within ``PROBE_SECONDS``.
+        """Have the kernel probe the peer (TCP keep-alive): a lost connection fails within ``PROBE_SECONDS``.
 
-        A peer that lives notices nothing. For connections that were cut without a word (a machine or a container that
-        is gone), which would stay open until somebody finds them silent.
+        A live peer does not notice. Meant for connections lost without a FIN, as when a machine or a container is
+        killed: these would otherwise stay open until they are found idle.
         """
-        with suppress(OSError):  # not a TCP socket, or gone already
+        with suppress(OSError):  # not a TCP socket, or already disconnected
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
@@ -389,7 +395,7 @@ class Connection:
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, PROBE_SECONDS * 1000)
 
     def reply_arrived(self, command: RemotingCommand) -> None:
-        """A reply of the client to a request of ours; ignored where nobody waits for it any more."""
+        """Take the client's reply to a request of the server; ignored if no task waits for it any more."""
         pending = self._pending.get(command.opaque)
         if pending is not None and pending.reply is None:
             command.copy_buffers()

@@ -1,4 +1,4 @@
-"""Failures: what handlers and hooks raise is counted, logged within a budget, and becomes a reply."""
+"""Failures: exceptions of handlers and hooks are counted, logged within a budget, and turned into replies."""
 
 from collections.abc import Callable
 
@@ -15,14 +15,17 @@ _log = structlog.get_logger("remoting")
 
 
 class Failures:
-    """One for each server."""
+    """Error handling of one server."""
 
     def __init__(self, stats: ReactorStats, log_budget: LogBudget) -> None:
         self._stats = stats
         self._log_budget = log_budget
 
     def reply(self, conn: Connection, command: RemotingCommand, error: Exception) -> RemotingCommand:
-        """The reply to a request whose handler has raised: RemotingError says which, all else is SYSTEM_ERROR."""
+        """The error reply to a request whose handler raised: the code of a RemotingError, else SYSTEM_ERROR.
+
+        A RemotingError is an expected refusal; only other exceptions are counted and logged.
+        """
         if isinstance(error, RemotingError):
             return command.reply(error.code, error.remark)
         self._stats.failures += 1
@@ -31,7 +34,7 @@ class Failures:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
     def of_hook(self, hook: Callable[..., object], error: Exception) -> None:
-        """What is called beside the requests has raised."""
+        """Count and log an exception of a function that was not called for a single request."""
         self._stats.failures += 1
         if self._log_budget.allows():
             _log.error("round_end_failed", hook=repr(hook), exc_info=error)

@@ -1,13 +1,14 @@
-"""The gate: what has to be seen of a request before it is served, and which ways may serve it.
+"""The gate: what features have to see of a request before it is served, and so which handlers may serve it.
 
-A request can go three ways: to its full handler, which sees all of it; to a fast one, which sees its code's header;
-or together with others of its round to a grouped one. A feature says what it has to see. A way that does not offer
-that is off, by construction: the author of a feature does not have to know the ways, nor that of a way the features.
+Three kinds of handlers serve requests. A full handler sees the whole request. A fast handler sees the header of its
+code only. A grouped server gets many requests of a round together. A feature declares what it has to see, and a fast
+path that does not offer that is switched off. So the author of a feature need not know the fast paths, nor the author
+of a fast path the features.
 
-What decides is static (the configuration and the features, computed when one of them changes), of the connection
-(computed when it authenticates: ``Gate.admit``), or a state (``Readiness``, read for each request). A
-feature that is not there costs nothing. What is served later than it was seen, such as a held pull, is served on the
-terms on which it was let through (``Gate.terms``), or not at all.
+The decision has three parts: a static one (configuration and features, computed when one of them changes), one per
+connection (computed when the client authenticates, ``Gate.admit``), and one of current state (``Readiness``, read for
+each request). A feature that is not registered costs nothing. A request that is served later than it was checked, such
+as a held pull, is served on the terms on which it was let through (``Gate.terms``), or not at all.
 """
 
 import inspect
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class Sees(Flag):
-    """What a feature has to see."""
+    """What a feature has to see of requests; for a route, what its fast paths let features see."""
 
     NOTHING = 0
     HEADER = auto()
-    """All of the request, each field of its header as it came: only full handlers see those that nobody declared."""
+    """The whole request, with every header field as received: only full handlers see fields that no type declares."""
     IDENTITY = auto()
-    """Who the client is. Other ways are open to connections that have been admitted."""
+    """Who the client is. Fast paths are open to connections that have been admitted."""
     READINESS = auto()
-    """A state that may change at any time. Other ways are open while it is set."""
+    """A state that may change at any time. Fast paths are open while it is set."""
     PROPERTIES = auto()
-    """Messages that have one of the feature's properties. Other ways are open to messages without, if they can tell."""
+    """Messages with one of the feature's properties. Fast paths that check for these are open to all other messages."""
 
 
 class Readiness:
-    """A state that requests depend on, such as whether enough replicas are there. Whoever knows it sets ``is_set``."""
+    """A state that requests depend on, such as enough replicas. The service that knows the state sets ``is_set``."""
 
     __slots__ = ("is_set",)
 
@@ -49,15 +50,15 @@ class Readiness:
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """Something that has to see requests before they are served.
+    """A feature that has to see requests before they are served.
 
-    ``check`` is called with each one that goes to a full handler, before it; to refuse it raises RemotingError.
-    ``codes``: the request codes that it is about; None for all, those that nobody serves included.
-    ``admits``, for IDENTITY: whether what a connection asks for by other ways needs no look, see ``Gate.admit``.
-    ``readiness``, for READINESS. ``properties``, for PROPERTIES: their names.
+    ``check`` is called before the full handler of each request; it refuses one by raising RemotingError. ``codes`` are
+    the request codes concerned; None for all codes, including those without a handler. ``admits``, for IDENTITY:
+    whether a connection's requests may be served by fast paths without ``check``, see ``Gate.admit``. ``readiness``,
+    for READINESS. ``properties``, for PROPERTIES: their names.
 
-    Raises ValueError where ``sees`` names something that is not given, or does not name what is, and for coroutine
-    functions: nobody waits for what they say.
+    Raises ValueError if ``sees`` and the given fields do not match, and for coroutine functions, whose results no task
+    would wait for.
     """
 
     name: str
@@ -75,13 +76,13 @@ class Feature:
             (Sees.PROPERTIES, bool(self.properties)),
         ):
             if (kind in self.sees) != given:
-                raise ValueError(f"the feature {self.name} sees {self.sees}: this does not fit what it gives of {kind}")
+                raise ValueError(f"the feature {self.name} sees {self.sees}: this does not match its field for {kind}")
         for function in (self.check, self.admits):
             if function is not None and _is_async(function):
-                raise ValueError(f"the feature {self.name} has a coroutine function: what it says would never be heard")
+                raise ValueError(f"the feature {self.name} has a coroutine function: it would never be awaited")
 
     def is_about(self, code: int) -> bool:
-        """Whether it has to see requests of this code."""
+        """Whether this feature has to see requests of this code."""
         return self.codes is None or code in self.codes
 
 
@@ -89,48 +90,50 @@ def _is_async(function: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-class Ways(Protocol):
-    """What a gate opens and shuts: a HandlerTable."""
+class GatedTable(Protocol):
+    """A table whose fast paths a gate opens and shuts: a HandlerTable."""
 
     def shut(self) -> None:
-        """Have all requests served by the full handlers, behind the checks of the features as they are now."""
+        """Let only the full handlers serve, behind the checks of the current features."""
         ...
 
     def open(self) -> None:
-        """Open the other ways again, as far as the features let them be."""
+        """Open the fast paths again, as far as the features allow."""
         ...
 
 
 class Gate:
     """The features of a server, and the ``tables`` of its ports.
 
-    ``listeners`` are called when the features have changed, before the next request is served. No way but the full one
-    is open then; where a listener raises they stay shut, since nobody knows whether it would have seen to a feature.
+    ``listeners`` are called when the features have changed, before the next request is served. Fast paths are shut
+    during these calls. If a listener raises, they stay shut: that listener may not have taken a feature into account.
     """
 
     def __init__(self) -> None:
         self.features: list[Feature] = []
-        self.tables: list[Ways] = []
+        self.tables: list[GatedTable] = []
         self.listeners: list[Callable[[], None]] = []
         self._admission = object()
 
     def register(self, feature: Feature) -> None:
-        """``feature`` sees every request from the next one on, on open connections too."""
+        """Let ``feature`` see every request from the next one on, on open connections too."""
         self.features.append(feature)
         self.changed()
 
     def remove(self, feature: Feature) -> None:
-        """It need not see requests any more."""
+        """Remove a feature: it sees no more requests."""
         self.features.remove(feature)
         self.changed()
 
     def changed(self) -> None:
-        """What the features say of connections is not what it was: each has to be admitted again."""
+        """Invalidate all admissions, because the features or their answers changed. Connections need a new one."""
         self._admission = object()
         self.reconfigure()
 
     def reconfigure(self) -> None:
-        """Have all routes made again, as other things than features have changed: connections stay admitted."""
+        """Rebuild all routes after a change of anything but the features. Connections stay admitted."""
+        # All are shut before the first listener runs, and opened after the last: no request may be served on a fast
+        # path by rules of which only some listeners know.
         for table in self.tables:
             table.shut()
         for listener in list(self.listeners):
@@ -139,18 +142,18 @@ class Gate:
             table.open()
 
     def admit(self, connection: "Connection") -> bool:
-        """Ask the features whether ``connection`` may go all ways: to be called when it has authenticated.
+        """Ask the features whether fast paths may serve ``connection``. To be called when it has authenticated.
 
-        It holds until the features, or what they say (``changed``), become others.
+        The answer holds until the features or their answers change (``changed``).
         """
         admitted = all(feature.admits is None or feature.admits(connection) for feature in self.features)
         connection.admission = self._admission if admitted else None
         return admitted
 
     def terms(self, connection: "Connection", code: int) -> object:
-        """On what a request of ``code`` that the features have seen is let through now; never None.
+        """The terms on which a checked request of ``code`` is let through now; never None.
 
-        Who serves it later than that keeps this beside it, and does not serve it once the terms are not equal to it.
+        Code that serves a request later stores the terms with it, and does not serve it if the current ones differ.
         """
         if not self.features:
             return self._admission
@@ -159,11 +162,11 @@ class Gate:
 
     @property
     def properties(self) -> frozenset[str]:
-        """Names of properties: a way that offers PROPERTIES leaves messages that have one of them to the full path."""
+        """Property names of all features: a fast path that offers PROPERTIES leaves messages with one of them alone."""
         return frozenset().union(*(feature.properties for feature in self.features))
 
     def checked(self, code: int, handler: Handler) -> Handler:
-        """A full handler behind the checks of the features."""
+        """``handler`` preceded by the checks of the features."""
         checks = [feature.check for feature in self.features if feature.is_about(code)]
         if not checks:
             return handler
@@ -176,18 +179,18 @@ class Gate:
         return serve
 
     def check(self, connection: "Connection", command: RemotingCommand) -> None:
-        """Have the features look at a request that nobody serves. Raises RemotingError."""
+        """Run the features' checks on a request without a handler. Raises RemotingError if one refuses it."""
         for feature in self.features:
             if feature.is_about(command.code):
                 feature.check(connection, command)
 
     def opens(self, code: int, offers: Sees) -> bool:
-        """Whether a way that offers so much may serve requests of ``code`` at all."""
-        offers |= Sees.IDENTITY | Sees.READINESS  # the guard's
+        """Whether a fast path that offers ``offers`` may serve requests of ``code`` at all."""
+        offers |= Sees.IDENTITY | Sees.READINESS  # every fast path has these: its guard checks them for each request
         return all(feature.sees in offers for feature in self.features if feature.is_about(code))
 
     def guarded(self, code: int, fast: FastHandler) -> FastHandler:
-        """A fast handler that passes over what has to be seen in its place."""
+        """``fast`` behind a guard: None for a connection that is not admitted, and while a readiness is not set."""
         guard = self._guard(code)
         if guard is None:
             return fast
@@ -198,7 +201,7 @@ class Gate:
         return serve
 
     def guarded_group(self, code: int, server: GroupedServer) -> GroupedServer:
-        """The same for one that serves many together."""
+        """The same for a grouped server."""
         guard = self._guard(code)
         return server if guard is None else _GuardedGroup(server, guard)
 
@@ -216,7 +219,7 @@ class Gate:
 
 
 class _GuardedGroup:
-    """A GroupedServer in front of which the connection of each span is looked at."""
+    """A GroupedServer behind a guard, which has to pass the connection of every span."""
 
     def __init__(self, server: GroupedServer, guard: Callable[["Connection"], bool]) -> None:
         self._server = server

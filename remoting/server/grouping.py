@@ -1,8 +1,8 @@
-"""Grouping: requests of one round, kept where they were received until all are there.
+"""Grouping: requests of one round are held in the receive buffer and served together.
 
-To serve a request by itself costs more than what it has of its own. So where many come in one round, and somebody
-serves requests of their code together (a GroupedServer), they stay in the receive buffer side by side, and are served
-together at the end of the round, or before anything else is.
+Most of the cost of a request is the same whatever the request holds. So when many arrive in one round, and a
+GroupedServer is registered for their code, they stay in the receive buffer side by side. They are served together at
+the end of the round, or before any other request is served.
 """
 
 import struct
@@ -19,37 +19,38 @@ from trimq.remoting.server.handlers import GroupedServer, Served, Span
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 
 GROUP_BYTES: Final = 128 * 1024
-"""Held frames that reach this size are served before more is received."""
+"""Held frames of this total size are served before more is received."""
 LONGEST_REST: Final = 64 * 1024
-"""What a connection has left of its last turn is put behind held frames up to this size: there has to be more room."""
+"""The longest rest of a connection's last turn that is copied behind held frames: space to receive has to remain."""
 MOST: Final = 256
-"""Requests that are served together: others shall not have to wait for long."""
+"""The most requests served in one call: other clients wait while it runs."""
 FEW: Final = 4
-"""A connection that sends so many at a time has more under way: its requests are held in any case."""
+"""A connection that sends this many requests at a time is pipelining: its requests are always held."""
 LEAST: Final = 8
-"""Rounds of fewer requests are quicker one by one."""
+"""Rounds of fewer requests are faster to serve one by one."""
 _SMALL_ROUNDS: Final = 16
-"""So many rounds in a row with less end ``many``."""
+"""After this many rounds in a row with fewer than LEAST requests, ``many`` is reset."""
 _PAUSE: Final = 16
-"""Rounds without holding after ``_MISSES`` times in a row that frames were held and none was served together."""
+"""Rounds in which nothing is held after ``_MISSES`` misses."""
 _MISSES: Final = 16
+"""Times in a row that frames were held and the server served none of them."""
 _WORD: Final = 4
 _length_at = struct.Struct(">I").unpack_from
 _ENCODINGS: Final = tuple(Encoding)
 
 
 class OneByOne(Protocol):
-    """Serves what a connection has in [begin, end) of the receive buffer: Intake.serve_received."""
+    """Serves a connection's bytes [begin, end) of the receive buffer: Intake.serve_received."""
 
     def __call__(self, conn: Connection, begin: int, end: int, *, continues: bool) -> None:
-        """``continues``: the first frame had begun in an earlier turn."""
+        """``continues``: the start of the first frame was received in an earlier turn."""
         ...
 
 
 class Grouping:
-    """``end`` is where the held frames end in the receive buffer, 0 without any.
+    """The held frames of a server. ``end`` is where they end in the receive buffer; 0 if there are none.
 
-    ``many``: one of the last rounds had so many requests that those of clients with one at a time are held too.
+    ``many``: a recent round had LEAST requests or more, so requests of clients that send one at a time are held too.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Grouping:
         one_by_one: OneByOne,
         send_now: Callable[[Connection], bool],
     ) -> None:
-        """``view``: the receive buffer. ``send_now`` sends what waits, for a connection that is over its mark."""
+        """``view`` is the receive buffer. ``send_now`` sends the queued bytes of a connection that is over its mark."""
         self._view = view
         self._high_water = limits.high_water
         self._max_inflight = limits.max_inflight
@@ -75,7 +76,7 @@ class Grouping:
         self.end = 0
         self._server: GroupedServer | None = None
         self._table: HandlerTable | None = None
-        self._changes = 0  # of the table, when the server was found there
+        self._changes = 0  # the table's counter when the server was looked up in it
         self._spans: list[Span] = []
         self.many = False
         self._frames_before = 0
@@ -84,7 +85,7 @@ class Grouping:
         self._not_before = 0
 
     def round_ended(self) -> None:
-        """Note how many requests the round had."""
+        """Update ``many`` from the number of requests in the round."""
         stats = self._stats
         frames, self._frames_before = stats.frames - self._frames_before, stats.frames
         if frames >= LEAST:
@@ -95,9 +96,9 @@ class Grouping:
             self.many = self._small_rounds < _SMALL_ROUNDS
 
     def take(self, conn: Connection, server: GroupedServer, begin: int, end: int, *, continues: bool) -> None:
-        """Hold or serve what ``conn`` has just sent. The first frame, if it is whole, is one for ``server``."""
+        """Hold or serve the bytes just received from ``conn``. The first frame, if complete, is one for ``server``."""
         wait = self._stats.rounds < self._not_before
-        changes = conn.table.changes
+        changes = conn.table.changes  # read before ``serve`` below, which may change the routes
         if self.end and (wait or server is not self._server):
             self.serve()
             if conn.closed:
@@ -115,7 +116,8 @@ class Grouping:
         conn.in_group = True
 
     def serve(self) -> None:
-        """Serve all that is held. ``end`` is 0 afterwards."""
+        """Serve all held frames. ``end`` is 0 afterwards."""
+        # State is reset first: a handler may close a connection, and a close calls this again.
         spans, self._spans = self._spans, []
         begin, end, self.end = self.begin, self.end, 0
         server, table = self._server, self._table
@@ -123,8 +125,8 @@ class Grouping:
         assert table is not None
         for span in spans:
             span.connection.in_group = False
-        most = min(MOST, self._max_inflight - self._stats.inflight)  # at its end all of them may be in flight
-        if table.changes != self._changes:  # something that was served meanwhile may have shut this way
+        most = min(MOST, self._max_inflight - self._stats.inflight)  # all of them may be deferred, and so in flight
+        if table.changes != self._changes:  # a request served since may have shut this path: serve one by one
             most = 0
         try:
             served = server.serve(self._view[begin:end], spans, most) if most > 0 else None
@@ -136,6 +138,7 @@ class Grouping:
             self._close(spans, server)
             return
         self._answer(spans, served, begin)
+        # The frames that the server did not take are served one by one, after the replies to those before them.
         for span, (count, stop) in zip(spans, served.parts, strict=True):
             if stop < span.end and not span.connection.closed:
                 continues = span.continues and not count
@@ -170,14 +173,14 @@ class Grouping:
                     self._send_now(conn)
 
     def _close(self, spans: Sequence[Span], server: GroupedServer) -> None:
-        """The server does not say what became of each request: no reply could be right."""
-        error = ValueError("the server of grouped requests has left out a span")
+        """Close all connections of a group whose result has no entry for some span: no reply could be right."""
+        error = ValueError("the server of grouped requests returned no valid result for a span")
         self._failures.of_hook(server.serve, error)
         for span in spans:
-            span.connection.close(f"a fault of the server: {error}")
+            span.connection.close(f"server error: {error}")
 
     def _failed(self, spans: Sequence[Span], begin: int, error: Exception) -> Served:
-        """All whole frames are answered with the error: what the server has done to them is not known."""
+        """Answer all complete frames with the error: which of them the server has already served is unknown."""
         parts: list[tuple[int, int]] = []
         replies: list[bytes] = []
         for span in spans:
@@ -190,7 +193,7 @@ class Grouping:
                 try:
                     command = decode(self._view[begin + at + _WORD : begin + stop])
                 except FrameError:
-                    break  # whoever serves what is left finds out too
+                    break  # serving the rest one by one closes the connection
                 own.append(b"" if command.is_oneway else encode(self._failures.reply(span.connection, command, error)))
                 at = stop
             parts.append((len(own), at))

@@ -1,4 +1,4 @@
-"""HandlerTable: the routes of what one listening port can do."""
+"""HandlerTable: the handlers of one listening port, by request code."""
 
 import inspect
 from collections.abc import Callable
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from trimq.remoting.server.connection import Connection
 
 FRONT: Final = 12
-"""Bytes of a JSON header by which a fast handler is found."""
+"""Bytes at the start of a JSON header that identify its code, and so its fast handler."""
 
 
 def json_front(code: int) -> bytes:
-    """How the JSON header of a request begins where its code stands in front, as all known clients write it.
+    """The first FRONT bytes of a request's JSON header that starts with its code, as all known clients write it.
 
-    Raises ValueError for a code of other than two or three digits: its front would not tell it from others.
+    Raises ValueError unless the code has two or three digits: the front would not distinguish it from others.
     """
     if not 10 <= code <= 999:
-        raise ValueError(f"no fast handler can be found for the code {code}")
+        raise ValueError(f"the code {code} cannot have a fast path: only codes of two or three digits can")
     return (b'{"code":%d,"' % code)[:FRONT]
 
 
 def binary_front(code: int) -> bytes:
-    """How a header in RocketMQ's binary form begins: with its code."""
+    """The first bytes of a header in RocketMQ's binary form: the code."""
     return code.to_bytes(2, "big")
 
 
 class FastPath(NamedTuple):
-    """What is open of a route: ``decode`` takes the JSON header of a request of ``code`` for ``serve``.
+    """The open fast path of a code: ``decode`` decodes the JSON header of a request for ``serve``.
 
-    It raises one of typed_request.NOT_DECODED where a header has to be decoded whole.
+    ``decode`` raises one of typed_request.NOT_DECODED for a header that only the full path can decode.
     """
 
     code: int
@@ -48,10 +48,11 @@ class FastPath(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """The ways of one request code; replaced as a whole.
+    """The handlers of one request code; replaced as a whole.
 
-    ``full`` knows all of its requests. ``fast`` and ``grouped`` know the ordinary ones; ``header`` is what ``fast``
-    gets of each. ``offers`` says what features may count on with them, beyond what the gate does for every way.
+    ``full`` serves every request of the code. ``fast`` and ``grouped`` serve the ordinary ones; ``fast`` gets them with
+    their header decoded as ``header``. ``offers``: what features can rely on with ``fast`` and ``grouped``, in addition
+    to what the gate guards for every fast path.
     """
 
     full: Handler
@@ -62,11 +63,12 @@ class Route:
 
 
 class HandlerTable:
-    """Routes by request code, and what the gate lets be used of them now. A code without a route is answered with 3.
+    """Routes by request code, and the handlers of these that the gate currently opens.
 
-    ``handlers`` has the full handlers behind the features' checks; ``fast`` and ``grouped`` have what is open, by the
-    first FRONT bytes of a JSON header, ``grouped`` by the code of a binary one (``binary_front``) too. Connections hold
-    the table: what changes is so for their next request. Who keeps something of it for longer compares ``changes``.
+    A request without a route is answered with REQUEST_CODE_NOT_SUPPORTED (3). ``handlers`` holds the full handlers
+    behind the features' checks. ``fast`` and ``grouped`` hold the open fast paths by the first FRONT bytes of a JSON
+    header, ``grouped`` also by the code of a binary header (``binary_front``). Connections refer to the table, so a
+    change applies to their next request. Code that stores a look-up for longer compares ``changes`` before using it.
     """
 
     def __init__(self, gate: Gate | None = None) -> None:
@@ -90,28 +92,28 @@ class HandlerTable:
         grouped: GroupedServer | None = None,
         offers: Sees = Sees.NOTHING,
     ) -> None:
-        """Make these the ways of ``code`` from now on, on open connections too.
+        """Set the handlers of ``code``, on open connections too.
 
-        ``copy_body`` gives ``handler`` a command of its own bytes, that stays valid after it has returned. ``fast``
-        gets requests with ``header``. Raises ValueError for a fast or grouped way of a code of other than two or three
-        digits, and for a fast one without a header.
+        With ``copy_body``, ``handler`` gets a command with copies of the received bytes, which stays valid after it has
+        returned. ``fast`` gets requests with ``header`` decoded. Raises ValueError for ``fast`` without ``header``, and
+        for ``fast`` or ``grouped`` unless the code has two or three digits.
         """
         if fast is not None or grouped is not None:
-            json_front(code)
+            json_front(code)  # raises for a code that cannot have a fast path
         if fast is not None and header is None:
             raise ValueError(f"the fast handler of the code {code} needs the type of its header")
         full = with_copy(handler) if copy_body or inspect.iscoroutinefunction(handler) else handler
         self.route(int(code), Route(full, header, fast, grouped, offers))
 
     def route(self, code: int, route: Route) -> None:
-        """Make ``route`` that of ``code``."""
+        """Set the route of ``code``."""
         self.routes[code] = route
         self._place(code, route)
         for follow in self._followers:
             follow(code, route)
 
     def without(self, *codes: int) -> "HandlerTable":
-        """A table of the same routes, now and later, but for ``codes`` (the VIP port serves no pulls)."""
+        """A table with the same routes, including later changes, except ``codes`` (the VIP port serves no pulls)."""
         table = HandlerTable(self.gate)
 
         def follow(code: int, route: Route) -> None:
@@ -124,12 +126,12 @@ class HandlerTable:
         return table
 
     def unknown(self, connection: "Connection", command: RemotingCommand) -> Outcome:
-        """Serves what has no route."""
+        """The handler of requests without a route."""
         self.gate.check(connection, command)
         return not_supported(command)
 
     def shut(self) -> None:
-        """See Ways."""
+        """See GatedTable."""
         self.changes += 1
         self.fast.clear()
         self.grouped.clear()
@@ -137,18 +139,19 @@ class HandlerTable:
             self.handlers[code] = self.gate.checked(code, route.full)
 
     def open(self) -> None:
-        """See Ways."""
+        """See GatedTable."""
         for code, route in self.routes.items():
             self._place(code, route)
 
     def _place(self, code: int, route: Route) -> None:
         gate = self.gate
-        self.changes += 1
+        self.changes += 1  # before any entry changes: holders of an old look-up compare it
         self.handlers[code] = gate.checked(code, route.full)
         if not 10 <= code <= 999:
             return
         front = json_front(code)
         is_open = gate.opens(code, route.offers)
+        # Removed first and put back only if open: a route that lost a fast path must not leave the old one behind.
         self.fast.pop(front, None)
         self.grouped.pop(front, None)
         self.grouped.pop(binary_front(code), None)

@@ -1,4 +1,4 @@
-"""What a server does with a request: handlers by request code, and the outcomes they may have."""
+"""The types of request handlers, and of the outcomes they return."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Later(Enum):
-    """Outcomes of a handler whose reply comes later."""
+    """Outcomes of a handler that replies later."""
 
     DEFERRED = "deferred"
-    """By ``Connection.complete``; counts as a request in flight until then."""
+    """The reply comes by ``Connection.complete``; the request counts as in flight until then."""
 
     HELD = "held"
-    """By ``Connection.settle``: a long poll, which may wait for long and does not count as in flight."""
+    """The reply comes by ``Connection.settle``: a long poll, which may wait long and does not count as in flight."""
 
 
 DEFERRED: Final = Later.DEFERRED
@@ -28,32 +28,33 @@ HELD: Final = Later.HELD
 
 Reply: TypeAlias = bytes | RemotingCommand | None
 Outcome: TypeAlias = Reply | Literal[Later.DEFERRED, Later.HELD] | Awaitable["Outcome"]
-"""bytes (a whole frame) or a RemotingCommand: the reply, queued now. None: nothing more to send. An awaitable: the
-reactor runs it as a task and treats its result in the same way."""
+"""bytes (a complete frame) or a RemotingCommand: the reply, queued now. None: no reply, or it is queued already. An
+awaitable: the reactor runs it as a task, and its result is again an outcome."""
 
 Handler: TypeAlias = Callable[["Connection", RemotingCommand], Outcome]
 """Called with each request. The reply to a one-way request is dropped.
 
-The body and the raw ext fields of the command are views into the receive buffer, valid until the handler returns. A
-handler that keeps them is registered with ``copy_body=True``; coroutine functions always are.
+The body and the raw ext fields of the command are views of the receive buffer, valid until the handler returns. A
+handler that needs them for longer is registered with ``copy_body=True``; coroutine functions always get copies.
 
-RemotingError becomes an error reply; any other exception becomes SYSTEM_ERROR and an event in the log.
+RemotingError becomes an error reply. Any other exception becomes SYSTEM_ERROR and is logged.
 """
 
 
 FastHandler: TypeAlias = Callable[["Connection", TypedRequest[Any]], bytes | Literal[Later.DEFERRED] | None]
-"""Serves the ordinary requests of a code, as they arrived in JSON, decoded in one pass with the header of their code.
+"""Serves the ordinary requests of a code that arrive in JSON. Envelope and header have been decoded in one pass.
 
-None: this request is not an ordinary one, and there are no side effects; the code's Handler gets it as a command that
-has its header already. It is called only where the limits of requests in flight are kept, and it may raise whatever a
-Handler may. The body is a view as it is for a Handler.
+None means that the request is not an ordinary one and that there were no side effects: the code's Handler then gets it
+as a command with its header already decoded. It is called only while requests in flight are below their limits, and may
+raise what a Handler may raise. The body is a view of the receive buffer, as for a Handler.
 """
 
 
 class Span(Struct, gc=False):
-    """What one connection has sent: bytes [begin, end) of what it is served from, whole frames but for the last one.
+    """One connection's part of a group: bytes [begin, end) of the frames; only the last frame may be incomplete.
 
-    ``most``: how many of them may be served. ``continues``: the first one had begun in an earlier turn.
+    ``most`` is how many of the frames may be served. ``continues``: the start of the first one was received in an
+    earlier turn.
     """
 
     connection: "Connection"
@@ -64,10 +65,11 @@ class Span(Struct, gc=False):
 
 
 class Served(Struct, gc=False):
-    """What a GroupedServer has served, span by span: an entry for each in every column, in their order.
+    """The result of a GroupedServer. Each sequence has one entry per span, in the order of the spans.
 
-    ``parts``: how many frames of each span, its first ones, and where the next one begins. ``replies``: whole frames,
-    joined; nothing where ``deferred``: they come by ``Connection.complete``.
+    ``parts``: how many frames of the span were served, counted from its start, and the offset of the next frame.
+    ``replies``: the replies as joined complete frames. With ``deferred`` there are none yet: they come by
+    ``Connection.complete``.
     """
 
     parts: Sequence[tuple[int, int]]
@@ -75,7 +77,7 @@ class Served(Struct, gc=False):
     deferred: bool = False
 
     def fits(self, spans: Sequence[Span]) -> bool:
-        """Whether it tells what became of each span."""
+        """Whether there is a valid entry for every span."""
         if len(self.parts) != len(spans) or not (self.deferred or len(self.replies) == len(spans)):
             return False
         for (count, stop), span in zip(self.parts, spans, strict=True):  # all() takes half as long again
@@ -85,27 +87,27 @@ class Served(Struct, gc=False):
 
 
 class GroupedServer(Protocol):
-    """Serves many requests of a round at once: frames in, replies out.
+    """Serves many requests of a round in one call: frames in, replies out.
 
-    What it does not know it hands back untouched, and these are served one by one, which is the reference: whatever it
-    serves has the same replies and the same effects.
+    It hands back frames that it does not support, without side effects, and these are served one by one. That path is
+    the reference: a request served here must have the same reply and the same effects.
     """
 
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
-        """Serve what it can of each span, ``most`` in all; None: nothing of any.
+        """Serve the supported frames at the start of each span, at most ``most`` in all. None: none was served.
 
-        ``frames`` is valid until this returns. The first frame of each span is of a code that it is registered for; it
-        serves no others.
+        ``frames`` is valid until this returns. The first frame of each span has a code that this server is registered
+        for; frames of other codes are to be handed back.
         """
         ...
 
     def serve_one(self, connection: "Connection", frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
-        """The same for one request in JSON that has come alone: its reply. None: nothing has happened."""
+        """Serve a single JSON request and return its reply. None: it was not served, and there are no side effects."""
         ...
 
 
 def with_copy(handler: Handler) -> Handler:
-    """A handler that gets a command of its own bytes."""
+    """``handler``, called with commands whose buffers are copies."""
 
     def copying(connection: "Connection", command: RemotingCommand) -> Outcome:
         command.copy_buffers()

@@ -1,4 +1,4 @@
-"""Intake: from the bytes of a socket to handler calls, and from their outcomes to replies. The reactor's hot path."""
+"""Intake: decodes received bytes into requests, calls their handlers and queues replies. The reactor's hot path."""
 
 import struct
 from collections.abc import Callable
@@ -22,15 +22,16 @@ from trimq.remoting.server.outcomes import Outcomes
 from trimq.remoting.server.unfinished import UnfinishedFrames
 
 BIG_FRAME: Final = 32 * 1024
-"""An unfinished frame longer than this gets a buffer of its own; a shorter one is kept and put in front next time."""
+"""An unfinished frame longer than this gets its own buffer; a shorter one is copied in front of the next bytes."""
 
 _WORDS: Final = 8
+"""Bytes of a frame's two leading words: its length, and the header word (encoding and length of the header)."""
 _KIND: Final = 24
 """Bits of the header word below its encoding."""
 _front_at = struct.Struct(f">II{FRONT}s").unpack_from
 _JSON: Final = Encoding.JSON
-_LOOK_EVERY: Final = 15
-"""Fast requests between two looks at the time, as a mask: all that one buffer can hold take a few turns at most."""
+_CHECK_MASK: Final = 15
+"""The clock is read after every 16th fast request: even the most requests that fit into the buffer take a few turns."""
 _length_at = struct.Struct(">I").unpack_from
 
 _FOREIGN: Final = {
@@ -38,11 +39,11 @@ _FOREIGN: Final = {
     0x47: "an HTTP request on a remoting port",
     0x50: "an HTTP request or a proxy protocol preamble on a remoting port",
 }
-"""What other protocols begin with. As a length word each of these would be far over any limit."""
+"""First bytes of other protocols. As the high byte of a length, each of these would be far above any limit."""
 
 
 class Intake:
-    """Receives into one shared buffer, decodes every whole frame in it, calls handlers and queues replies."""
+    """Receives into one shared buffer, decodes every complete frame in it, calls handlers and queues replies."""
 
     def __init__(
         self,
@@ -56,9 +57,10 @@ class Intake:
         send_now: Callable[[Connection], bool],
         continue_later: Callable[[Connection], None],
     ) -> None:
-        """``send_now`` sends what waits, for a connection that is over its mark: whether it still is, or is closed.
+        """Creates the receive buffer and the grouping.
 
-        ``continue_later`` gives a connection with whole frames left a turn of their own.
+        ``send_now`` sends the queued bytes of a connection that is over its mark, and returns True if it then still is,
+        or is closed. ``continue_later`` gives a connection with complete frames left another turn.
         """
         self._stats = stats
         self._time = time
@@ -68,22 +70,29 @@ class Intake:
         self._send_now = send_now
         self._continue_later = continue_later
         self._max_total = limits.max_frame - 4
-        self._groups = limits.max_frame >= RECEIVE_BUFFER  # no frame in the receive buffer can be too long
+        self._groups = limits.max_frame >= RECEIVE_BUFFER  # only then no frame in the buffer can be too long
         self._max_frame = limits.max_frame
         self._high_water = limits.high_water
         self._max_inflight = limits.max_inflight
         self._max_inflight_here = limits.max_inflight_per_connection
-        self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + FRONT)  # a look at a front never ends behind it
+        # With space for one front more: _front_at may read past the received bytes, but not past the buffer.
+        self._buffer = bytearray(RECEIVE_BUFFER + _WORDS + FRONT)
         self.view = memoryview(self._buffer)[:RECEIVE_BUFFER]
         self.grouping = Grouping(self.view, limits, stats, failures, one_by_one=self.serve_received, send_now=send_now)
         self._spares: list[bytearray] = []
         self.turn_end = 0.0
-        """When the turn that is going on has to stop, in perf_counter's time."""
+        """The time (perf_counter) at which the current turn has to stop."""
 
-    def serve(self, conn: Connection) -> None:  # noqa: PLR0912, PLR0915 - as for ``_frames``
-        """One turn of a connection: what it has sent, as far as one read brings it, or what is left of the last one."""
+    def serve(self, conn: Connection) -> None:  # noqa: C901, PLR0912, PLR0915 - every turn: no call for a usual frame
+        """One turn of a connection: serve what one read brings, or the complete frames left from the last turn.
+
+        The buffer holds, in this order: frames held for the round in [0, ``begin``), the rest of the connection's last
+        turn, and the bytes received now.
+        """
         grouping = self.grouping
         begin = grouping.end
+        # The held frames are served first if too little of the buffer would remain behind them, if this connection has
+        # a span already (a group has one per connection), and before a long frame, which is not held.
         if begin and (begin >= GROUP_BYTES or conn.in_group or len(conn.rest) > LONGEST_REST or conn.big is not None):
             grouping.serve()
             begin = 0
@@ -92,34 +101,33 @@ class Intake:
             return
         view = self.view
         end = start = begin
-        continues = False  # the frame that is looked at first had begun in an earlier turn
+        continues = False  # the start of the first frame was received in an earlier turn
         if conn.rest:
             end = start = begin + len(conn.rest)
             view[begin:start] = self._unfinished.take(conn)
             continues = True
         if conn.ready:
-            conn.ready = False
+            conn.ready = False  # ``rest`` starts with a complete frame: serve it before reading more
         else:
             try:
                 end += conn.sock.recv_into(view[start:] if start else view)
-            except BlockingIOError:
-                if start > begin:
-                    self._unfinished.keep(conn, bytes(view[begin:start]))
-                return
             except OSError as error:
-                conn.close(f"the connection was lost: {error}")
+                self._not_received(conn, begin, start, error)
                 return
             if end == start:
                 cut = start > begin
-                conn.close("the client has closed it" + (" within a frame" if cut else ""), quiet=not cut)
+                conn.close("the client closed the connection" + (" within a frame" if cut else ""), quiet=not cut)
                 return
             self._stats.bytes_in += end - start
             conn.active_at = self._time.now
+        # With fewer bytes than a front received, old bytes of the buffer are read behind them. That is harmless: the
+        # lengths are compared with ``end`` before anything is served.
         total, word, front = _front_at(self._buffer, begin)
         length = total + 4
         server = conn.table.grouped.get(front)
         if server is None and word >> _KIND == Encoding.ROCKETMQ:
             server = conn.table.grouped.get(front[:2])
+        # Held: all frames while rounds are large, and those of a connection that pipelines.
         if server is not None and self._groups and (grouping.many or length * FEW <= end - begin):
             grouping.take(conn, server, begin, end, continues=continues)
             return
@@ -127,7 +135,7 @@ class Intake:
             grouping.serve()
             if conn.closed:
                 return
-            server = conn.table.grouped.get(front)  # what was served may have changed the gate
+            server = conn.table.grouped.get(front)  # a request just served may have changed the gate
         path = conn.table.fast.get(front)
         body_at = begin + _WORDS + word
         stats = self._stats
@@ -141,7 +149,7 @@ class Intake:
         ):
             self.serve_received(conn, begin, end, continues=continues)
             return
-        # one request, which is what most clients send at a time: as in ``_frames``
+        # Exactly one request, as most clients send at a time: the loop of ``_frames`` without the loop.
         answer: bytes | Literal[Later.DEFERRED] | RemotingCommand | None = None
         if server is not None:
             try:
@@ -167,19 +175,27 @@ class Intake:
         if out.queued - out.sent >= self._high_water and not conn.closed:
             self._send_now(conn)
 
+    def _not_received(self, conn: Connection, begin: int, start: int, error: OSError) -> None:
+        """Handle a failed read. If it only would have blocked, the rest in [begin, start) is stored again."""
+        if not isinstance(error, BlockingIOError):
+            conn.close(f"the connection was lost: {error}")
+        elif start > begin:
+            self._unfinished.keep(conn, bytes(self.view[begin:start]))
+
     def _fast(
         self, conn: Connection, path: FastPath, view: memoryview, head_at: int, body_at: int, stop: int
     ) -> bytes | Literal[Later.DEFERRED] | RemotingCommand | None:
-        """Decode a request in one pass and serve it if it is an ordinary one.
+        """Decode a request in one pass, and serve it if it is an ordinary one.
 
-        bytes: its reply, b"" for none. A command: its code's full handler has to serve it. None: it has to be decoded
-        whole. In the last two cases there are no side effects.
+        Returns bytes, the reply (b"" for none); or a command, which the full handler of its code has to serve; or None
+        if the frame has to be decoded by ``decode_at``. In the last two cases there are no side effects.
         """
         code, decode, serve = path
         try:
             request = decode(view[head_at:body_at])
         except NOT_DECODED:
             return None
+        # Repeated keys in the JSON may give another code than the front; with other flags it is, for example, a reply.
         if request.code != code or request.flag & ~ONEWAY_FLAG:
             return None
         request.body = view[body_at:stop]
@@ -192,7 +208,7 @@ class Intake:
         return request.command(view[head_at:body_at]) if answer is None else answer
 
     def _failed(self, conn: Connection, frame: memoryview, error: Exception) -> None:
-        """A server of single requests has raised: what it has done is not known."""
+        """Answer a frame for which ``serve_one`` raised: whether it was served is unknown, so it is not tried again."""
         self._stats.frames += 1
         try:
             command = decode(frame)
@@ -203,7 +219,7 @@ class Intake:
         self._outcomes.conclude(conn, command, self._failures.reply(conn, command, error))
 
     def _full(self, conn: Connection, command: RemotingCommand) -> None:
-        """Have a command's full handler serve it, or take a reply of the client."""
+        """Call the full handler of a command, or deliver a client's reply."""
         conn.encoding = command.encoding
         if command.flag & 1:
             conn.reply_arrived(command)
@@ -217,14 +233,14 @@ class Intake:
                 outcome: Outcome = self._busy(conn, command)
             else:
                 outcome = handler(conn, command)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises ends one request, not the broker
+        except Exception as error:  # noqa: BLE001 - an exception of a handler ends one request, not the broker
             outcome = self._failures.reply(conn, command, error)
         self._outcomes.conclude(conn, command, outcome)
 
     def serve_received(self, conn: Connection, begin: int, end: int, *, continues: bool) -> None:
-        """Serve what is in the receive buffer, and keep what is left.
+        """Serve the frames in [begin, end) of the receive buffer, and store the bytes left over.
 
-        ``continues``: the frame that comes first had begun in an earlier turn.
+        ``continues``: the start of the first frame was received in an earlier turn.
         """
         at = self._frames(conn, self._buffer, self.view, begin, end)
         if at != end and not conn.closed:
@@ -241,31 +257,31 @@ class Intake:
             conn.close(f"the connection was lost: {error}")
             return
         if not count:
-            conn.close("the client has closed it within a frame")
+            conn.close("the client closed the connection within a frame")
             return
         self._stats.bytes_in += count
         conn.active_at = self._time.now
         if big.filled == big.size:
-            self._unfinished.ended(conn, big)
+            self._unfinished.ended(conn, big)  # before the handler runs, which may close the connection
             self._frames(conn, big.buffer, memoryview(big.buffer), 0, big.size)
             if len(self._spares) < SPARES and big.size <= SPARE_SIZE:
                 self._spares.append(big.buffer if len(big.buffer) == SPARE_SIZE else bytearray(SPARE_SIZE))
 
-    def _frames(  # noqa: PLR0912, PLR0915 - every request passes here: a call more is a cost for all
+    def _frames(  # noqa: PLR0912, PLR0915 - every pipelined request passes here: one more call costs all of them
         self, conn: Connection, buffer: bytearray, view: memoryview, at: int, end: int
     ) -> int:
-        """Serve whole frames until there is none, the turn is over, or the connection is; where the next one begins."""
+        """Serve complete frames until none is left, the turn is over, or the connection closed. Returns the offset."""
         fast = conn.table.fast
         out = conn.out
         max_total, max_inflight, max_here = self._max_total, self._max_inflight, self._max_inflight_here
         stats = self._stats
-        replies: list[bytes] = []
-        count = size = looked = 0
+        replies: list[bytes] = []  # queued as one buffer at the end: fewer and larger sends
+        count = size = counted = 0
         while end - at >= _WORDS:
             total, word, front = _front_at(buffer, at)
             stop = at + 4 + total
             if stop > end or total > max_total:
-                break
+                break  # ``_keep`` distinguishes an incomplete frame from one that is too long
             path = fast.get(front)
             body_at = at + _WORDS + word
             answer: bytes | Literal[Later.DEFERRED] | RemotingCommand | None = None
@@ -279,16 +295,16 @@ class Intake:
                     conn.begin()
                 else:
                     replies.append(answer)
-                # the time costs a look at the clock: not for each of them
-                if not count & _LOOK_EVERY:
-                    size += sum(map(len, replies[looked:]))
-                    looked = len(replies)
+                # Reading the clock for each request would cost more than the check is worth.
+                if not count & _CHECK_MASK:
+                    size += sum(map(len, replies[counted:]))
+                    counted = len(replies)
                     if perf_counter() >= self.turn_end or out.queued - out.sent + size >= self._high_water:
                         break
                 continue
             try:
                 command = answer if isinstance(answer, RemotingCommand) else decode_at(view, word, at + _WORDS, stop)
-            except Exception as error:  # noqa: BLE001 - no frame may end the broker, whatever is wrong with it
+            except Exception as error:  # noqa: BLE001 - no malformed frame may end the broker
                 conn.close(f"broken frame: {error}", broken=True)
                 break
             at = stop
@@ -301,6 +317,7 @@ class Intake:
             if perf_counter() >= self.turn_end:
                 break
         stats.frames += count
+        # After the replies of full handlers, which were queued in the loop: clients match replies by ``opaque``.
         if replies and not conn.closed:
             joined = replies[0] if len(replies) == 1 else b"".join(replies)
             if joined:
@@ -310,17 +327,19 @@ class Intake:
         return at
 
     def _keep(self, conn: Connection, at: int, end: int, *, first: bool, continues: bool) -> None:
-        """Keep what was not served: the beginning of a frame, or whole ones that have to wait for another turn.
+        """Store the unserved bytes: the start of a frame, or complete frames that have to wait for another turn.
 
-        ``first``: nothing of this turn was served. ``continues``: what came first had begun before.
+        ``first``: nothing was served in this turn. ``continues``: the start of the first frame was received before.
         """
         left = end - at
         unfinished = self._unfinished
+        # A new number for a new unfinished frame: by it UnfinishedFrames notices that it no longer is the same one.
         if not first or not continues:
             conn.frame += 1
         if left < 4:
             unfinished.keep(conn, bytes(self.view[at:end]))
             return
+        # The length is checked as soon as it is known, before any memory is reserved for the frame.
         (total,) = _length_at(self._buffer, at)
         try:
             check_length(total, self._max_frame)

@@ -1,8 +1,8 @@
-"""LargeReply: a reply whose body may be long is made in slices of a millisecond, and never longer than a frame.
+"""LargeReply: a reply with a possibly long body, produced in slices of a millisecond and limited to one frame.
 
-One connection has one of them in the making at a time, and none while it has its high-water mark to send: so a client
-that asks a thousand times and reads nothing costs one reply more than its mark. All connections together get one slice
-in a round of the loop, in turn: a good client waits for one slice, however many others ask for lists.
+A connection produces one of them at a time, and none while it is over its high-water mark. So a client that sends a
+thousand requests and reads nothing costs the memory of its mark and one reply. All connections together get one slice
+per turn of the loop, in order: a request of another client waits for one slice, however many clients request lists.
 """
 
 from collections.abc import Iterable
@@ -22,15 +22,15 @@ from trimq.remoting.server.handlers import Outcome
 SLICE: Final = 0.001
 """Seconds of work at a stretch."""
 _ONE_BUFFER: Final = 16 * 1024
-"""Up to this size the body is one buffer."""
+"""A body below this size is sent as one buffer with its header."""
 _HEADER: Final = 4 * 1024
-"""Bytes of a frame that are left to its header."""
+"""Bytes of a frame reserved for its header."""
 
 
 class LargeReply:
-    """Use: ``async with LargeReply(connection, command) as reply``, then ``add`` and ``pause``, and return ``end()``.
+    """A long reply: ``async with LargeReply(connection, command) as reply``, ``add`` and ``pause``, return ``end()``.
 
-    Raises RemotingError (SYSTEM_ERROR) where the body gets too long for a frame, and where the client has gone.
+    Raises RemotingError (SYSTEM_ERROR) if the body gets too long for a frame, or the client has disconnected.
     """
 
     def __init__(self, connection: Connection, command: RemotingCommand) -> None:
@@ -43,6 +43,8 @@ class LargeReply:
         self.size = 0
 
     async def __aenter__(self) -> Self:
+        # The connection's lock comes first, the lock of all connections last: a client that does not read its replies
+        # must not hold up the others while it drains.
         await self._connection.put_off.large_replies.acquire()
         try:
             await self._connection.drained()
@@ -61,7 +63,7 @@ class LargeReply:
         self._connection.put_off.large_replies.release()
 
     def add(self, piece: bytes) -> None:
-        """More of the body."""
+        """Append ``piece`` to the body."""
         self.size += len(piece)
         if self.size > self._most:
             raise RemotingError(
@@ -71,13 +73,14 @@ class LargeReply:
         self._parts.append(piece)
 
     async def pause(self) -> None:
-        """Let others work where the slice is over. To be called at least every tenth of a millisecond."""
+        """Let other tasks run if the slice is over. To be called at least every tenth of a millisecond of work."""
         if perf_counter() < self._slice_end:
             return
         self._join()
         slices = self._connection.slices
         slices.release()
-        # whoever waits has the lock now; cancelled or not, this task has it again behind this line
+        # ``release`` has passed the lock to the next waiting task. The shield makes sure that this task holds it again
+        # after this line, even if it was cancelled: ``__aexit__`` releases it.
         with trio.CancelScope(shield=True):
             await slices.acquire()
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -85,18 +88,18 @@ class LargeReply:
         self._slice_end = perf_counter() + SLICE
 
     async def add_all(self, pieces: Iterable[bytes]) -> "LargeReply":
-        """Take all of ``pieces``, each of them quick to make."""
+        """Add all of ``pieces``. Producing each one has to be quick."""
         for piece in pieces:
             self.add(piece)
             await self.pause()
         return self
 
     def body(self) -> bytes:
-        """All that was added until now."""
+        """The body added so far."""
         return b"".join([*self._pieces, *self._parts])
 
     def end(self, header: Any = None) -> Outcome:
-        """What the handler gives back."""
+        """The outcome for the handler to return: a short reply, or None after a long one was queued."""
         command = self._command
         self._join()
         if self.size < _ONE_BUFFER:
@@ -112,13 +115,13 @@ class LargeReply:
 
     def _check_open(self) -> None:
         if self._connection.closed:
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, "the client has gone")
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, "the client has disconnected")
 
 
 async def in_slices(
     connection: Connection, command: RemotingCommand, pieces: Iterable[bytes], header: Any = None
 ) -> Outcome:
-    """The reply whose body is ``pieces``, each of them quick to make."""
+    """A reply with ``pieces`` as its body. Producing each one has to be quick."""
     async with LargeReply(connection, command) as reply:
         await reply.add_all(pieces)
         return reply.end(header)

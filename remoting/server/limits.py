@@ -1,4 +1,4 @@
-"""Limits of a server's reactor, and how much it has done."""
+"""Limits of a server's reactor, and its counters."""
 
 import resource
 from dataclasses import dataclass, field
@@ -11,33 +11,35 @@ from trimq.remoting.runtime.memory_limit import unfinished_allowed
 MEBIBYTE = 1024 * 1024
 
 RECEIVE_BUFFER: Final = 256 * 1024
-"""Bytes of the buffer that all connections share: the most that one turn of one connection can take."""
+"""Size in bytes of the receive buffer that all connections share: the most that one turn of a connection can read."""
 
 
 def connections_allowed() -> int:
-    """How many connections the process's descriptor limit leaves beside the store's files: three quarters of it."""
+    """Default limit of connections: three quarters of the process's descriptors. The store's files need the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1_000_000 if soft == resource.RLIM_INFINITY else soft * 3 // 4
 
 
 @dataclass(frozen=True, slots=True)
 class ReactorLimits:
-    """What a reactor takes on. Sizes in bytes, times in seconds.
+    """What a reactor accepts. Sizes are in bytes, times in seconds.
 
-    A connection with ``high_water`` or more to send is over its mark until it has ``low_water`` or less: it is not
-    read, none of its requests is begun, held pulls that were woken and notifications wait, and what it has sent already
-    stays in its receive buffer. Every reply counts, whichever way it comes. What was begun before may still end, so
-    that it has at most to send: the mark, and one reply of each of its requests in flight. Of these
-    ``max_tasks_per_connection`` run as tasks at a time, and one makes a long reply (large_reply.py); the
-    others are sends, whose replies are short. Beyond
-    ``max_inflight`` requests without a reply (``max_inflight_per_connection`` for one client) the answer is
-    SYSTEM_BUSY; held long polls and one-ways do not count. After ``turn`` seconds of work other tasks get the loop.
-    For ``spin`` seconds after a reply to a single client, ``spin_many`` after replies to several, the reactor looks for
-    their next requests before it waits; for ``gather`` seconds a round that serves several takes in those that become
-    ready meanwhile.
+    A connection with ``high_water`` or more bytes to send is over its mark until it has ``low_water`` or less. While it
+    is, it is not read, none of its requests is started, woken held pulls and notifications wait, and bytes received
+    earlier stay unserved. Every reply counts, by whichever path it comes. Requests started before may still end, so a
+    connection has at most its mark to send, and one reply for each of its requests in flight. Of these,
+    ``max_tasks_per_connection`` run as tasks at a time, and one produces a long reply (large_reply.py); the others are
+    sends, whose replies are short.
 
-    All frames that have begun and not ended take ``max_unfinished`` bytes of memory at most. A sender may be called
-    slow after ``unfinished_age`` seconds. An unfinished frame brings ``frame_progress`` bytes in ``idle`` seconds.
+    Above ``max_inflight`` requests without a reply (``max_inflight_per_connection`` for one client), requests are
+    answered with SYSTEM_BUSY; held long polls and one-ways do not count.
+
+    After ``turn`` seconds of work, other tasks get the loop. After a reply to a single client the reactor polls for
+    ``spin`` seconds for its next request before it waits, after replies to several for ``spin_many`` seconds. A round
+    that serves several clients takes in further clients that become ready within ``gather`` seconds.
+
+    All incompletely received frames take at most ``max_unfinished`` bytes of memory. A sender can count as slow after
+    ``unfinished_age`` seconds. An unfinished frame must grow by ``frame_progress`` bytes in ``idle`` seconds.
     """
 
     max_frame: int = MAX_FRAME
@@ -58,7 +60,7 @@ class ReactorLimits:
 
     @classmethod
     def of(cls, config: NettyServerConfig) -> "ReactorLimits":
-        """The limits that a configuration asks for."""
+        """The limits given by a configuration."""
         return cls(
             max_frame=config.frame_max_length,
             high_water=config.write_buffer_high_water_mark,
@@ -74,30 +76,30 @@ class ReactorLimits:
 
 @dataclass(slots=True)
 class ReactorStats:
-    """Plain counters; whoever publishes them reads them. All but the last group only grow."""
+    """Plain counters, read by the metrics. The first group only grows; the last group holds current values."""
 
     accepted: int = 0
     refused: int = 0
-    """Connections closed at once: over the limit, or no descriptor left."""
+    """Connections closed right after accepting them: over the limit, or no descriptor left."""
     closed: int = 0
     broken: int = 0
-    """Connections closed for what their peer had sent."""
+    """Connections closed because the peer broke the protocol."""
     idle_closed: int = 0
     unfinished_closed: int = 0
-    """Connections closed because their unfinished frame was too slow, or the slowest when memory ran out."""
+    """Connections closed because their unfinished frame was too slow, or the slowest when memory ran short."""
     frames: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     busy: int = 0
-    """Requests answered SYSTEM_BUSY, and one-ways dropped."""
+    """Requests answered with SYSTEM_BUSY, and dropped one-ways."""
     failures: int = 0
-    """Handlers that raised something unexpected."""
+    """Unexpected exceptions of handlers and hooks."""
     rounds: int = 0
 
     connections: int = 0
     inflight: int = 0
     held: int = 0
     paused: int = 0
-    """Connections that are not read because they do not take their replies."""
+    """Connections that are not read because they do not read their replies."""
     unfinished: int = 0
-    """Bytes that unfinished frames take."""
+    """Bytes of memory taken by unfinished frames."""

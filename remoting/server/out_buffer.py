@@ -1,4 +1,4 @@
-"""OutBuffer: what a connection still has to send, and who wants to know when it has gone."""
+"""OutBuffer: the bytes that a connection still has to send, and the callbacks due when they have been sent."""
 
 import socket
 from collections import deque
@@ -12,19 +12,19 @@ _log = structlog.get_logger("remoting")
 Buffer: TypeAlias = bytes | memoryview
 
 MAX_BUFFERS: Final = 1024
-"""Buffers in one sendmsg (IOV_MAX)."""
+"""The most buffers in one sendmsg (IOV_MAX)."""
 
 SMALL: Final = 8 * 1024
-"""Neighbours shorter than this are joined: copying them costs less than one more entry for the kernel."""
+"""Adjacent buffers shorter than this are joined: the copy costs less than one more entry for the kernel."""
 
 JOINED: Final = 32 * 1024
-"""Up to this much goes out as one joined buffer by a plain send."""
+"""Up to this many bytes are joined and sent as one buffer: cheaper than sendmsg with several."""
 
 
 class OutBuffer:
-    """Buffers in the order they are to be sent. Hot paths of the reactor read and write its attributes themselves.
+    """Buffers in the order in which they are sent. The reactor's hot paths read and write the attributes directly.
 
-    ``queued`` and ``sent`` count all bytes since the connection began; their difference waits.
+    ``queued`` and ``sent`` count bytes over the life of the connection; the difference is still to be sent.
     """
 
     __slots__ = ("chunks", "queued", "sent", "to_release")
@@ -36,18 +36,18 @@ class OutBuffer:
         self.to_release: deque[tuple[int, Callable[[], None]]] = deque()
 
     def on_sent(self, release: Callable[[], None]) -> None:
-        """Call ``release`` once all that is queued now has been sent, or at ``discard``.
+        """Call ``release`` once everything queued so far has been sent, or at ``discard``.
 
-        By then no view of the buffers is left here, so that their owner may unmap them.
+        When it is called, no view of the buffers is left here, so their owner may unmap them.
         """
         self.to_release.append((self.queued, release))
 
     def releases(self) -> list[Callable[[], None]]:
-        """Those that have not been called yet."""
+        """The release callbacks that have not been called yet."""
         return [release for _, release in self.to_release]
 
     def flush(self, sock: socket.socket) -> bool:
-        """Send as much as the socket takes; True when nothing is left. Raises OSError where the connection is gone."""
+        """Send as much as the socket takes; True if nothing is left. Raises OSError if the connection is lost."""
         chunks = self.chunks
         try:
             if len(chunks) == 1 and not self.to_release:  # the usual case: all replies of a round, joined already
@@ -67,22 +67,23 @@ class OutBuffer:
                         chunks.clear()
                     else:
                         chunks[:] = (memoryview(data)[count:],)
-                    del data  # whoever hears of the release finds no view here
+                    del data  # it may be a view, and none may be left when ``_release`` runs
                 else:
                     self._advance(sock.sendmsg(self._gather()))
         except BlockingIOError:
             pass
+        # Also after an incomplete send: the pieces sent so far may complete earlier frames.
         if self.to_release:
             self._release(self.sent)
         return not chunks
 
     def discard(self) -> None:
-        """Forget what was not sent; release everything."""
+        """Drop the unsent buffers and call all release callbacks."""
         self.chunks.clear()
         self._release(self.queued)
 
     def _gather(self) -> list[Buffer]:
-        """The next buffers for one sendmsg; runs of small ones are joined, in ``chunks`` as well."""
+        """The buffers for the next sendmsg. Runs of small ones are joined, in ``chunks`` too, for ``_advance``."""
         vector: list[Buffer] = []
         small: list[Buffer] = []
         taken = 0
@@ -119,5 +120,5 @@ class OutBuffer:
             release = self.to_release.popleft()[1]
             try:
                 release()
-            except Exception:  # noqa: BLE001 - a fault of the owner must not end the connection, let alone the others
+            except Exception:  # noqa: BLE001 - a fault of the owner must not end this connection or others
                 _log.exception("release_failed")

@@ -1,9 +1,9 @@
-"""Outcomes: what becomes of what handlers return. Replies are queued, later ones counted, awaitables run as tasks.
+"""Outcomes: acts on the results of handlers. Replies are queued, later replies counted, awaitables run as tasks.
 
-A task that is under way may bring a reply at any time. So one whose connection has its high-water mark to send is not
-started, and of those that are started there are ``limits.max_tasks_per_connection`` at most: the others wait in the
-order in which they came. When the client has gone, those of them that want a reply are dropped, so that a client that
-comes again and again piles up nothing; a one-way request still happens.
+A running task may produce a reply at any time. So a task is not started while its connection is over its high-water
+mark, and at most ``limits.max_tasks_per_connection`` tasks of a connection run at a time; the others wait in the order
+of their requests. When the client disconnects, waiting requests that want a reply are dropped, so a client that
+reconnects again and again accumulates nothing. One-way requests are still executed.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ from trimq.remoting.server.put_off import PutOff
 
 
 class Outcomes:
-    """``tasks`` is how many requests run as tasks, with those that wait for their turn."""
+    """The outcomes of one server's requests. ``tasks`` counts requests that run as tasks or wait to be started."""
 
     def __init__(
         self,
@@ -29,18 +29,18 @@ class Outcomes:
         start_task: Callable[..., None],
         request_ended: Callable[[], None],
     ) -> None:
-        """``start_task`` runs a coroutine function with its arguments; ``request_ended`` hears that something has."""
+        """``start_task`` starts a coroutine function with arguments; ``request_ended`` is called when a task ends."""
         self._stats = stats
         self._failures = failures
         self._start_task = start_task
         self._request_ended = request_ended
-        self._at_once = limits.max_tasks_per_connection
+        self._max_tasks = limits.max_tasks_per_connection
         self._max_oneways = limits.max_inflight_per_connection
-        self._waiting: set[Connection] = set()  # closed ones too: their tasks have to be ended when the server stops
+        self._waiting: set[Connection] = set()  # also closed ones: the server closes their one-ways when it stops
         self.tasks = 0
 
     def conclude(self, conn: Connection, command: RemotingCommand, outcome: Outcome) -> None:
-        """Do what an outcome asks for."""
+        """Act on the outcome of a request."""
         if outcome is None:
             return
         if outcome is DEFERRED:
@@ -50,11 +50,11 @@ class Outcomes:
         elif isinstance(outcome, (bytes, RemotingCommand)):
             if not command.flag & ONEWAY_FLAG:
                 conn.reply(outcome)
-        else:  # an awaitable; what is not one fails there, like any other mistake of a handler
+        else:  # an awaitable; any other object fails in the task, like other mistakes of a handler
             self._add(conn, command, outcome)
 
     def _add(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
-        """Run the rest of a handler. One-ways do not count as in flight: beyond the limit they are lost."""
+        """Run the awaitable of a handler. One-ways do not count as in flight; above their limit they are dropped."""
         if command.flag & ONEWAY_FLAG:
             if conn.oneways >= self._max_oneways:
                 self._stats.busy += 1
@@ -70,9 +70,10 @@ class Outcomes:
         self.start(conn, put_off)
 
     def start(self, conn: Connection, put_off: PutOff) -> None:
-        """Start what waits, as far as the connection may have more."""
+        """Start waiting tasks, as far as the connection's limits allow."""
         waiting = put_off.tasks
-        while waiting and conn.tasks - len(waiting) < self._at_once and (conn.closed or not conn.is_over()):
+        # On a closed connection only one-ways are left, which produce nothing to send: its mark does not matter.
+        while waiting and conn.tasks - len(waiting) < self._max_tasks and (conn.closed or not conn.is_over()):
             command, awaitable = waiting.popleft()
             self._start_task(self._run, conn, command, awaitable)
         if waiting:
@@ -80,23 +81,23 @@ class Outcomes:
         elif self._waiting:
             self._waiting.discard(conn)
 
-    def client_gone(self, conn: Connection) -> None:
-        """Its requests that have not begun are dropped with their bodies, but for one-ways."""
+    def client_closed(self, conn: Connection) -> None:
+        """Drop the requests of a closed connection that have not started, with their bodies. One-ways remain."""
         waiting = conn.put_off.tasks
-        kept = [entry for entry in waiting if entry[0].flag & ONEWAY_FLAG]
+        oneways = [entry for entry in waiting if entry[0].flag & ONEWAY_FLAG]
         for command, awaitable in waiting:
             if not command.flag & ONEWAY_FLAG:
                 _close(awaitable)
                 conn.tasks -= 1
                 self.tasks -= 1
         waiting.clear()
-        waiting.extend(kept)
-        if not kept:
+        waiting.extend(oneways)
+        if not oneways:
             self._waiting.discard(conn)
         self._request_ended()  # a shutdown may wait for them
 
     def drop(self) -> None:
-        """The server has stopped: what has not begun never will."""
+        """Drop all waiting requests, after the server has stopped."""
         for conn in self._waiting:
             waiting = conn.put_off.tasks
             while waiting:

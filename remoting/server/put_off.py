@@ -1,4 +1,4 @@
-"""PutOff: what waits until a connection takes its replies again, or for its turn. Most connections never have one."""
+"""PutOff: work of a connection that waits until it has drained, or for its turn. Most connections never have any."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
@@ -10,9 +10,10 @@ from trimq.remoting.server.handlers import Outcome
 
 
 class PutOff:
-    """``tasks`` are requests that have not begun, ``callbacks`` are called when the connection has drained.
+    """The waiting work of one connection.
 
-    ``large_replies`` is held by the one request whose long reply is in the making.
+    ``tasks`` are requests that have not started, ``callbacks`` are called when the connection has drained, and tasks
+    that wait for that are parked in ``lot``. ``large_replies`` is held by the one request that produces a long reply.
     """
 
     __slots__ = ("callbacks", "large_replies", "lot", "tasks")

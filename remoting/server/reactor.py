@@ -1,10 +1,10 @@
-"""Reactor: one trio task serves all connections of a server through a selector of its own.
+"""Reactor: one trio task serves all connections of a server, with its own epoll selector.
 
-A task for each connection would cost a wake-up each; this one waits in trio for its epoll descriptor, which becomes
-readable when any connection is ready, and then serves all of them in a tight loop: a *round*. Those that become ready
-meanwhile join it for a moment (``limits.gather``). Replies of a round go out at its end, one system call for each
-connection. The loop is given back to trio after every ``limits.turn`` seconds
-of work, so that timers keep their times, whatever the load.
+A task per connection would cost a wake-up for each request. Instead this task waits in trio for its epoll descriptor,
+which becomes readable when any connection is ready, and then serves all ready connections in a tight loop: a *round*.
+Connections that become ready within ``limits.gather`` seconds join the round. The replies of a round are sent at its
+end, with one system call per connection. After every ``limits.turn`` seconds of work the task yields to trio, so that
+timers fire in time under any load.
 """
 
 import select
@@ -48,20 +48,21 @@ _log = structlog.get_logger("remoting")
 _GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 _SCAN: Final = 1.0
-"""Seconds between two looks at all connections."""
-_SCANNED_AT_ONCE: Final = 1000
+"""Seconds between two scans of all connections."""
+_SCAN_SLICE: Final = 1000
+"""Connections scanned before other tasks may run."""
 
 _MANY: Final = 2
-"""Events of a round from which on it is worth a look whether there are more."""
+"""With at least this many events in a round, it is worth polling for more of them."""
 
 
 class Reactor:
-    """Serves connections until ``shutdown``. All of it belongs to the trio loop that ``run`` runs in.
+    """Serves connections until ``shutdown``. All of it is used in the trio loop that ``run`` runs in only.
 
-    ``at_round_end`` holds functions that are called at the end of every round, before replies are sent: work put off
-    until the handlers of a round are done. They must be quick where there is nothing to do; what one raises is logged.
-    Those in ``at_leisure`` are called when a single client has been answered and its next request is not there yet.
-    ``stats`` counts. It is the ConnectionOwner of its connections.
+    The functions in ``at_round_end`` are called at the end of every round, before replies are sent: work deferred until
+    the handlers of a round are done. They must be quick when there is nothing to do; their exceptions are logged. Those
+    in ``at_leisure`` are called when a single client has been answered and its next request has not arrived yet.
+    ``stats`` has the counters. The reactor is the ConnectionOwner of its connections.
     """
 
     def __init__(self, limits: ReactorLimits | None = None, clock: Clock | None = None) -> None:
@@ -101,7 +102,7 @@ class Reactor:
         self.pause_if_over = self._sender.pause_if_over
         self.conclude = self.outcomes.conclude
         self.resumed = self.outcomes.start
-        self.client_gone = self.outcomes.client_gone
+        self.client_closed = self.outcomes.client_closed
         self.serve_group = self.intake.grouping.serve
         self.hook_failed = self._failures.of_hook
         self._wake_wanted = False
@@ -111,14 +112,14 @@ class Reactor:
         self._drained = trio.Event()
         self._ended = trio.Event()
 
-    # what owners call
+    # called by the owner
 
     def add_listener(self, sock: socket.socket, table: HandlerTable) -> None:
-        """Accept from ``sock`` (made by ``listen``) and serve what comes with ``table``. The reactor closes it."""
+        """Accept from ``sock`` (made by ``listen``) and serve its clients with ``table``. The reactor closes it."""
         self._acceptor.add(sock, table)
 
     def adopt(self, sock: socket.socket, table: HandlerTable, peer: tuple[str, int] = ("127.0.0.1", 0)) -> Connection:
-        """Serve a socket that is connected already. The reactor closes it."""
+        """Serve a connected socket. The reactor closes it."""
         sock.setblocking(False)
         conn = Connection(sock, peer, table, self)
         conn.active_at = self._time.now
@@ -130,11 +131,11 @@ class Reactor:
 
     @property
     def in_round(self) -> bool:
-        """Whether a round is going on, so that ``at_round_end`` will be called soon anyway."""
+        """Whether a round is running, so that ``at_round_end`` will be called soon anyway."""
         return self._sender.in_round
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until ``shutdown`` or cancellation; every connection is closed when it returns. Runs once."""
+        """Serve until ``shutdown`` or cancellation. All connections are closed when it returns. Can run only once."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -145,17 +146,17 @@ class Reactor:
         finally:
             self._nursery = None
             self._acceptor.close()
-            self.outcomes.drop()
+            self.outcomes.drop()  # before the closes: no close may start a task without a nursery
             for conn in list(self.connections.values()):
                 conn.close("the server has stopped", quiet=True)
             self._epoll.close()
             self._ended.set()
 
     async def shutdown(self, seconds: float) -> None:
-        """Stop in order, and end ``run``.
+        """Shut down gracefully, and end ``run``.
 
-        Accept and read no more, finish what is in flight and send its replies, for ``seconds`` at most, then close
-        every connection. Long polls still held are not waited for: settle them first.
+        Stops accepting and reading, waits up to ``seconds`` seconds until the requests in flight have ended and their
+        replies are sent, then closes every connection. Held long polls are not waited for: settle them first.
         """
         self._acceptor.close()
         self._sender.reads = False
@@ -180,30 +181,30 @@ class Reactor:
                     await self._ended.wait()
 
     def wake(self) -> None:
-        """End a round soon, as soon as the calling task yields: hooks run and what was written is sent."""
+        """Run a round as soon as the calling task yields: it calls the hooks and sends what was queued."""
         if not self._wake_wanted:
             self._wake_wanted = True
             self._waker.unpark()
 
-    # what its connections and its parts call
+    # called by its connections and its parts
 
     def _start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Run the rest of a request in the reactor's nursery."""
+        """Run the awaitable of a request in the reactor's nursery."""
         assert self._nursery is not None, "requests are served while run() runs"
         self._nursery.start_soon(function, *args)
 
     def request_ended(self) -> None:
-        """Something in flight is done; a shutdown may wait for it."""
+        """Note that a request has ended: a shutdown may wait for it."""
         if not self._sender.reads:
             self.wake()
 
     def next_opaque(self) -> int:
-        """The number of a request of ours, from 1 to 2**31 - 1, then again."""
+        """The opaque number for a request sent by the server: 1 to 2**31 - 1, then from 1 again."""
         self._opaque = self._opaque % 0x7FFFFFFF + 1
         return self._opaque
 
     def forget(self, conn: Connection, reason: str, *, broken: bool, quiet: bool) -> None:
-        """It is being closed: its socket is still open."""
+        """Remove a connection that is being closed. Its socket is still open."""
         fd = conn.sock.fileno()
         del self.connections[fd]
         self._unfinished.forget(conn)
@@ -224,7 +225,7 @@ class Reactor:
         for hook in hooks:
             try:
                 hook()
-            except Exception as error:  # noqa: BLE001 - a fault in work put off must not end every connection
+            except Exception as error:  # noqa: BLE001 - a fault in deferred work must not end every connection
                 self._failures.of_hook(hook, error)
 
     # rounds
@@ -241,8 +242,8 @@ class Reactor:
                 sent = stats.bytes_out
                 await self._round(events)
                 now = perf_counter()
-                # Who has just been answered asks again before trio's wait has even begun, and to be woken from that
-                # costs more than to look a few times.
+                # A client that was just answered often sends its next request before trio's wait has even started.
+                # Being woken from that wait costs more than polling a few times.
                 answered = stats.bytes_out != sent
                 has_leisure = answered and len(events) == 1
                 spin_end = now + (limits.spin if has_leisure else limits.spin_many) if answered else 0.0
@@ -256,16 +257,17 @@ class Reactor:
                 self.intake.turn_end = perf_counter() + self.limits.turn
 
     async def _serve_outside(self) -> None:
-        """Rounds that no socket asks for: other tasks have written, or want the hooks to run."""
+        """Run the rounds requested by ``wake``: other tasks have queued something, or need the hooks to run."""
         while True:
             if self._wake_wanted:
+                # A checkpoint also here: with constant wakes this loop would never yield.
                 await trio.lowlevel.checkpoint()
             else:
                 await self._waker.park()
             self._wake_wanted = False
             self.intake.turn_end = perf_counter() + self.limits.turn
             await self._round(())
-            if self._sender.ready:
+            if self._sender.ready:  # no event reports frames that are already in memory
                 self._wake_wanted = True
 
     async def _round(self, events: Sequence[tuple[int, int]]) -> None:
@@ -276,6 +278,7 @@ class Reactor:
         gather_end = perf_counter() + self.limits.gather
         while True:
             for fd, mask in events:
+                # Looked up for each event: serving an earlier one may have closed this connection.
                 conn = connections.get(fd)
                 if mask == READ and conn is not None and not (conn.ready or conn.paused or conn.aside):
                     intake.serve(conn)
@@ -284,12 +287,14 @@ class Reactor:
                 if perf_counter() >= intake.turn_end:
                     await self._give_way()
                     self._sender.in_round = True
-            # with many clients more of them have asked meanwhile: each reply then wakes its client once for all it gets
+            # With many clients, more requests have arrived by now. Served in the same round, they let one flush, and
+            # one wake-up of the client, carry several replies.
             if len(events) < _MANY or self._sender.ready or perf_counter() >= gather_end:
                 break
             events = self._epoll.poll(0)
         if self._sender.ready:
             for conn in self._sender.take_ready():
+                # A turn of another connection may have closed or paused it since.
                 if conn.ready and not conn.paused and self._sender.reads:
                     intake.serve(conn)
                     if perf_counter() >= intake.turn_end:
@@ -298,12 +303,14 @@ class Reactor:
         self._end_round()
 
     async def _give_way(self) -> None:
-        """Let every other task that is due run once."""
+        """End the round and let every other runnable task run once."""
         self._end_round()
         await trio.lowlevel.checkpoint()
         self.intake.turn_end = perf_counter() + self.limits.turn
 
     def _end_round(self) -> None:
+        # The order matters: held frames first, since their handlers queue work for the hooks; the hooks next, since
+        # they queue replies; then one flush for all. ``in_round`` avoids a wake for what these queue.
         self._sender.in_round = True
         grouping = self.intake.grouping
         if grouping.end:
@@ -312,7 +319,7 @@ class Reactor:
             self._call(self.at_round_end)
         self._sender.send_marked()
         self._sender.in_round = False
-        grouping.round_ended()  # who waits for a reply need not wait for this
+        grouping.round_ended()  # after the send: no reply has to wait for it
         if not self._sender.reads and self._is_drained():
             self._drained.set()
 
@@ -327,10 +334,10 @@ class Reactor:
             if not conn.ready and not conn.paused and not conn.aside and not conn.closed:
                 self.intake.serve(conn)
         elif mask & _GONE and not conn.closed:
-            self._look_whether_gone(conn)
+            self._check_lost(conn)
 
-    def _look_whether_gone(self, conn: Connection) -> None:
-        """One that is not read has failed, unless the event was for an earlier owner of its descriptor."""
+    def _check_lost(self, conn: Connection) -> None:
+        """Close a connection that failed while not being read, unless the event was for an earlier owner of its fd."""
         try:
             conn.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -340,7 +347,7 @@ class Reactor:
         conn.close("the connection was lost")
 
     async def _scan(self) -> None:
-        """Look at all connections once a second, in slices: which are idle, whose frames do not get on. For ever."""
+        """Scan all connections once a second, in slices: close idle ones and those whose frames make no progress."""
         idle = self.limits.idle
         while True:
             await self._clock.sleep(_SCAN)
@@ -353,10 +360,10 @@ class Reactor:
                     self.stats.idle_closed += 1
                     conn.close(f"neither sent nor received for {idle:g} s")
                 else:
-                    self._unfinished.look(conn, now)
-                if count % _SCANNED_AT_ONCE == 0:
+                    self._unfinished.scan(conn, now)
+                if count % _SCAN_SLICE == 0:
                     await trio.lowlevel.checkpoint()
-            self._unfinished.looked()
+            self._unfinished.scan_ended()
 
     def _is_drained(self) -> bool:
         return not (

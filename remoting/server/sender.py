@@ -1,4 +1,4 @@
-"""Sender: sends what connections have queued, and has the selector watch what matters of each of them."""
+"""Sender: sends what connections have queued, and sets which events the selector watches for each connection."""
 
 import select
 from collections.abc import Callable
@@ -13,11 +13,11 @@ WRITE: Final = select.EPOLLOUT
 
 
 class Sender:
-    """What is queued in a round goes out at its end, one system call for each connection.
+    """Sends the bytes queued in a round at its end, with one system call per connection.
 
-    ``in_round``, set by the reactor: ``send_marked`` will be called soon anyway. Otherwise ``wake`` asks for that.
-    ``reads``: False when a server that stops reads no more requests. ``ready`` are connections with whole frames left,
-    which get a turn of their own.
+    ``in_round`` is set by the reactor while a round runs: ``send_marked`` is called at its end. Outside of rounds
+    ``wake`` requests that. ``reads`` is False once a stopping server reads no more requests. ``ready`` holds
+    connections with complete frames left to serve, which get a turn of their own.
     """
 
     def __init__(
@@ -39,25 +39,26 @@ class Sender:
         self._marked: list[Connection] = []
 
     def mark(self, conn: Connection) -> None:
-        """There is something to send: at the end of the round, or soon where none is going on."""
+        """Have ``conn`` flushed at the end of the round, or soon if no round is running."""
         conn.dirty = True
         self._marked.append(conn)
         if not self.in_round:
             self._wake()
 
     def continue_later(self, conn: Connection) -> None:
-        """It has whole frames left, which get a turn of their own."""
+        """Give ``conn`` another turn for its remaining frames. A paused one gets it when it has drained (``watch``)."""
         if not conn.paused:
             self.ready.append(conn)
 
     def take_ready(self) -> list[Connection]:
-        """Those that are ``ready``."""
+        """Take and clear ``ready``."""
         ready, self.ready = self.ready, []
         return ready
 
     def send_marked(self) -> None:
         """Send what was queued, and what is queued while that is sent."""
         stats, now = self._stats, self._time.now
+        # A loop, since a flush may resume a connection or close one, and these callbacks may queue for others.
         while self._marked:
             marked, self._marked = self._marked, []
             for conn in marked:
@@ -67,11 +68,11 @@ class Sender:
                 out = conn.out
                 chunks = out.chunks
                 if len(chunks) == 1 and conn.mask == READ and not out.to_release:
-                    # flush's usual case, without the calls
+                    # the usual case of ``flush``, inlined: it saves two calls per connection and round
                     data = chunks[0]
                     try:
                         count = conn.sock.send(data)
-                    except OSError:  # flush looks what it is
+                    except OSError:  # ``flush`` below tries again and handles it
                         count = 0
                     if count:
                         out.sent += count
@@ -84,12 +85,12 @@ class Sender:
                 self.flush(conn)
 
     def send_now(self, conn: Connection) -> bool:
-        """Send what waits; True where the client is too slow, or gone: nothing more may be served to it for now."""
+        """Send the queued bytes. True if ``conn`` is then closed, or still over its mark: serve it no more for now."""
         self.flush(conn)
         return conn.closed or conn.paused
 
     def flush(self, conn: Connection) -> None:
-        """Send as much as its socket takes. It is closed where it has failed."""
+        """Send as much as its socket takes. A connection whose socket fails is closed."""
         out = conn.out
         before = out.sent
         try:
@@ -105,14 +106,14 @@ class Sender:
             self.watch(conn)
 
     def pause_if_over(self, conn: Connection) -> bool:
-        """Pause a connection that has its high-water mark to send; whether it had. Sends nothing, closes nothing."""
+        """Pause a connection that has reached its high-water mark; returns whether it has. Neither sends nor closes."""
         if conn.out.queued - conn.out.sent < self._limits.high_water:
             return False
         self.watch(conn)
         return True
 
     def watch(self, conn: Connection) -> None:
-        """Let the selector watch what matters: room to send, and more requests while the client takes its replies."""
+        """Update ``paused`` and the watched events: writable while bytes wait, readable unless reading is suspended."""
         waiting = conn.out.queued - conn.out.sent
         if conn.paused and waiting <= self._limits.low_water:
             conn.paused = False
@@ -120,7 +121,7 @@ class Sender:
             if conn.ready:
                 self.ready.append(conn)
             conn.resume()
-            self._wake()
+            self._wake()  # the selector reports no event for frames that are already in memory
         elif not conn.paused and waiting >= self._limits.high_water:
             conn.paused = True
             self._stats.paused += 1

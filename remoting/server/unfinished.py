@@ -1,18 +1,19 @@
-"""UnfinishedFrames: the memory that frames on their way take, over all connections, and who has to give it back.
+"""UnfinishedFrames: bounds the memory of incompletely received frames over all connections.
 
-A frame that has begun and does not end costs a buffer. Two rules bound that:
+A frame that was started and is not complete occupies a buffer. Two rules bound these buffers:
 
-- All of these buffers together (allocated bytes) stay below ``limits.max_unfinished``. Where one more would exceed it,
-  the slowest sender is closed first. Its speed is what it has sent of its frame in the last ``limits.unfinished_age``
-  seconds or more in which it was read; so nobody is slow before that age, nor who would bring the longest frame in
-  ``limits.idle`` seconds. Where there is nobody to close, a long frame that wants to grow is not read until there is
-  room, and may be closed after a quarter of ``limits.idle``. Long frames get three quarters, so that they cannot crowd
-  out short ones. Of these a frame's length is kept for one of them, the *leader*: many that have begun at once cannot
-  wait for each other, they end one after another.
-- An unfinished frame brings ``limits.frame_progress`` bytes or its end in every ``limits.idle`` seconds. A byte now
-  and then does not keep a connection.
+- All buffers together (allocated bytes) stay below ``limits.max_unfinished``. If one more would exceed it, the slowest
+  sender is closed first. A sender's speed is what it has sent of its frame in at least the last
+  ``limits.unfinished_age`` seconds in which it was read. So no sender is slow before that age, nor is one that would
+  send the longest possible frame within ``limits.idle`` seconds. If there is no sender to close, a connection whose
+  long frame has to grow is not read until there is space, and it may be closed after a quarter of ``limits.idle``.
+  Long frames may use three quarters of the memory, so that they cannot crowd out short ones. Of this part, the length
+  of one frame is reserved for one of them, the *leader*. So many frames that were started at the same time cannot block
+  each other: they complete one after another.
+- An unfinished frame must receive ``limits.frame_progress`` bytes, or its end, in every ``limits.idle`` seconds. A byte
+  from time to time does not keep a connection open.
 
-A look at all connections comes with the reactor's scan once a second, in slices; between two looks nothing is searched.
+All connections are checked by the reactor's scan once a second, in slices. Between two scans nothing is searched.
 """
 
 from collections import deque
@@ -24,32 +25,32 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 
 _PRESSED: Final = 2
-"""From this part of the bound on (a half), looks note who is slow."""
+"""From this part of the bound on (a half), scans record the slow senders."""
 _PATIENCE: Final = 4
-"""One that waits to be read may be closed after this part of ``limits.idle`` (a quarter)."""
+"""A connection that waits to be read may be closed after this part of ``limits.idle`` (a quarter)."""
 _MOST_NOTED: Final = 10_000
-"""Connections noted at a look; the next one is a second later."""
+"""The most slow senders recorded in one scan; the next scan is a second later."""
 
 
 class _Progress:
-    """What a look has seen of one frame. ``rate`` is in bytes a second, -1 before the first full window.
+    """The progress of one frame over several scans. ``rate`` is in bytes per second, -1 before the first full window.
 
-    ``read_at`` is the last look at which it was read.
+    ``read_at`` is the time of the last scan at which the connection was being read.
     """
 
-    __slots__ = ("frame", "got", "got_before", "looked_at", "period_at", "rate", "read_at", "window_at")
+    __slots__ = ("frame", "got", "got_before", "period_at", "rate", "read_at", "scanned_at", "window_at")
 
     def __init__(self, frame: int, now: float, got: int) -> None:
         self.frame = frame
-        self.period_at = self.window_at = self.looked_at = self.read_at = now
+        self.period_at = self.window_at = self.scanned_at = self.read_at = now
         self.got = self.got_before = got
         self.rate = -1.0
 
 
 class _Slow(NamedTuple):
-    """In the order in which they are closed: those that are read before paused ones, slow first.
+    """A slow sender. Entries sort in the order of closing: those being read before paused ones, the slowest first.
 
-    ``spared`` are too young, quick enough, or have not waited for long: they are closed for short frames only.
+    A ``spared`` sender is too young, fast enough, or has not waited long: it is closed for short frames only.
     """
 
     spared: bool
@@ -62,10 +63,10 @@ class _Slow(NamedTuple):
 
 
 class UnfinishedFrames:
-    """Counts in ``stats.unfinished`` what they take, in bytes, with whole frames that wait for their turn."""
+    """The unfinished frames of a server. ``stats.unfinished`` is their memory, with complete frames not served yet."""
 
     def __init__(self, limits: ReactorLimits, stats: ReactorStats, watch: Callable[[Connection], None]) -> None:
-        """``watch`` has the selector watch a connection as it is now: read or not."""
+        """``watch`` updates what the selector watches for a connection."""
         self._watch = watch
         self._limits = limits
         self._stats = stats
@@ -73,7 +74,7 @@ class UnfinishedFrames:
         self._most_of_long = self._most * 3 // 4
         self._most_of_others = self._most_of_long - min(self._limits.max_frame, self._most_of_long // 2)
         self._leader: Connection | None = None
-        self._leads = 0  # the leader's frame
+        self._leads = 0  # number of the leader's frame
         self._quick = self._limits.max_frame / self._limits.idle
         self._seen: dict[Connection, _Progress] = {}
         self._next_seen: dict[Connection, _Progress] = {}
@@ -81,37 +82,37 @@ class UnfinishedFrames:
         self._next_slow: list[_Slow] = []
         self._aside: deque[Connection] = deque()
 
-    # what the intake calls
+    # called by the intake
 
     def keep(self, conn: Connection, data: bytes) -> None:
-        """``data`` is what ``conn`` has sent beyond its last whole frame, or has to wait for its turn."""
+        """Store ``data``: bytes of ``conn`` after its last complete frame, or frames that wait for another turn."""
         conn.rest = data
         self._stats.unfinished += len(data)
         if self._stats.unfinished > self._most:
-            self._make_room(conn, 0, self._most, spare=False)
+            self._free(conn, 0, self._most, spare=False)
             if self._stats.unfinished > self._most and not conn.closed:
-                self._close(conn, "no memory is left for unfinished frames")
+                self._close(conn, "no memory left for unfinished frames")
 
     def take(self, conn: Connection) -> bytes:
-        """What ``keep`` was given."""
+        """Take back the bytes stored by ``keep``."""
         data = conn.rest
         conn.rest = b""
         self._stats.unfinished -= len(data)
         return data
 
     def begin(self, conn: Connection, size: int, first: memoryview, spare: bytearray | None) -> bool:
-        """A long frame of ``conn`` has begun: it gets a buffer. False: there is no room now."""
+        """Allocate a buffer for a long frame that ``conn`` has started. False: there is no space now."""
         big = BigFrame.wanted(size, len(first), spare)
-        if not self._has_room(conn, big):
+        if not self._has_space(conn, big):
             return False
         conn.big = BigFrame(size, first, spare)
         self._stats.unfinished += len(conn.big.buffer)
         return True
 
     def grow(self, conn: Connection, big: BigFrame) -> bool:
-        """Give a full buffer more room. False: not now, and ``conn`` is not read until there is some."""
+        """Extend a full buffer. False: there is no space now, and ``conn`` is not read until there is."""
         more = big.growth()
-        if not self._has_room(conn, more):
+        if not self._has_space(conn, more):
             self.set_aside(conn)
             return False
         big.grow(more)
@@ -119,35 +120,36 @@ class UnfinishedFrames:
         return True
 
     def ended(self, conn: Connection, big: BigFrame) -> None:
-        """A long frame is whole, and served next."""
+        """Note that a long frame is complete; it is served next."""
         conn.big = None
         self._stats.unfinished -= len(big.buffer)
-        while self._aside:  # its room is for those that wait
+        while self._aside:  # the space it frees goes to connections that wait
             other = self._aside.popleft()
             if not other.closed:
                 self._read_again(other)
                 if other.aside:
+                    # Still no space: ``grow`` has queued it at the end, so it goes back to the front.
                     self._aside.rotate(1)
                     break
 
     def forget(self, conn: Connection) -> None:
-        """It is being closed."""
+        """Release the memory of a connection that is being closed."""
         self._stats.unfinished -= len(conn.rest)
         if conn.big is not None:
             self._stats.unfinished -= len(conn.big.buffer)
         conn.rest, conn.big = b"", None
 
     def set_aside(self, conn: Connection) -> None:
-        """Do not read it until the next look."""
+        """Stop reading ``conn`` until there is space, or until the next scan."""
         if not conn.closed and not conn.aside:
             conn.aside = True
             self._aside.append(conn)
             self._watch(conn)
 
-    # looks
+    # scans
 
-    def look(self, conn: Connection, now: float) -> None:
-        """Note how ``conn`` gets on; it is closed where its frame does not."""
+    def scan(self, conn: Connection, now: float) -> None:
+        """Record the progress of ``conn``'s unfinished frame. A connection without enough progress is closed."""
         big = conn.big
         if big is None and not conn.rest:
             return
@@ -156,18 +158,18 @@ class UnfinishedFrames:
         if seen is None or seen.frame != conn.frame:
             seen = _Progress(conn.frame, now, got)
         waits = conn.paused or conn.ready or conn.aside
-        if waits:  # not read: it is not its fault
+        if waits:  # the server does not read it: such time does not count against the sender
             seen.period_at, seen.got = now, got
-            seen.window_at += now - seen.looked_at
+            seen.window_at += now - seen.scanned_at
         else:
             seen.read_at = now
-        seen.looked_at = now
+        seen.scanned_at = now
         if now - seen.period_at >= self._limits.idle:
             if got - seen.got < self._limits.frame_progress:
                 self._close(
                     conn,
-                    f"its unfinished frame has brought {got - seen.got} bytes in {now - seen.period_at:.0f} s, "
-                    f"and {self._limits.frame_progress} are the least",
+                    f"its unfinished frame has grown by {got - seen.got} bytes in {now - seen.period_at:.0f} s, "
+                    f"the minimum is {self._limits.frame_progress}",
                 )
                 return
             seen.period_at, seen.got = now, got
@@ -182,10 +184,11 @@ class UnfinishedFrames:
             spared = now - seen.read_at < patience if waits else not 0 <= seen.rate < self._quick
             self._next_slow.append(_Slow(spared, waits, seen.rate, -held, len(self._next_slow), conn, conn.frame))
 
-    def looked(self) -> None:
-        """All connections have been looked at: those that had to wait are read again as far as there is room."""
+    def scan_ended(self) -> None:
+        """Take over the results of a scan of all connections, and read waiting ones again as far as there is space."""
         self._seen, self._next_seen = self._next_seen, {}
         self._slow, self._next_slow = sorted(self._next_slow, reverse=True), []
+        # A new queue, since connections for which there is still no space are put into it again.
         aside, self._aside = self._aside, deque()
         for conn in aside:
             if not conn.closed:
@@ -205,28 +208,29 @@ class UnfinishedFrames:
         if not conn.closed:
             self._watch(conn)
 
-    # making room
+    # freeing memory
 
-    def _has_room(self, conn: Connection, more: int) -> bool:
-        """Whether a long frame may take ``more``. Where the others' part is full, one of them becomes the leader."""
+    def _has_space(self, conn: Connection, more: int) -> bool:
+        """Whether a long frame may take ``more`` bytes. Beyond the part of the others, one frame becomes the leader."""
         if self._stats.unfinished + more <= self._most_of_others:
             return True
         leader = self._leader
         if leader is None or leader.closed or leader.big is None or leader.frame != self._leads:
             leader, self._leader, self._leads = conn, conn, conn.frame
         most = self._most_of_long if leader is conn else self._most_of_others
-        return self._make_room(conn, more, most, spare=True)
+        return self._free(conn, more, most, spare=True)
 
-    def _make_room(self, conn: Connection, more: int, most: int, *, spare: bool) -> bool:
-        """Close slow senders until there is room; False where there is none, or where ``conn`` was one of them."""
+    def _free(self, conn: Connection, more: int, most: int, *, spare: bool) -> bool:
+        """Close slow senders until ``more`` bytes fit. False if they do not, or if ``conn`` itself was closed."""
         slow = self._slow
         while self._stats.unfinished + more > most and not conn.closed:
             if not slow or (slow[-1].spared and spare):
                 return False
             entry = slow.pop()
             other = entry.connection
+            # The entry is from the last scan: the frame may be complete by now.
             if not other.closed and other.frame == entry.frame and (other.big is not None or other.rest):
-                self._close(other, "it was the slowest sender when memory for unfinished frames ran out")
+                self._close(other, "it was the slowest sender when memory for unfinished frames ran short")
         return not conn.closed
 
     def _close(self, conn: Connection, reason: str) -> None:

@@ -232,7 +232,7 @@ def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> Non
     port = free_port()
     config = str(write_config(tmp_path, healthPort=port))
     code, text = health("broker", "health", "-c", config)
-    assert (code, text.partition(": [")[0]) == (1, f"not ready: nobody answers at 127.0.0.1:{port}")
+    assert (code, text.partition(": [")[0]) == (1, f"not ready: no valid answer from 127.0.0.1:{port}")
     process = start("-c", config)
     try:
         assert f"http://127.0.0.1:{port}/readyz" in banner(process)

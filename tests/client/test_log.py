@@ -226,7 +226,7 @@ def test_lines_are_short_and_few(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["again"] * (LINES - 1)
     now[0] = 2.0
     log.warning("later")
-    assert caplog.messages[-2:] == ["81 lines more were left out", "later"]
+    assert caplog.messages[-2:] == ["81 more lines were left out", "later"]
 
 
 def test_an_exceptions_text_is_one_line() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from trimq.protocol import generate_codes, generate_properties
-from trimq.protocol.property_names import FAST_NAMES, NOT_IN_A_BATCH, SLOW_NAMES, SLOW_PREFIXES, PropertyName
+from trimq.protocol import generate_codes, generate_properties, property_names
+from trimq.protocol.property_names import FAST_NAMES, NOT_IN_A_BATCH, SLOW_NAMES, SLOW_PREFIXES
 
 TABLE: dict[str, Any] = tomllib.loads((generate_properties.HERE / "properties.toml").read_text(encoding="utf-8"))
 ENTRIES: dict[str, dict[str, Any]] = TABLE["property"]
 ENTRY_NAMES = {entry["name"] for entry in ENTRIES.values()}
+CONSTANTS = {f"{generate_properties.CONSTANT_PREFIX}{key}": entry["name"] for key, entry in ENTRIES.items()}
 ROOT = Path(__file__).parents[2]
 SEEN_BY_THE_FAST_WAY = {"KEYS", "UNIQ_KEY", "TAGS", "WAIT"}
 """What the fast paths of sends look at themselves."""
@@ -42,18 +43,15 @@ def test_every_entry_is_whole() -> None:
         assert entry["set_by"] in {"producer", "consumer", "broker", "proxy"}, key
     names = [entry["name"] for entry in ENTRIES.values()]
     assert len(names) == len(set(names))
-    assert {name.value for name in PropertyName} == set(names) == FAST_NAMES | SLOW_NAMES
+    assert set(names) == FAST_NAMES | SLOW_NAMES
+    assert {name: vars(property_names)[name] for name in CONSTANTS} == CONSTANTS
     assert not FAST_NAMES & SLOW_NAMES
     assert tuple(TABLE["prefix"]) == SLOW_PREFIXES
 
 
 def _members(node: ast.expr) -> set[str]:
-    """Members of PropertyName that an expression names."""
-    return {
-        PropertyName[part.attr].value
-        for part in ast.walk(node)
-        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "PropertyName"
-    }
+    """Properties whose constants an expression names."""
+    return {CONSTANTS[part.id] for part in ast.walk(node) if isinstance(part, ast.Name) and part.id in CONSTANTS}
 
 
 def _bound(tree: ast.Module) -> dict[str, set[str]]:
@@ -89,7 +87,7 @@ def _operands(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def asked(text: str) -> tuple[set[str], set[str]]:
-    """Names of properties that a module asks for, and those that it writes out where PropertyName has them."""
+    """Names of properties that a module asks for, and those that it writes out although there are constants."""
     tree = ast.parse(text)
     bound = _bound(tree)
     # ``for name in NAMES``: the loop's variable stands for all of them
@@ -102,7 +100,7 @@ def asked(text: str) -> tuple[set[str], set[str]]:
             named = {operand.value} & ENTRY_NAMES
             literals |= named
         else:
-            named = bound.get(operand.id, set()) if isinstance(operand, ast.Name) else _members(operand)
+            named = _members(operand) | (bound.get(operand.id, set()) if isinstance(operand, ast.Name) else set())
         if is_asked:
             names |= named
     return names, literals
@@ -113,15 +111,15 @@ def asked(text: str) -> tuple[set[str], set[str]]:
     [
         ("properties.get('DELAY')", {"DELAY"}, {"DELAY"}),
         ("'POP_CK' in message.properties", {"POP_CK"}, {"POP_CK"}),
-        ("_A: Final = PropertyName.POP_CK.value\nproperties.pop(_A, None)", {"POP_CK"}, set()),
-        ("properties[PropertyName.TTL]", {"TTL"}, set()),
-        ("_T: Final = PropertyName.TAGS.value\nproperty_of(found.properties, _T)", {"TAGS"}, set()),
+        ("_A: Final = PROPERTY_POP_CK\nproperties.pop(_A, None)", {"POP_CK"}, set()),
+        ("properties[PROPERTY_TTL]", {"TTL"}, set()),
+        ("property_of(found.properties, PROPERTY_TAGS)", {"TAGS"}, set()),
         (
-            "N: Final = (PropertyName.REDIRECT.value, PropertyName.TTL.value)\nfor name in N:\n    name in properties",
+            "N: Final = (PROPERTY_REDIRECT, PROPERTY_TTL)\nfor name in N:\n    name in properties",
             {"REDIRECT", "TTL"},
             set(),
         ),
-        ("_A: Final = PropertyName.CLUSTER.value\nproperties[_A] = 'x'\nproperties.setdefault(_A, 'x')", set(), set()),
+        ("properties[PROPERTY_CLUSTER] = 'x'\nproperties.setdefault(PROPERTY_CLUSTER, 'x')", set(), set()),
         ("properties = {'TTL': '1'}", set(), {"TTL"}),
         ("other.get('DELAY')\nproperties.get('mine')", set(), set()),
     ],

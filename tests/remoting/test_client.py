@@ -200,7 +200,7 @@ def test_a_request_that_never_left_is_taken_back(run: Callable[[Main], None]) ->
                 await client.invoke(server.address, command(b"second"), timeout=0.05)
             assert not error.value.written
             client.begin(connection, command(bytes(9_000_000)), in_time, large)
-            assert not connection.has_room
+            assert not connection.has_space
             with pytest.raises(RemotingTimeoutError, match="it was not sent"):
                 await client.invoke(server.address, command(b"no room even to queue it"), timeout=0.05)
             with pytest.raises(RemotingTimeoutError, match="it was not sent"):
@@ -208,7 +208,7 @@ def test_a_request_that_never_left_is_taken_back(run: Callable[[Main], None]) ->
             async with anyio.create_task_group() as tasks:
 
                 async def queue() -> None:
-                    await connection.wait_for_room()
+                    await connection.wait_for_space()
                     client.begin(connection, command(b"last"), in_time, last)
 
                 tasks.start_soon(queue)

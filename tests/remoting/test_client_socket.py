@@ -77,7 +77,7 @@ def test_a_name_whose_address_went_to_another_server_meanwhile(
 
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as server:
-            monkeypatch.setattr(client_socket, "_AT_ONCE", -1.0)  # every connection takes longer
+            monkeypatch.setattr(client_socket, "_PROMPT", -1.0)  # every connection takes longer
             lookups(monkeypatch, other.getsockname(), server.getsockname())
             with await connect_socket("name", 1) as sock:
                 assert sock.getpeername() == server.getsockname()
@@ -98,7 +98,7 @@ def test_a_name_is_looked_up_once_where_its_server_answers_at_once(
 ) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            monkeypatch.setattr(client_socket, "_AT_ONCE", 60.0)
+            monkeypatch.setattr(client_socket, "_PROMPT", 60.0)
             left = lookups(monkeypatch, server.getsockname(), ("127.0.0.1", free_port()))
             with await connect_socket("name", 1) as sock:
                 assert (sock.getpeername(), len(left)) == (server.getsockname(), 1)
@@ -181,7 +181,7 @@ def test_who_looks_finds_a_broken_connection_and_is_not_harmed(run: Callable[[Ma
                 assert not client.read_arrived()
                 assert connection.closed
                 one.peer.close()
-            known = {"closed": "server has closed", "reset": "was lost", "nonsense": "broken frame"}
+            known = {"closed": "server closed", "reset": "was lost", "nonsense": "broken frame"}
             assert known[how] in str(replies[0])
 
     run(main)

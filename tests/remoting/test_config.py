@@ -113,7 +113,7 @@ def test_strange_keys_leave_a_word_each(tmp_path: Path) -> None:
         f"{where}:2: unknown key TOPSPEED (did you mean topSpeed?); ignored",
         f"{where}:3: unknown key qwertz; ignored",
         f"{where}:5: autoPilot is not supported: not yet",
-        f"{where}:8: lowSpeed is there already in line 7; the last one counts",
+        f"{where}:8: lowSpeed is already set in line 7; the last value is used",
     ]
     assert configuration.notes == [f"{where}:4: ashTray has no effect: nobody smokes"]
     assert configuration.section(Section).low_speed == 2
@@ -140,7 +140,7 @@ def test_changes_apply_live_where_that_is_possible() -> None:
         ({"colour": "BLUE"}, "colour", "takes effect at the next start only"),
         ({"topSpeed": "x"}, "topSpeed", "'x' is not a whole number from 1 to 100"),
         ({"autoPilot": "true"}, "autoPilot", "is not supported: not yet"),
-        ({"plates": "BB"}, "plates", "may not be changed from outside"),
+        ({"plates": "BB"}, "plates", "may not be changed by a request"),
         ({"lowSpeed": "60"}, "lowSpeed", "does not fit the other settings: expected at most topSpeed"),
         ({"lightsOn": "true", "lowSpeed": "60"}, "lowSpeed", "does not fit the other settings"),
     ],

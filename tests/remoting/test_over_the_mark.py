@@ -261,7 +261,7 @@ async def test_what_the_server_asks_and_tells_waits_until_the_client_has_drained
         assert not connection.send_oneway(RemotingCommand.request(40, oneway=True))
         connection.when_drained("key", lambda: called.append(1))
         connection.when_drained("key", lambda: called.append(2))
-        with pytest.raises(RemotingSendError, match="does not take what it has been sent; it was not sent") as caught:
+        with pytest.raises(RemotingSendError, match="does not read what it was sent; it was not sent") as caught:
             await connection.request(RemotingCommand.request(307), 1)
         assert not caught.value.written
         assert (connection.waiting, called) == (waiting, [])

@@ -62,7 +62,7 @@ async def test_the_slowest_sender_is_closed_when_memory_runs_out_and_the_others_
                 assert (await quick.receive()).code == 0
             assert await stalled.is_closed_by_server()
         (event,) = [log for log in logs if log["event"] == "connection_closed" and "slowest" in log["reason"]]
-        assert event["reason"] == "it was the slowest sender when memory for unfinished frames ran out"
+        assert event["reason"] == "it was the slowest sender when memory for unfinished frames ran short"
         assert server.reactor.stats.unfinished_closed == 1
         await slow.send_bytes(FRAME[308_000:])
         assert (await slow.receive()).code == 0

@@ -54,7 +54,7 @@ async def test_ready_or_not_and_why() -> None:
 async def test_other_paths_and_methods() -> None:
     async with serving(web.WebApp(Health())) as address:
         answer = await get(address, "/metrics")
-        assert (answer.status, answer.body) == (404, "there is nothing here; known are /livez /readyz\n")
+        assert (answer.status, answer.body) == (404, "not found; known paths: /livez /readyz\n")
         assert (await get(address, "/livez", "POST")).status == 405
         answer = await get(address, "/livez", "HEAD")
         assert (answer.status, answer.body, answer.headers["content-length"]) == (200, "", "3")

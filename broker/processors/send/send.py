@@ -38,7 +38,14 @@ from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageReq
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.native import NATIVE, NativeExtension
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import (
+    PROPERTY_CLUSTER,
+    PROPERTY_DELAY,
+    PROPERTY_MSG_REGION,
+    PROPERTY_POP_CK,
+    PROPERTY_TRACE_ON,
+    PROPERTY_UNIQ_KEY,
+)
 from trimq.protocol.property_text import closed, decode_properties, join_properties
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import RETRY_PREFIX
@@ -47,13 +54,6 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Sees
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Outcome
-
-_MSG_REGION: Final = PropertyName.MSG_REGION.value
-_TRACE_ON: Final = PropertyName.TRACE_ON.value
-_CLUSTER: Final = PropertyName.CLUSTER.value
-_DELAY: Final = PropertyName.DELAY.value
-_POP_CK: Final = PropertyName.POP_CK.value
-_UNIQ_KEY: Final = PropertyName.UNIQ_KEY.value
 
 _pack_words: Final = struct.Struct(">II").pack
 
@@ -118,13 +118,13 @@ class SendMessageProcessor:
 
     def _configure(self) -> None:
         config = self._configuration.section(BrokerConfig)
-        self._ext = {_MSG_REGION: config.region_id, _TRACE_ON: "true" if config.trace_on else "false"}
-        self._added = self._ext | {_CLUSTER: config.broker_cluster_name}
+        self._ext = {PROPERTY_MSG_REGION: config.region_id, PROPERTY_TRACE_ON: "true" if config.trace_on else "false"}
+        self._added = self._ext | {PROPERTY_CLUSTER: config.broker_cluster_name}
         region = config.region_id
         self._added_text = join_properties(self._added)
         self._templated = region.isascii() and region.isprintable() and not set('"\\%') & set(region)
         self._template = (
-            f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{self._ext[_TRACE_ON]}",'
+            f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{self._ext[PROPERTY_TRACE_ON]}",'
             f'"msgId":"{self._host_hex}%016X","queueId":"%d","queueOffset":"%d","transactionId":"%s"}},"flag":1,'
             f'"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         ).encode()
@@ -209,7 +209,7 @@ class SendMessageProcessor:
         text = header.properties or ""
         if dead is not None:
             properties = _properties(text)
-            properties[_DELAY] = "-1"  # a dead letter is not delayed again
+            properties[PROPERTY_DELAY] = "-1"  # a dead letter is not delayed again
             return self._put_one(connection, command, header, properties, dead.topic_name, 0)
         queue_id = header.queue_id
         if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
@@ -240,12 +240,12 @@ class SendMessageProcessor:
         if not len(command.body):
             raise _no_body()
         sys_flag = self._checks.flags(header.sys_flag, properties, header.reconsume_times or 0)
-        properties.pop(_POP_CK, None)
-        unique = properties.get(_UNIQ_KEY)
+        properties.pop(PROPERTY_POP_CK, None)
+        unique = properties.get(PROPERTY_UNIQ_KEY)
         if unique is None:
-            unique = properties[_UNIQ_KEY] = self._next_unique()  # the index needs one, and the reply names it
+            unique = properties[PROPERTY_UNIQ_KEY] = self._next_unique()  # the index needs one, and the reply names it
             if as_it_came is not None:
-                as_it_came = closed(as_it_came) + join_properties({_UNIQ_KEY: unique})
+                as_it_came = closed(as_it_came) + join_properties({PROPERTY_UNIQ_KEY: unique})
         properties |= self._added
         # Place last: it may redirect a delayed message, which changes topic, queue and properties.
         stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
@@ -369,7 +369,7 @@ class SendMessageProcessor:
             header.reconsume_times or 0,
             waits_for_store(shared),
         )
-        return batch, shared.get(_UNIQ_KEY)
+        return batch, shared.get(PROPERTY_UNIQ_KEY)
 
     def _answer_batch(self, sent: SentBatch, result: PutMessageResult) -> bytes | RemotingCommand:
         command, topic, queue_id, count, unique = sent
@@ -380,7 +380,7 @@ class SendMessageProcessor:
         added = self._ext
         is_plain = unique is None or (unique.isascii() and unique.isalnum())
         if is_plain and not result.status and not command.encoding and self._templated:
-            region, trace = added[_MSG_REGION], added[_TRACE_ON]
+            region, trace = added[PROPERTY_MSG_REGION], added[PROPERTY_TRACE_ON]
             return batch_reply(region, trace, ids, queue_id, result.queue_offset, command.opaque, unique)
         ext = added | {"msgId": ids, "queueId": str(queue_id), "queueOffset": str(result.queue_offset)}
         if unique is not None:

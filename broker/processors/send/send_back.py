@@ -5,7 +5,7 @@ tries are used up. Source: RocketMQ's AbstractSendMessageProcessor.consumerSendM
 """
 
 import random
-from typing import Any, Final
+from typing import Any
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.send.message_properties import tag_hash
@@ -24,7 +24,12 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from trimq.protocol.message import StoredMessage, decode_message
 from trimq.protocol.message_keys import index_keys
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import (
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_WAIT,
+)
 from trimq.protocol.property_text import join_properties
 from trimq.protocol.record import RecordError, pack_host
 from trimq.protocol.topic_rules import dlq_topic, retry_topic
@@ -32,11 +37,6 @@ from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Outcome
-
-_RETRY_TOPIC: Final = PropertyName.RETRY_TOPIC.value
-_ORIGIN_MESSAGE_ID: Final = PropertyName.ORIGIN_MESSAGE_ID.value
-_WAIT: Final = PropertyName.WAIT.value
-_DELAY: Final = PropertyName.DELAY.value
 
 _FIRST_LEVEL = 3
 """Delay level of the first retry when the consumer leaves it to the broker (10 s with the default levels)."""
@@ -119,17 +119,17 @@ class SendBackProcessor:
             limit = header.max_reconsume_times
         properties = message.properties
         # setdefault: at the second retry these name the first topic and message, not those of the last retry.
-        properties.setdefault(_RETRY_TOPIC, message.topic)
-        properties.setdefault(_ORIGIN_MESSAGE_ID, message.offset_message_id)
-        properties[_WAIT] = "false"
+        properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
+        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.offset_message_id)
+        properties[PROPERTY_WAIT] = "false"
         if message.reconsume_times >= limit or header.delay_level < 0:
             topic = self._topics.create_on_send_back(dlq_topic(header.group), 1, _READ_WRITE).topic_name
             queue_id = 0
-            properties[_DELAY] = "0"
+            properties[PROPERTY_DELAY] = "0"
         else:
             topic = retry_topic(header.group)
             queue_id = _random_queue(self._topics.get(topic), group)
-            properties[_DELAY] = str(header.delay_level or _FIRST_LEVEL + message.reconsume_times)
+            properties[PROPERTY_DELAY] = str(header.delay_level or _FIRST_LEVEL + message.reconsume_times)
         copy = self._copy(message, properties, topic, queue_id)
         if self._topics.data_version is not before:
             return self._put_when_persisted(connection, command, header, copy)

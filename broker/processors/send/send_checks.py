@@ -17,24 +17,28 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from trimq.protocol.property_names import NOT_IN_A_BATCH, PropertyName
+from trimq.protocol.property_names import (
+    NOT_IN_A_BATCH,
+    PROPERTY_DELAY,
+    PROPERTY_INNER_NUM,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TRAN_MSG,
+)
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH, NO_SEND_TOPICS, RETRY_PREFIX, dlq_topic, topic_problem
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
-_INNER_NUM: Final = PropertyName.INNER_NUM.value
-_TRAN_MSG: Final = PropertyName.TRAN_MSG.value
-_TIMER_OUT_MS: Final = PropertyName.TIMER_OUT_MS.value
-_NEVER_IN_A_BATCH: Final = NOT_IN_A_BATCH - {PropertyName.DELAY.value, _TRAN_MSG}
+_NEVER_IN_A_BATCH: Final = NOT_IN_A_BATCH - {PROPERTY_DELAY, PROPERTY_TRAN_MSG}
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 V3_4_9: Final = 121
 """The first version whose clients send the number of permitted retries."""
-TIMER_NAMES: Final = tuple(
-    name.value for name in (PropertyName.TIMER_DELAY_SEC, PropertyName.TIMER_DELAY_MS, PropertyName.TIMER_DELIVER_MS)
-)
+TIMER_NAMES: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
 UNIT_TOPIC: Final = 1
 UNIT_RETRY: Final = 2
 
@@ -114,9 +118,9 @@ class SendChecks:
 
         Raises NO_PERMISSION for half messages and MESSAGE_ILLEGAL for inner batches: this broker supports neither.
         """
-        if sys_flag & (sysflag.INNER_BATCH | sysflag.NEED_UNWRAP) or _INNER_NUM in properties:
+        if sys_flag & (sysflag.INNER_BATCH | sysflag.NEED_UNWRAP) or PROPERTY_INNER_NUM in properties:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "inner batches are not supported")
-        prepared = properties.get(_TRAN_MSG, "").lower() == "true"
+        prepared = properties.get(PROPERTY_TRAN_MSG, "").lower() == "true"
         resent = reconsume_times > 0 and delay_level(properties) > 0
         if sys_flag & sysflag.TRANSACTION_PREPARED or (prepared and not resent):
             raise RemotingError(ResponseCode.NO_PERMISSION, "transaction messages are not supported by this broker")
@@ -138,7 +142,7 @@ class SendChecks:
         """
         if delay_level(properties) > 0:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a message in a batch cannot have a delay level")
-        if properties.get(_TRAN_MSG, "").lower() == "true":
+        if properties.get(PROPERTY_TRAN_MSG, "").lower() == "true":
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a message in a batch cannot be part of a transaction")
         for name in properties:
             if name in _NEVER_IN_A_BATCH:
@@ -172,7 +176,7 @@ class SendChecks:
                 properties.pop(name, None)
             highest = len(self._configuration.section(MessageStoreConfig).delay_levels_ms) - 1
             return park(properties, topic, queue_id, min(level, highest))
-        if _TIMER_OUT_MS not in properties:
+        if PROPERTY_TIMER_OUT_MS not in properties:
             for name in TIMER_NAMES:
                 if name in properties:
                     raise RemotingError(

@@ -25,7 +25,7 @@ from trimq.protocol.command import LANGUAGE, RemotingCommand
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from trimq.protocol.message_keys import TAG_KEY, key_words
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_CLUSTER, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON
 from trimq.protocol.property_text import Matcher, join_properties, ordinary
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC, topic_problem
@@ -33,10 +33,6 @@ from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import DEFERRED, FastHandler, Later
-
-_MSG_REGION: Final = PropertyName.MSG_REGION.value
-_TRACE_ON: Final = PropertyName.TRACE_ON.value
-_CLUSTER: Final = PropertyName.CLUSTER.value
 
 HEADERS: Final[dict[int, type[Struct]]] = {
     RequestCode.SEND_MESSAGE: SendMessageRequestHeader,
@@ -112,7 +108,7 @@ class SendFastPath:
         config = self._configuration.section(BrokerConfig)
         region, trace = config.region_id, "true" if config.trace_on else "false"
         self.region, self.trace = region, trace
-        added = {_MSG_REGION: region, _TRACE_ON: trace, _CLUSTER: config.broker_cluster_name}
+        added = {PROPERTY_MSG_REGION: region, PROPERTY_TRACE_ON: trace, PROPERTY_CLUSTER: config.broker_cluster_name}
         self.added = join_properties(added).encode()
         self.template = (
             f'{{"code":0,"extFields":{{"MSG_REGION":"{region}","TRACE_ON":"{trace}",'

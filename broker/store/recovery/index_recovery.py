@@ -11,11 +11,10 @@ from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.log.log_scan import LogRecord
 from trimq.protocol.checkpoint_layout import CheckpointMark
 from trimq.protocol.message_keys import TAG_KEY, index_keys_of
-from trimq.protocol.property_names import PropertyName
+from trimq.protocol.property_names import PROPERTY_TAGS
 from trimq.protocol.property_text import property_of
 
 _BATCH: Final = 512
-_TAGS: Final = PropertyName.TAGS.value
 
 
 def is_known_index(files: Sequence[IndexFile], mark: CheckpointMark) -> bool:
@@ -83,7 +82,7 @@ class IndexRecovery:
         if not found.properties:
             return
         keys = index_keys_of(found.properties)
-        tag = property_of(found.properties, _TAGS) if self._index.tags else ""
+        tag = property_of(found.properties, PROPERTY_TAGS) if self._index.tags else ""
         if tag:
             keys = (*keys, TAG_KEY + tag)
         elif not keys:
