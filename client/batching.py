@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import anyio
 
 from trimq.client.attempts import AttemptResult, Failure, OnResult
-from trimq.client.errors import ClosedError, NotStoredError, PerhapsStoredError, RocketMQError, again
+from trimq.client.errors import ClosedError, NotStoredError, PerhapsStoredError, RocketMQError, copied
 from trimq.client.message import Message, MessageQueue, SendOutcome, SendReceipt
 from trimq.client.sending import BATCH_OVERHEAD, Prepared, whole_batch
 from trimq.remoting.client.call import Crowd, Loop, running_loop
@@ -116,7 +116,7 @@ class Batch:
         error that describes the messages' outcome.
         """
         if isinstance(error, RocketMQError):
-            return again(error)
+            return copied(error)
         unknown = any(message.outcome is not SendOutcome.NOT_STORED for message in self._fields[::_FIELDS])
         kind = PerhapsStoredError if unknown else NotStoredError
         return kind(f"the batch was not finished: {type(error).__name__}: {error}")
@@ -131,7 +131,7 @@ class Batch:
         content = zip(fields[2::_FIELDS], fields[3::_FIELDS], fields[4::_FIELDS], strict=True)
         return whole_batch(topic, ids, content, wait_stored=wait_stored), messages
 
-    def is_stored(self, receipts: Sequence[SendReceipt]) -> None:
+    def set_receipts(self, receipts: Sequence[SendReceipt]) -> None:
         """Sets the receipts of the messages that were sent, in their order."""
         self.receipts = dict(zip(self._live(), receipts, strict=True)) if self._cancelled else receipts
 
@@ -222,12 +222,12 @@ class Batcher:
         batch = self._open.get(key)
         if batch is None or batch.size + size > self._max_bytes:
             if batch is not None:
-                self._leave(batch)  # before the new one is opened: batches of a queue go out in the order of the sends
+                self._submit(batch)  # before the new one is opened: batches of a queue go out in the order of the sends
             batch = self._opened(key)
         batch.add(message, text, size)
         # No await between add() and the return: the message must still be the last one for send() to know its number.
         if batch.size >= self._max_bytes or (batch.count == self._early and not self._in_flight):
-            self._leave(batch)
+            self._submit(batch)
         return batch
 
     def _next_stripe(self, topic: str) -> int:
@@ -243,7 +243,7 @@ class Batcher:
     async def flush(self) -> None:
         """Sends all open batches now, and waits until every batch is over."""
         for batch in list(self._open.values()):
-            self._leave(batch)
+            self._submit(batch)
         while self._unfinished:
             await self._idle.wait()
 
@@ -265,7 +265,7 @@ class Batcher:
             batch.is_queued = True
             self._queued[queue].append(batch)
         else:
-            self._leave(batch)
+            self._submit(batch)
 
     def _close(self, batch: Batch) -> None:
         """Ends the growth of a batch: no message is added to it any more."""
@@ -273,7 +273,7 @@ class Batcher:
             del self._open[batch.key]
         self._timed.pop(batch, None)
 
-    def _leave(self, batch: Batch) -> None:
+    def _submit(self, batch: Batch) -> None:
         """Closes a batch, and sends it now, or in its turn if another batch is in flight to its chosen queue."""
         self._close(batch)
         queue = batch.key[1]
@@ -288,32 +288,33 @@ class Batcher:
 
     def _send(self, batch: Batch | None) -> None:
         """Sends a batch. If it is empty by now or cannot be sent, finishes it and goes on with the next of its line."""
-        while batch is not None and not self._is_sent(batch):
+        while batch is not None and not self._try_send(batch):
             self._finish(batch)
             batch = self._following(batch)
 
-    def _is_sent(self, batch: Batch) -> bool:
+    def _try_send(self, batch: Batch) -> bool:
         """Sends a batch; False if it is empty, or if that failed, with the error set."""
         if batch.is_empty:
             return False
         try:
             prepared, messages = batch.prepared()
-            again = partial(self._deliver, batch, prepared, messages)
-            if not self._sender.begin(prepared, batch.key[1], messages, partial(self._answered, batch, again)):
-                self._spawn(partial(again, None))
+            deliver = partial(self._deliver, batch, prepared, messages)
+            if not self._sender.begin(prepared, batch.key[1], messages, partial(self._answered, batch, deliver)):
+                self._spawn(partial(deliver, None))
         except Exception as error:  # noqa: BLE001 - raised in the tasks that wait for receipts
             batch.error = error
             return False
+        # Neither begin() nor spawn() runs _answered or _deliver within the call, so _end() comes after this.
         batch.is_sent = True
         self._in_flight += 1
         return True
 
-    def _answered(self, batch: Batch, again: Callable[[Failure], Awaitable[None]], found: AttemptResult) -> None:
+    def _answered(self, batch: Batch, deliver: Callable[[Failure], Awaitable[None]], found: AttemptResult) -> None:
         if isinstance(found, list):
             self._end(batch, found)
             return
         try:
-            self._spawn(partial(again, found))
+            self._spawn(partial(deliver, found))
         except ClosedError:  # the producer closes: no retry, and the senders get the failure of the first attempt
             batch.error = found.error
             self._end(batch)
@@ -334,7 +335,7 @@ class Batcher:
     def _end(self, batch: Batch, found: Sequence[SendReceipt] = ()) -> None:
         """Ends a batch that was in flight, with a receipt for each message, or with its error."""
         if found:
-            batch.is_stored(found)
+            batch.set_receipts(found)
         self._in_flight -= 1
         self._woken += batch.count
         self._finish(batch)

@@ -173,7 +173,7 @@ they have stored; 10, 11 and 12 mean stored; after CONSUME_MSG_TIMEOUT (207) a c
 202 are ambiguous."""
 
 
-def again(error: RocketMQError) -> RocketMQError:
+def copied(error: RocketMQError) -> RocketMQError:
     """A copy of an error that several callers share: each raises its own instance, with the shared one as its cause."""
     own = type(error)(error.text, code=error.code, address=error.address)
     own.__cause__ = error

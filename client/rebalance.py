@@ -57,8 +57,8 @@ class Rebalancer:
 
     An orderly consumer locks its queues at their brokers. Every queue that it may have locked is unlocked when it is no
     longer wanted, also if opening it was interrupted: a lock that remains blocks its queue for all members for a
-    minute. A queue with a message that the program is still processing is given up only when that is finished, so that
-    no other member starts with the next message before.
+    minute. If the program is still processing a message of a queue, an orderly consumer gives the queue up only when
+    that is finished, so that no other member starts with the next message before.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from trimq.client.errors import NoBrokerError, NotStoredError, RocketMQError, TopicNotFoundError, again
+from trimq.client.errors import NoBrokerError, NotStoredError, RocketMQError, TopicNotFoundError, copied
 from trimq.protocol.body import PERM_READ, PERM_WRITE, BrokerData, MessageQueue, TopicRouteData
 from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
 
@@ -89,7 +89,7 @@ class _Answer(NamedTuple):
     def get(self) -> TopicRoute:
         if self.route is None:
             assert self.error is not None
-            raise again(self.error)
+            raise copied(self.error)
         return self.route
 
 
