@@ -1,10 +1,10 @@
-"""Request, response and language codes. Made from codes.toml by ``python -m trimq.protocol.generate_codes``."""
+"""Request, response and language codes. Generated from codes.toml by ``python -m trimq.protocol.generate_codes``."""
 
 from enum import IntEnum
 from typing import Final
 
 VERSION: Final = 479
-"""Version ordinal in our frames (V5_3_3): Java refuses SQL92 pulls on brokers below 232."""
+"""The version ordinal sent in frames (V5_3_3). Java clients refuse SQL92 pulls from brokers below 232."""
 
 
 class LanguageCode(IntEnum):
@@ -27,7 +27,7 @@ class LanguageCode(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """What a request asks for (RocketMQ's RequestCode)."""
+    """The operation of a request (RocketMQ's RequestCode)."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -196,7 +196,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended (RocketMQ's ResponseCode and RemotingSysResponseCode)."""
+    """The result of a request (RocketMQ's ResponseCode and RemotingSysResponseCode)."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -262,10 +262,10 @@ HELP: Final[dict[int, str]] = {
         "The transaction could not be ended."
     ),
     10: (
-        "The message is stored, but the disk did not confirm it within syncFlushTimeout. It may be lost in a power cut. Look at the disk's latency."
+        "The message is stored, but the disk did not confirm it within syncFlushTimeout. It may be lost in a power cut. Check the disk's latency."
     ),
     11: (
-        "The message is stored on the master; no slave was there to take a copy."
+        "The message is stored on the master; no slave was available to take a copy."
     ),
     12: (
         "The message is stored on the master; the slave did not confirm its copy in time."
@@ -295,7 +295,7 @@ HELP: Final[dict[int, str]] = {
         "No message matched between the requested offset and nextBeginOffset. Pull again from there."
     ),
     21: (
-        "The requested offset is outside the queue. Go on from nextBeginOffset."
+        "The requested offset is outside the queue. Continue from nextBeginOffset."
     ),
     22: (
         "Nothing found for this query."
@@ -304,10 +304,10 @@ HELP: Final[dict[int, str]] = {
         "The subscription expression cannot be parsed. Tags are written as 'a || b', everything as '*'."
     ),
     24: (
-        "The broker does not know this group's subscription to the topic yet. It comes with the consumer's next heartbeat."
+        "The broker does not know this group's subscription to the topic yet. The consumer's next heartbeat has it."
     ),
     25: (
-        "The broker has an older version of the subscription. It comes with the consumer's next heartbeat."
+        "The broker has an older version of the subscription. The consumer's next heartbeat has the current one."
     ),
     26: (
         "The consumer group does not exist. Create it (mqadmin updateSubGroup) or set autoCreateSubscriptionGroup=true."
@@ -352,7 +352,7 @@ HELP: Final[dict[int, str]] = {
         "Too many requests are waiting for messages."
     ),
     210: (
-        "No message came within the polling time."
+        "No message arrived within the polling time."
     ),
     211: (
         "The broker is not known."
@@ -382,7 +382,7 @@ HELP: Final[dict[int, str]] = {
         "The policy does not exist."
     ),
 }
-"""Response code to what it means and what to do about it."""
+"""Response code to its meaning and what to do about it."""
 
 NOT_SUPPORTED: Final[dict[int, str]] = {
     37: "transactions",
@@ -466,4 +466,4 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     213: "requests that RocketMQ 5 does not serve either",
     214: "requests that RocketMQ 5 does not serve either",
 }
-"""Request code that is served nowhere here to what it is for."""
+"""Request code that TriMQ does not serve to the feature that it belongs to."""

@@ -114,7 +114,7 @@ FAST_NAMES: Final = frozenset(
         "__transactionId__",
     }
 )
-"""A message that has none but these may go the fast path."""
+"""A message with only these may take the fast path."""
 
 SLOW_NAMES: Final = frozenset(
     {
@@ -159,7 +159,7 @@ SLOW_NAMES: Final = frozenset(
         "__RMQ.TRANSIENT.TOPIC_SYS_FLAG",
     }
 )
-"""A message that has one of these goes the full path."""
+"""A message with one of these takes the full path."""
 
 NOT_IN_A_BATCH: Final = frozenset(
     {
@@ -171,7 +171,7 @@ NOT_IN_A_BATCH: Final = frozenset(
         "TRAN_MSG",
     }
 )
-"""A message of a batch may not have these."""
+"""A message in a batch must not have these."""
 
 SLOW_PREFIXES: Final = ("__", "INNER_", "POP_")
-"""A name that is not listed and begins so goes the full path. Other names that are not listed are users'."""
+"""A message with an unlisted name that starts like this takes the full path. Users have other names."""
