@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 
 def main(topic: str = "orders", table: str = "/tables/orders_by_tag") -> None:
-    """One batch job: what is in the topic now. A table that is there is replaced."""
+    """Count the messages that are in the topic now. An existing table is replaced."""
     spark = SparkSession.builder.appName(f"count {topic} by tag").getOrCreate()
     messages = (
         spark.read.format("rocketmq").option("namesrv", os.environ["TRIMQ_NAMESRV"]).option("topics", topic).load()

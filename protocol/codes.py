@@ -262,10 +262,10 @@ HELP: Final[dict[int, str]] = {
         "The transaction could not be ended."
     ),
     10: (
-        "The message is stored, but the disk did not confirm it within syncFlushTimeout. It may be lost in a power cut. Look at the disk's latency."
+        "The message is stored, but the disk did not confirm it within syncFlushTimeout. It may be lost in a power cut. Check the disk's latency."
     ),
     11: (
-        "The message is stored on the master; no slave was there to take a copy."
+        "The message is stored on the master; no slave was available to take a copy."
     ),
     12: (
         "The message is stored on the master; the slave did not confirm its copy in time."
@@ -295,7 +295,7 @@ HELP: Final[dict[int, str]] = {
         "No message matched between the requested offset and nextBeginOffset. Pull again from there."
     ),
     21: (
-        "The requested offset is outside the queue. Go on from nextBeginOffset."
+        "The requested offset is outside the queue. Continue from nextBeginOffset."
     ),
     22: (
         "Nothing found for this query."
@@ -304,10 +304,10 @@ HELP: Final[dict[int, str]] = {
         "The subscription expression cannot be parsed. Tags are written as 'a || b', everything as '*'."
     ),
     24: (
-        "The broker does not know this group's subscription to the topic yet. It comes with the consumer's next heartbeat."
+        "The broker does not know this group's subscription to the topic yet. The consumer's next heartbeat has it."
     ),
     25: (
-        "The broker has an older version of the subscription. It comes with the consumer's next heartbeat."
+        "The broker has an older version of the subscription. The consumer's next heartbeat has the current one."
     ),
     26: (
         "The consumer group does not exist. Create it (mqadmin updateSubGroup) or set autoCreateSubscriptionGroup=true."
@@ -352,7 +352,7 @@ HELP: Final[dict[int, str]] = {
         "Too many requests are waiting for messages."
     ),
     210: (
-        "No message came within the polling time."
+        "No message arrived within the polling time."
     ),
     211: (
         "The broker is not known."

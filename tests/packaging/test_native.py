@@ -155,7 +155,7 @@ def test_without_rust_a_line_says_so_and_the_broker_starts(tree: Tree, version: 
         done, said = tree.make("run")
         assert done == [RUN]
         assert lines(said) == [
-            f"native: {missing}: all works, at Python's speed; for the native extension, {HOW} and make native"
+            f"native: {missing}: TriMQ works without it; for the native extension, {HOW} and make native"
         ]
     tree.rust(RUST)  # as soon as it is there, nothing has to be said again
     assert tree.make("run")[0] == [BUILT, INSTALLED, RUN]
@@ -197,7 +197,7 @@ def test_a_build_that_fails_says_where_to_look_and_is_not_tried_each_time(tree: 
     done, said = tree.make("run")
     assert done == [BUILT, RUN]
     assert lines(said) == [
-        "native: the build failed (build/native/build.log): all works, at Python's speed; make native tries again"
+        "native: the build failed (build/native/build.log): TriMQ works without it; make native tries again"
     ]
     assert "no such crate" in (tree.root / "build/native/build.log").read_text(encoding="utf-8")
     assert tree.make("run")[0] == [RUN]
@@ -248,7 +248,7 @@ def test_checks_of_rust_are_left_out_without_it_but_not_in_ci(tree: Tree, target
     assert said == f"{told}\n{target}: left out\n"
     said = tree.make(target, code=2, CI="true")[1]
     assert told in said
-    assert "left out" not in said
+    assert "skipped" not in said
 
 
 def test_checks_of_rust_run_where_it_is(tree: Tree) -> None:
@@ -315,9 +315,7 @@ def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int) -> 
         wait_until(lambda: "first message" in made.tail(), "the banner")
         banner = made.tail()
     assert ("runs           native " in banner) == rust
-    assert (
-        f"native: cargo is not in PATH: all works, at Python's speed; for the native extension, {HOW}" in banner
-    ) != rust
+    assert (f"native: cargo is not in PATH: TriMQ works without it; for the native extension, {HOW}" in banner) != rust
     # What others have of the processors takes as much longer; make's own work is about a process for each of them.
     others = max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
     assert took < seconds * others, f"{took:.0f} s, load {others:.1f}\n{banner}"

@@ -45,9 +45,9 @@ def release(tree: Path, version: str) -> tuple[int, str]:
 
 def test_a_release_needs_a_version_a_clean_tree_and_something_new(clone: Path) -> None:
     head = git(clone, "rev-parse", "HEAD")
-    assert release(clone, "next") == (2, "release: VERSION=next is no version; use: make release VERSION=1.2.3\n")
+    assert release(clone, "next") == (2, "release: VERSION=next is not a version; use: make release VERSION=1.2.3\n")
     git(clone, "tag", "v1.2.3")
-    assert release(clone, "1.2.3") == (2, "release: the tag v1.2.3 is there already\n")
+    assert release(clone, "1.2.3") == (2, "release: the tag v1.2.3 exists already\n")
     (clone / "README.md").write_text("mine\n", encoding="utf-8")
     assert release(clone, "1.2.4") == (2, "release: there are changes that are not committed (git status)\n")
     git(clone, "checkout", "README.md")

@@ -121,7 +121,7 @@ def test_what_stands_in_a_log() -> None:
     assert check_record(data, 0, physical_offset=5).state is RecordState.RECORD
     stale = check_record(data, 0, physical_offset=6)
     assert stale.state is RecordState.DAMAGED
-    assert "lies at 5" in stale.why
+    assert "offset field is 5" in stale.why
     assert check_record(bytes(20), 0).state is RecordState.EMPTY
     blank = check_record(struct.pack(">II", 99, MAGIC_BLANK) + bytes(91), 0)
     assert (blank.state, blank.size) == (RecordState.BLANK, 99)

@@ -1,4 +1,4 @@
-//! Bytes of Python's buffers as slices, for as long as a call takes.
+//! Python's buffers as slices, for the duration of a call.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// A buffer that is read. It is let go at the end of the call, so that it never keeps its owner from being closed.
+/// A buffer to read. It is released at the end of the call, so that its owner can be closed afterwards.
 pub struct Source<T: Element = u8>(PyBuffer<T>);
 
 impl<T: Element> Source<T> {
-    /// Of a contiguous buffer of this kind of numbers.
+    /// Acquire a contiguous buffer of this element type.
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyBuffer::<T>::get(object)?;
         if !buffer.is_c_contiguous() {
@@ -19,30 +19,30 @@ impl<T: Element> Source<T> {
         Ok(Source(buffer))
     }
 
-    /// Its numbers.
+    /// Its elements.
     pub fn slice(&self) -> &[T] {
         if self.0.item_count() == 0 {
             return &[];
         }
-        // SAFETY: the buffer is contiguous, of this type (PyBuffer::get has looked), and cannot be resized or freed
-        // while it is held. Nothing writes into it: this thread has the interpreter until the call ends, and a call
-        // that has a Target says of all of its Sources that they are apart from it (Target::of).
+        // SAFETY: the buffer is contiguous, of this type (checked by PyBuffer::get), and cannot be resized or freed
+        // while it is held. Nothing writes into it: this thread holds the interpreter until the call ends, and a call
+        // with a Target has checked that all of its Sources are disjoint from it (Target::of).
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<T>(), self.0.item_count()) }
     }
 
-    /// The addresses of its bytes.
+    /// The addresses of its bytes, for Target::of.
     pub fn place(&self) -> Range<usize> {
         place(&self.0)
     }
 }
 
-/// A buffer of bytes that is written into.
+/// A buffer of bytes to write into.
 pub struct Target(PyBuffer<u8>);
 
 impl Target {
-    /// Of a contiguous buffer that may be written into and shares no byte with the others of the call.
+    /// Acquire a contiguous, writable buffer that shares no byte with the other buffers of the call.
     ///
-    /// `others`: the places of all buffers that the call reads.
+    /// `others`: the addresses of all buffers that the call reads.
     pub fn of(object: &Bound<'_, PyAny>, others: &[Range<usize>]) -> PyResult<Self> {
         let buffer = PyBuffer::<u8>::get(object)?;
         if !buffer.is_c_contiguous() || buffer.readonly() {
@@ -50,7 +50,7 @@ impl Target {
         }
         let own = place(&buffer);
         if others.iter().any(|other| own.start < other.end && other.start < own.end) {
-            return Err(PyValueError::new_err("what is written would be over what it is made of"));
+            return Err(PyValueError::new_err("the buffer to write overlaps a buffer to read"));
         }
         Ok(Target(buffer))
     }

@@ -1,4 +1,4 @@
-//! Keys of messages, and the entries of index files that they become.
+//! Keys of messages, and the entries of index files made from them.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -9,7 +9,7 @@ use trimq_native_core::index::{put, seconds_since, Entry};
 use crate::buffers::{Source, Target};
 use crate::{fault, guarded};
 
-/// Hashed keys of messages that were stored at the same time.
+/// Hashed keys of messages with the same store timestamp.
 #[pyclass(frozen)]
 pub struct Keys {
     pub hashes: Vec<i32>,
@@ -23,7 +23,7 @@ impl Keys {
     fn new(hashes: Vec<i32>, physical: Vec<i64>, store_timestamp: i64) -> PyResult<Self> {
         guarded(|| {
             if hashes.len() != physical.len() {
-                return Err(PyValueError::new_err("columns of one length"));
+                return Err(PyValueError::new_err("the columns have different lengths"));
             }
             Ok(Keys { hashes, physical, store_timestamp })
         })
@@ -46,7 +46,7 @@ impl Keys {
         })
     }
 
-    /// (hash, log offset, store time) of each.
+    /// (hash, log offset, store time) of each key.
     fn rows(&self) -> PyResult<Vec<(i32, i64, i64)>> {
         guarded(|| {
             let time = self.store_timestamp;
@@ -55,7 +55,7 @@ impl Keys {
     }
 }
 
-/// Hash, log offset and store time of each key of ``entries``, as bytes of i32, i64 and i64 in the machine's order.
+/// Hash, log offset and store time of each key of ``entries``, as bytes of i32, i64 and i64 in native byte order.
 ///
 /// An entry is a Keys or (topic, keys, log offset, store time).
 #[pyfunction]
@@ -100,7 +100,7 @@ fn flattened<'py>(
     Ok((bytes_of(py, &hashes), bytes_of(py, &physical), bytes_of(py, &times)))
 }
 
-/// Whole seconds since ``begin`` of each time (ms), as i32 in the machine's order.
+/// Whole seconds from ``begin`` to each time (ms), as i32 in native byte order.
 #[pyfunction]
 pub fn seconds<'py>(py: Python<'py>, times: &Bound<'py, PyAny>, begin: i64) -> PyResult<Bound<'py, PyByteArray>> {
     guarded(|| {
@@ -111,7 +111,7 @@ pub fn seconds<'py>(py: Python<'py>, times: &Bound<'py, PyAny>, begin: i64) -> P
     })
 }
 
-/// Write entries number ``count`` and up into the bytes of an index file; how many slots were empty before.
+/// Write entries from number ``count`` on into the bytes of an index file. Returns how many slots were empty before.
 #[pyfunction]
 pub fn put_entries(
     file: &Bound<'_, PyAny>,
@@ -127,7 +127,7 @@ pub fn put_entries(
         let mut file = Target::of(file, &[hashes.place(), physical.place(), seconds.place()])?;
         let (hashes, physical, seconds) = (hashes.slice(), physical.slice(), seconds.slice());
         if physical.len() != hashes.len() || seconds.len() != hashes.len() {
-            return Err(fault("columns are not of one length"));
+            return Err(fault("the columns have different lengths"));
         }
         let rows = hashes.iter().zip(physical).zip(seconds);
         let entries = rows.map(|((&hash, &physical), &seconds)| Entry { hash, physical, seconds });
@@ -140,7 +140,7 @@ fn bytes_of<'py, T: Copy + ToBytes>(py: Python<'py>, numbers: &[T]) -> Bound<'py
     PyBytes::new(py, &bytes)
 }
 
-/// Numbers as bytes in the machine's order.
+/// Numbers as bytes in native byte order.
 trait ToBytes {
     fn bytes(self) -> impl IntoIterator<Item = u8>;
 }

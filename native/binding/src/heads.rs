@@ -1,4 +1,4 @@
-//! Records that a queue's units tell of.
+//! Records that a queue's units refer to.
 
 use pyo3::prelude::*;
 use trimq_native_core::heads::{are_messages as are, Place};
@@ -6,9 +6,9 @@ use trimq_native_core::heads::{are_messages as are, Place};
 use crate::buffers::Source;
 use crate::guarded;
 
-/// Whether each of ``units`` leads to the message of its queue offset, the first of them ``offset``.
+/// Whether each of ``units`` refers to the message of its queue offset; that of the first unit is ``offset``.
 ///
-/// ``records``: a part of the log that begins at log offset ``start``. ``place``: queue id, magic, topic with its length.
+/// ``records``: the part of the log from log offset ``start`` on. ``place``: queue id, magic, topic with its length.
 #[pyfunction]
 pub fn are_messages(
     records: &Bound<'_, PyAny>,

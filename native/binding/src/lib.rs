@@ -1,6 +1,6 @@
-//! The Python module `trimq_native`: thin functions around trimq-native-core. Its types for Python: protocol/native.py.
+//! The Python module `trimq_native`: thin wrappers around trimq-native-core. protocol/native.py has its Python types.
 //!
-//! No call releases the interpreter: each takes well under a millisecond. Each does its work in `guarded`.
+//! No call releases the interpreter: each takes well under a millisecond. All of them run their work in `guarded`.
 
 #![deny(unsafe_code)]
 #![deny(clippy::undocumented_unsafe_blocks)]
@@ -17,14 +17,9 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-create_exception!(
-    trimq_native,
-    NativeFault,
-    PyRuntimeError,
-    "A mistake in the extension: what it was doing is not done."
-);
+create_exception!(trimq_native, NativeFault, PyRuntimeError, "A fault in the extension: the call has failed.");
 
-/// Run the work of a call, all of it. A panic becomes a NativeFault, which `except Exception` sees.
+/// Run the work of a call. A panic becomes a NativeFault, which `except Exception` catches, unlike PyO3's own.
 fn guarded<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
@@ -33,12 +28,12 @@ fn guarded<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     })
 }
 
-/// What a call raises that finds a mistake of ours.
+/// The exception for a fault that a call detects in the extension.
 fn fault(what: &str) -> PyErr {
     NativeFault::new_err(what.to_owned())
 }
 
-/// Panic, and report it as every other call would: for tests.
+/// Panic, and report it as every other call would; for tests.
 #[pyfunction]
 fn panic() -> PyResult<()> {
     guarded(|| panic!("asked for"))

@@ -8,14 +8,14 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use trimq_native_core::batch;
 use trimq_native_core::hash::Hash;
 use trimq_native_core::round::{Round, Single, Span};
-use trimq_native_core::rows::{Limits, Mismatch, Position, Room, Stamp, TAG_KEY};
+use trimq_native_core::rows::{Context, Limits, Mismatch, Position, Stamp, TAG_KEY};
 use trimq_native_core::rules::{Names, ReplyTexts, Rules};
 
 use crate::buffers::{Source, Target};
 use crate::entries::Keys;
 use crate::{fault, guarded};
 
-/// Reads sends and batches by rules that do not change.
+/// Reads sends and batches by fixed rules.
 #[pyclass(frozen)]
 pub struct Reader {
     rules: Arc<Rules>,
@@ -25,7 +25,7 @@ pub struct Reader {
 impl Reader {
     #[new]
     #[pyo3(signature = (*, slow, fast, slow_prefixes, not_in_a_batch, added, tags, store_host, region, trace, language, version))]
-    #[allow(clippy::too_many_arguments)] // by name, each of them
+    #[allow(clippy::too_many_arguments)] // all are passed by name
     fn new(
         slow: Vec<Vec<u8>>,
         fast: Vec<Vec<u8>>,
@@ -54,7 +54,7 @@ impl Reader {
         })
     }
 
-    /// Read the sends of a round; spans are (begin, end, most requests), hosts those of their connections.
+    /// Read the sends of a round. Spans are (begin, end, most requests), hosts the packed addresses of their clients.
     fn read(
         &self,
         frames: &Bound<'_, PyAny>,
@@ -66,7 +66,7 @@ impl Reader {
     ) -> PyResult<Messages> {
         guarded(|| {
             if hosts.len() != spans.len() || !hosts.iter().all(|host| is_host(host)) {
-                return Err(PyValueError::new_err("there is a host of 8 or 20 bytes for each span"));
+                return Err(PyValueError::new_err("each span needs a host of 8 or 20 bytes"));
             }
             let source = Source::of(frames)?;
             let spans: Vec<Span> =
@@ -78,9 +78,9 @@ impl Reader {
         })
     }
 
-    /// Read a send that came alone, in JSON; None where it is not ordinary.
+    /// Read a single JSON send; None if it is not ordinary.
     ///
-    /// (topic, queue id, where its body begins, properties with what is added, born timestamp, flag, sysFlag,
+    /// (topic, queue id, offset of its body, properties with those added, born timestamp, flag, sysFlag,
     /// reconsumeTimes, tags code, keys, unique key, opaque).
     fn send<'py>(
         &self,
@@ -91,7 +91,7 @@ impl Reader {
         guarded(|| self.single(py, frame, code))
     }
 
-    /// Read a batch to one queue; None where it is not ordinary. ``stamp``: sysFlag, time of birth, reconsumeTimes.
+    /// Read a batch to one queue; None if it is not ordinary. ``stamp``: sysFlag, born timestamp, reconsumeTimes.
     fn batch(
         &self,
         body: &Bound<'_, PyAny>,
@@ -164,7 +164,7 @@ impl Reader {
     }
 }
 
-/// Messages that were read, on their way into the log.
+/// Messages that were read and are to be written to the log.
 #[pyclass]
 pub struct Messages {
     rules: Arc<Rules>,
@@ -180,7 +180,7 @@ impl Messages {
         guarded(|| Ok(self.round.rows.len()))
     }
 
-    /// Bytes of all records.
+    /// The total size of all records in bytes.
     #[getter]
     fn total(&self) -> PyResult<usize> {
         guarded(|| Ok(self.round.rows.total()))
@@ -194,12 +194,12 @@ impl Messages {
         })
     }
 
-    /// (requests, where the next one begins) of each span.
+    /// (number of requests, offset of the next one) of each span.
     fn parts(&self) -> PyResult<Vec<(usize, usize)>> {
         guarded(|| Ok(self.round.parts.iter().map(|part| (part.count, part.stop)).collect()))
     }
 
-    /// Leave out the queues that are not good, and what connections have sent behind a message to one of them.
+    /// Drop the messages to queues that are not good, and the later messages of the same connections.
     fn leave_out(&mut self, good: Vec<bool>) -> PyResult<()> {
         guarded(|| {
             self.round.leave_out(&self.spans, &good);
@@ -207,10 +207,10 @@ impl Messages {
         })
     }
 
-    /// Write the records into ``buffer`` from ``at`` on, all but the first 8 bytes, which are returned.
+    /// Write the records into ``buffer`` at ``at``, except the first 8 bytes, which are returned.
     ///
-    /// ``frames``: what they were read from. ``starts``: the next offset of each queue.
-    #[allow(clippy::too_many_arguments)] // where from, where to, which numbers
+    /// ``frames``: the bytes that they were read from. ``starts``: the next offset of each queue.
+    #[allow(clippy::too_many_arguments)] // source, target and numbers
     fn write<'py>(
         &mut self,
         py: Python<'py>,
@@ -227,23 +227,25 @@ impl Messages {
             let position = Position { physical_offset, store_timestamp };
             let Messages { rules, round, hosts, is_batch, .. } = self;
             let hosts: Vec<&[u8]> = hosts.iter().map(Vec::as_slice).collect();
-            let limits = Limits { body: usize::MAX, record: usize::MAX }; // of what was read, none is too large
+            let limits = Limits { body: usize::MAX, record: usize::MAX }; // the limits were checked when the messages were read
             let added = if *is_batch { 0 } else { rules.added.len() };
-            let room = Room { rules, added, hosts: &hosts, limits };
+            let context = Context { rules, added, hosts: &hosts, limits };
             let end = at.checked_add(round.rows.total());
-            let out = end.and_then(|end| target.slice().get_mut(at..end)).ok_or_else(|| fault("no such place"))?;
-            let head = round.rows.write(source.slice(), out, &position, &starts, &room);
-            let head = head.map_err(|Mismatch(what)| fault(&format!("{what} do not fit")))?;
+            let out = end
+                .and_then(|end| target.slice().get_mut(at..end))
+                .ok_or_else(|| fault("the records do not fit into the buffer"))?;
+            let head = round.rows.write(source.slice(), out, &position, &starts, &context);
+            let head = head.map_err(|Mismatch(what)| fault(&format!("{what} do not match")))?;
             Ok(PyBytes::new(py, &head))
         })
     }
 
-    /// The units of all messages, once they are written: those of each queue side by side.
+    /// The units of all messages, grouped by queue. Valid after ``write``.
     fn units<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         guarded(|| Ok(PyBytes::new(py, self.round.rows.units())))
     }
 
-    /// The keys of all messages, once they are written.
+    /// The keys of all messages. Valid after ``write``.
     fn keys(&self, store_timestamp: i64) -> PyResult<Keys> {
         guarded(|| {
             let rows = &self.round.rows;
@@ -255,18 +257,18 @@ impl Messages {
         })
     }
 
-    /// Log offset of each message, once they are written.
+    /// The log offset of each message. Valid after ``write``.
     fn physical_offsets(&self) -> PyResult<Vec<i64>> {
         guarded(|| Ok(self.round.rows.places().iter().map(|place| place.physical).collect()))
     }
 
-    /// The replies to each span, joined, once the messages are written.
+    /// The replies to each span, joined. Valid after ``write``.
     fn replies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| PyList::new(py, self.round.replies(&self.rules).iter().map(|reply| PyBytes::new(py, reply))))
     }
 
-    /// (span, opaque, in binary, queue, unique key, log offset, queue offset, size) of each request; offsets are -1
-    /// where nothing was written.
+    /// (span, opaque, binary, queue, unique key, log offset, queue offset, size) of each request. Offsets are -1 before
+    /// ``write``.
     #[allow(clippy::type_complexity)] // a row of a table
     fn requests(&self) -> PyResult<Vec<(usize, i32, bool, usize, &str, i64, i64, usize)>> {
         guarded(|| {

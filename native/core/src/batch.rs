@@ -4,16 +4,16 @@
 
 use std::ops::Range;
 
-use crate::rows::{Limits, Room, Rows, Stamp};
+use crate::rows::{Context, Limits, Rows, Stamp};
 use crate::rules::Rules;
 
 const BODY_AT: usize = 20;
-/// Bytes of a message besides its body and its properties.
+/// Bytes of a message in addition to its body and its properties.
 const AROUND: usize = 22;
 
-/// Read a batch to one queue. None where a message is not ordinary, or lengths do not add up.
+/// Read a batch to one queue. None if a message is not ordinary, or lengths are inconsistent.
 ///
-/// `stamp`: of all of them, but for the flag. Bodies and properties stay in `body`.
+/// `stamp` is that of all messages, except for the flag. Bodies and properties are not copied: they stay in `body`.
 pub fn read(
     body: &[u8],
     topic: &str,
@@ -23,7 +23,7 @@ pub fn read(
     hosts: &[&[u8]],
     limits: Limits,
 ) -> Option<Rows> {
-    let room = Room { rules, added: 0, hosts, limits };
+    let context = Context { rules, added: 0, hosts, limits };
     let mut rows = Rows::of_source();
     let queue = rows.add_queue(topic, queue_id)?;
     let mut at = 0;
@@ -33,7 +33,7 @@ pub fn read(
         let found = rules.names.ordinary_in_batch(text)?;
         at = message.text.end;
         let stamp = Stamp { flag: message.flag, ..stamp };
-        if !rows.add(queue, message.body, message.text, stamp, &found, &room) {
+        if !rows.add(queue, message.body, message.text, stamp, &found, &context) {
             return None;
         }
     }

@@ -1,23 +1,23 @@
-//! Hashes of keys and tags: Java's `String.hashCode`, and what the index makes of it.
+//! Hashes of keys and tags: Java's `String.hashCode`, and the index's hash derived from it.
 
-/// A `String.hashCode` that goes on: of "ab" it is `Hash::of("a").then("b")`.
+/// A `String.hashCode` that can be continued: that of "ab" is `Hash::of("a").then("b")`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash(u32);
 
 impl Hash {
-    /// Of the empty text.
+    /// The hash of the empty text.
     pub const EMPTY: Hash = Hash(0);
 
-    /// Of `text`.
+    /// The hash of `text`.
     pub fn of(text: &str) -> Hash {
         Hash::EMPTY.then(text)
     }
 
-    /// With `text` behind it.
+    /// The hash after appending `text`.
     pub fn then(self, text: &str) -> Hash {
         if text.is_ascii() {
             let step = |hash: u32, unit: &u8| hash.wrapping_mul(31).wrapping_add(u32::from(*unit));
-            // four at once: each step of one waits for the one before
+            // four bytes at a time: with single bytes, each step would wait for the result of the one before
             let fours = text.as_bytes().chunks_exact(4);
             let rest = fours.remainder();
             let hash = fours.fold(self.0, |hash, four| {
@@ -30,18 +30,18 @@ impl Hash {
         Hash(text.encode_utf16().fold(self.0, step))
     }
 
-    /// As Java has it: the code of a tag in a queue unit.
+    /// Java's value, which is the code of a tag in a queue unit.
     pub fn value(self) -> i32 {
         self.0 as i32
     }
 
-    /// As the index has it: the absolute value, 0 where that does not fit (`IndexFile.indexKeyHashMethod`).
+    /// The index's value: the absolute value, 0 if that overflows (`IndexFile.indexKeyHashMethod`).
     pub fn in_index(self) -> i32 {
         self.value().checked_abs().unwrap_or(0)
     }
 }
 
-/// Checksum of a body as records carry it: CRC-32, the lower 31 bits; 0 for no bytes.
+/// Checksum of a body in a record: the lower 31 bits of its CRC-32; 0 for an empty body.
 pub fn body_crc(body: &[u8]) -> u32 {
     crc32fast::hash(body) & 0x7FFF_FFFF
 }

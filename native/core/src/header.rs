@@ -1,6 +1,7 @@
-//! The header of a send in both of its forms and in both encodings: what is in the form that clients write it in.
+//! The header of a send in both of its forms and in both encodings, as far as it is written as clients write it.
 //!
-//! Whatever has another form is not wrong, it is left to who knows all of them: each function says None then.
+//! A header in another form is not invalid: these functions return None for it, and the Python code, which supports all
+//! forms, decodes it.
 
 use std::ops::Range;
 
@@ -17,11 +18,11 @@ pub struct SendHeader<'a> {
     pub queue_id: i32,
     /// Flags of the system.
     pub sys_flag: i32,
-    /// When the producer made the message, ms.
+    /// When the producer created the message, in ms.
     pub born_timestamp: i64,
     /// Flags of the user.
     pub flag: i32,
-    /// Where the properties stand in the arena.
+    /// The position of the properties in the arena.
     pub properties: Range<usize>,
     /// How often it was consumed.
     pub reconsume_times: i32,
@@ -31,7 +32,7 @@ pub struct SendHeader<'a> {
 const SEND_MESSAGE: u16 = 10;
 const SEND_MESSAGE_V2: u16 = 310;
 
-/// Fields of a send, whatever they are called.
+/// The fields of a send, for both sets of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Topic,
@@ -42,13 +43,13 @@ enum Field {
     Properties,
     ReconsumeTimes,
     Batch,
-    /// A text that nothing is made of.
+    /// A text that is not used.
     Text,
-    /// A number of 32 bits that nothing is made of.
+    /// A 32-bit number that is not used.
     Number,
-    /// A truth value that nothing is made of.
+    /// A boolean that is not used.
     Truth,
-    /// What is no field of a send.
+    /// Not a field of a send.
     Unknown,
 }
 
@@ -56,7 +57,7 @@ use Field::{
     Batch, BornTimestamp, Flag, Number, Properties, QueueId, ReconsumeTimes, SysFlag, Text, Topic, Truth, Unknown,
 };
 
-/// Names in the order of the numbers by which fields are found to be there twice.
+/// Long names by field number. The numbers are bits in `Ext::seen`, which detects repeated fields.
 const LONG: [(&str, Field); 13] = [
     ("producerGroup", Text),
     ("topic", Topic),
@@ -88,10 +89,10 @@ const SHORT: [Field; 14] = [
     Batch,
     Text,
 ];
-/// The first eight have to be there, and the properties, without which there is no unique key.
+/// The mandatory fields: the first eight, and the properties, without which there is no unique key.
 const NEEDED: u32 = 0x1FF;
 
-/// The number of a field, and what it is.
+/// The number of a field, and its kind.
 fn field_of(name: &str, long: bool) -> (Option<usize>, Field) {
     if long {
         let found = LONG.iter().position(|(known, _)| *known == name);
@@ -103,7 +104,7 @@ fn field_of(name: &str, long: bool) -> (Option<usize>, Field) {
     }
 }
 
-/// What the ext fields have been found to say.
+/// The ext fields read so far.
 #[derive(Default)]
 struct Ext<'a> {
     header: SendHeader<'a>,
@@ -113,7 +114,7 @@ struct Ext<'a> {
 }
 
 impl<'a> Ext<'a> {
-    /// Take a field whose value is a text without escapes, or is written so. None where it is not in the usual form.
+    /// Take a field. None if its value is not in the usual form.
     fn take(&mut self, name: &str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()> {
         let (number, field) = field_of(name, self.long);
         if let Some(number) = number {
@@ -149,7 +150,7 @@ impl<'a> Ext<'a> {
                 self.header.properties = begin..arena.len();
             }
             Unknown => {
-                value.plain()?; // nobody looks whether it is well escaped
+                value.plain()?; // escapes in it would not be validated
             }
         }
         Some(())
@@ -160,7 +161,7 @@ impl<'a> Ext<'a> {
     }
 }
 
-/// A value as it stands in JSON: a text, a text with escapes in it (raw), or a number or truth value (raw).
+/// A JSON value: a text, a text with escapes (raw), or a number or boolean (raw).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value<'a> {
     Text(&'a str),
@@ -201,7 +202,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// A decimal number as all clients write it: no sign but a minus, no zero in front.
+/// A decimal number as all clients write it: no plus sign, no leading zeros.
 fn whole_number(text: &str) -> Option<i64> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     match *digits.as_bytes() {
@@ -209,7 +210,7 @@ fn whole_number(text: &str) -> Option<i64> {
         [] | [b'0', ..] => return None,
         _ => {}
     }
-    // below zero there is one number more than above
+    // accumulated as a negative number, since i64 has one more of these
     let mut below: i64 = 0;
     for byte in digits.bytes() {
         let digit = byte.wrapping_sub(b'0');
@@ -225,7 +226,7 @@ fn whole_number(text: &str) -> Option<i64> {
     }
 }
 
-/// What is left of a JSON text.
+/// A JSON text that is being read.
 struct Json<'a> {
     text: &'a str,
     at: usize,
@@ -247,7 +248,7 @@ impl<'a> Json<'a> {
         (self.peek()? == byte).then(|| self.at += 1)
     }
 
-    /// Whether an object goes on: `first` says that nothing of it has been read yet.
+    /// Whether the object has another member. `first`: no member has been read yet.
     fn another(&mut self, first: bool) -> Option<bool> {
         match self.peek()? {
             b'}' => {
@@ -291,7 +292,7 @@ impl<'a> Json<'a> {
         Some(if escaped { Value::Escaped(raw) } else { Value::Text(raw) })
     }
 
-    /// A text, a number or a truth value.
+    /// A text, a number or a boolean.
     fn value(&mut self) -> Option<Value<'a>> {
         match self.peek()? {
             b'"' => self.string(),
@@ -319,8 +320,8 @@ impl<'a> Json<'a> {
         self.value().map(Some)
     }
 
-    /// A field of the envelope that nothing is made of. None also where it has escapes, which would have to be looked at.
-    fn not_looked_at(&mut self) -> Option<()> {
+    /// Skip a field of the envelope that is not used. None also if it has escapes, which would have to be validated.
+    fn skip_value(&mut self) -> Option<()> {
         if let Some(value) = self.value_or_null()? {
             value.plain()?;
         }
@@ -328,9 +329,9 @@ impl<'a> Json<'a> {
     }
 }
 
-/// How many bytes come before the first that is a quotation mark, a backslash or a control character, in steps of eight.
+/// The number of bytes before the first quotation mark, backslash or control character, checked eight at a time.
 ///
-/// Never more than there are; there may be a few more of them.
+/// It may be too small, by less than eight, never too large.
 fn plain_prefix(bytes: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const TOPS: u64 = 0x8080_8080_8080_8080;
@@ -339,7 +340,7 @@ fn plain_prefix(bytes: &[u8]) -> usize {
         let mut word = [0; 8];
         word.copy_from_slice(eight);
         let word = u64::from_le_bytes(word);
-        // the lowest byte whose top bit is set is the first of them; above it a borrow may have set others
+        // the lowest byte with its top bit set is the first match; above it, a borrow may have set other top bits
         let below = |word: u64, limit: u8| word.wrapping_sub(ONES * u64::from(limit)) & !word & TOPS;
         let found =
             below(word, 0x20) | below(word ^ (ONES * u64::from(b'"')), 1) | below(word ^ (ONES * u64::from(b'\\')), 1);
@@ -351,7 +352,7 @@ fn plain_prefix(bytes: &[u8]) -> usize {
     count
 }
 
-/// The text that a JSON string stands for, put behind `out`. None for a lone surrogate and for what is no escape.
+/// Append the unescaped text of a JSON string to `out`. None for a lone surrogate and for an invalid escape.
 fn unescape(raw: &str, out: &mut Vec<u8>) -> Option<()> {
     let mut rest = raw;
     while let Some(at) = memchr(b'\\', rest.as_bytes()) {
@@ -394,9 +395,9 @@ fn four_digits(text: &str) -> Option<u32> {
     digits.iter().try_fold(0, |value, digit| Some(value << 4 | char::from(*digit).to_digit(16)?))
 }
 
-/// Read a send of `code` out of a header in JSON.
+/// Read a send of `code` from a JSON header, and append its properties to `arena`.
 ///
-/// The properties go behind `arena`; where this is None they are not wanted.
+/// If this returns None, `arena` may have been extended; the caller truncates it.
 pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Option<SendHeader<'a>> {
     let mut json = Json { text: std::str::from_utf8(head).ok()?, at: 0 };
     let mut ext: Option<Ext<'a>> = None;
@@ -429,7 +430,7 @@ pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Optio
             }
             "language" => {
                 once(4)?;
-                json.not_looked_at()?;
+                json.skip_value()?;
             }
             "remark" => {
                 once(5)?;
@@ -439,7 +440,7 @@ pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Optio
             }
             "serializeTypeCurrentRPC" => {
                 once(6)?;
-                json.not_looked_at()?;
+                json.skip_value()?;
             }
             "extFields" => {
                 once(7)?;
@@ -484,7 +485,7 @@ fn names_are_long(code: u16) -> Option<bool> {
     }
 }
 
-/// What is left of a header in RocketMQ's binary form.
+/// A header in RocketMQ's binary form that is being read.
 struct Binary<'a>(&'a [u8]);
 
 impl<'a> Binary<'a> {
@@ -520,7 +521,7 @@ pub fn send_in_binary<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Opt
     let opaque = binary.int()?;
     let flag = binary.int()?;
     if flag != 0 || binary.int()? != 0 {
-        return None; // one-way, a reply, or with a remark
+        return None; // a one-way, a reply, or a request with a remark
     }
     if usize::try_from(binary.int()?).ok()? != binary.0.len() {
         return None;

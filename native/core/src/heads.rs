@@ -1,27 +1,27 @@
-//! Whether records of the log are the messages that units of a queue tell of, by their heads. The reference is
-//! broker/store/read/record_look.py; only the usual record is known here.
+//! Checks by their heads whether records of the log are the messages that a queue's units refer to. The reference is
+//! broker/store/read/record_look.py; only ordinary records are supported here.
 
 /// Bytes of a unit: log offset, size and tags code.
 const UNIT: usize = 20;
-/// Bytes in front of a record's body, with IPv4 hosts.
+/// Bytes of a record before its body, with IPv4 hosts.
 const HEAD: usize = 88;
 /// `BORN_HOST_V6 | STORE_HOST_V6`.
 const V6: u32 = 0x30;
 
-/// What each message of a queue says of itself.
+/// The fields that all records of a queue have in common.
 pub struct Place<'a> {
     /// The queue's id.
     pub queue_id: i32,
     /// The magic of its records.
     pub magic: u32,
-    /// Its topic as it stands in a record, the length in front.
+    /// Its topic as encoded in a record, after its length.
     pub topic: &'a [u8],
 }
 
-/// Whether each of `units` leads to the message with its queue offset, the first of which is `offset`.
+/// Whether each of `units` refers to the message with its queue offset; that of the first unit is `offset`.
 ///
-/// `records`: a part of the log that begins at log offset `start`, all of it in memory. The units' records are to lie in
-/// it, one behind the other. False for anything unusual as well.
+/// `records` is the part of the log from log offset `start` on, all of it in memory. It must contain the units'
+/// records, in their order and without overlaps. False also for anything unusual.
 pub fn are_messages(records: &[u8], start: i64, units: &[u8], offset: i64, place: &Place<'_>) -> bool {
     let mut units = units.chunks_exact(UNIT);
     let mut before = 0;

@@ -1,7 +1,8 @@
-//! What TriMQ's broker does by the dozen: frames in; records, queue units, index entries and replies out.
+//! The work that TriMQ's broker does for many messages at a time: frames in; records, queue units, index entries and
+//! replies out.
 //!
-//! No Python in here: slices in, slices and numbers out. The reference for all of it is the Python way: what is served
-//! here has the same records, units, index entries and replies, and what is not served here is left to it untouched.
+//! There is no Python here: functions take slices and return slices and numbers. The Python code is the reference: what
+//! is served here has the same records, units, index entries and replies. The rest is left to it, without side effects.
 #![forbid(unsafe_code)]
 
 pub mod batch;

@@ -5,20 +5,20 @@ use std::fmt::Write;
 use crate::rows::Place;
 use crate::rules::Rules;
 
-/// What a reply tells.
+/// The content of a reply.
 #[derive(Debug)]
 pub struct Stored<'a> {
     /// The number of the request.
     pub opaque: i32,
     /// The queue.
     pub queue_id: i32,
-    /// Where the message lies.
+    /// Where the message is stored.
     pub place: Place,
     /// Its unique key: letters and digits.
     pub unique: &'a str,
 }
 
-/// Put the reply to a send behind `out`, in the encoding of its request.
+/// Append the reply to a send to `out`, in the encoding of its request.
 pub fn send(out: &mut Vec<u8>, rules: &Rules, stored: &Stored<'_>, binary: bool) {
     let mut text = String::with_capacity(320);
     let begin = out.len();
@@ -43,7 +43,7 @@ fn offset_id(text: &mut String, rules: &Rules, physical: i64) {
     }
 }
 
-/// Decimal digits of a number; writing into a String does not fail.
+/// Append the decimal digits of a number; writing into a String cannot fail.
 fn number(text: &mut String, value: i64) {
     let _ = write!(text, "{value}");
 }

@@ -5,30 +5,30 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 
 use crate::header::{send_in_binary, send_in_json, SendHeader};
-use crate::rows::{Limits, Mismatch, Position, Room, Rows, Stamp, HEAD};
+use crate::rows::{Context, Limits, Mismatch, Position, Rows, Stamp, HEAD};
 use crate::rules::{Found, Rules, MAX_PROPERTIES};
 
 const WORDS: usize = 8;
-/// Longer unique keys, which no client makes, are not served here.
+/// Messages with longer unique keys, which no client generates, are not served here.
 const LONGEST_UNIQUE: usize = 256;
 
-/// Frames that a connection has sent, side by side: bytes [begin, end) of what they are read from.
+/// Consecutive frames of a connection: bytes [begin, end) of the buffer that they are read from.
 ///
-/// The last one may be cut off.
+/// The last frame may be incomplete.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Where they begin and end.
+    /// Begin and end of the frames.
     pub place: Range<usize>,
-    /// How many requests of it may be served.
+    /// The most requests of the span that may be served.
     pub most: usize,
 }
 
-/// How far a span was read: so many frames, and where the last of them ends.
+/// How far a span was read: the number of frames, and where the last of them ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// How many.
+    /// The number of frames.
     pub count: usize,
-    /// Where the next one begins.
+    /// The start of the next frame.
     pub stop: usize,
 }
 
@@ -37,21 +37,21 @@ pub struct Part {
 pub struct Request {
     /// The number of its span.
     pub span: usize,
-    /// Its own number.
+    /// Its opaque number.
     pub opaque: i32,
-    /// Its header came in RocketMQ's binary form.
+    /// Whether its header is in RocketMQ's binary form.
     pub binary: bool,
-    /// Where its unique key stands among the texts of the rows.
+    /// The position of its unique key in the texts of the rows.
     pub unique: Range<usize>,
     stop: usize,
 }
 
-/// What was read of a round.
+/// The messages read from the frames of a round.
 #[derive(Debug, Default)]
 pub struct Round {
     /// The messages.
     pub rows: Rows,
-    /// The requests that they came in, one each.
+    /// The requests that sent them, one for each message.
     pub requests: Vec<Request>,
     /// How far each span was read.
     pub parts: Vec<Part>,
@@ -59,12 +59,12 @@ pub struct Round {
 }
 
 impl Round {
-    /// Messages that came in no round.
+    /// The messages of a batch, which have no requests and spans.
     pub fn of_batch(rows: Rows) -> Round {
         Round { rows, ..Round::default() }
     }
 
-    /// Read the sends of `spans` up to the first that is not an ordinary one of `code`, in each; `most` in all.
+    /// Read the sends of each span up to the first one that is not an ordinary send of `code`; `most` in all.
     pub fn read(
         frames: &[u8],
         code: u16,
@@ -74,13 +74,13 @@ impl Round {
         hosts: &[&[u8]],
         limits: Limits,
     ) -> Round {
-        let room = Room { rules, added: rules.added.len(), hosts, limits };
+        let context = Context { rules, added: rules.added.len(), hosts, limits };
         let mut round = Round { code, ..Round::default() };
         let mut known: FxHashMap<(&str, i32), usize> = FxHashMap::default();
         for (number, span) in spans.iter().enumerate() {
             let mut part = Part { count: 0, stop: span.place.start };
             while part.count < span.most && round.requests.len() < most {
-                let Some(stop) = round.take(frames, part.stop..span.place.end, number, &mut known, &room) else {
+                let Some(stop) = round.take(frames, part.stop..span.place.end, number, &mut known, &context) else {
                     break;
                 };
                 part = Part { count: part.count + 1, stop };
@@ -90,27 +90,27 @@ impl Round {
         round
     }
 
-    /// Read the frame that begins here; where it ends. None: it is not served, and nothing has changed.
+    /// Read the frame at the start of `place` and return its end. None: it is not served, and nothing has changed.
     fn take<'a>(
         &mut self,
         frames: &'a [u8],
         place: Range<usize>,
         span: usize,
         known: &mut FxHashMap<(&'a str, i32), usize>,
-        room: &Room<'_>,
+        context: &Context<'_>,
     ) -> Option<usize> {
         let frame = Frame::of(frames.get(place.clone())?)?;
         let before = self.rows.texts.len();
         let stop = place.start + frame.length;
         let body = place.start + frame.body_at..stop;
-        let taken = self.take_send(frame.head, frame.encoding, span, body, stop, known, room);
+        let taken = self.take_send(frame.head, frame.encoding, span, body, stop, known, context);
         if taken.is_none() {
-            self.rows.texts.truncate(before);
+            self.rows.texts.truncate(before); // the properties of a message that was not added
         }
         taken.map(|()| stop)
     }
 
-    #[allow(clippy::too_many_arguments)] // what is known of a frame by then
+    #[allow(clippy::too_many_arguments)] // all parts of a decoded frame
     fn take_send<'a>(
         &mut self,
         head: &'a [u8],
@@ -119,16 +119,16 @@ impl Round {
         body: Range<usize>,
         stop: usize,
         known: &mut FxHashMap<(&'a str, i32), usize>,
-        room: &Room<'_>,
+        context: &Context<'_>,
     ) -> Option<()> {
         let header = match encoding {
             0 => send_in_json(head, self.code, &mut self.rows.texts)?,
             1 => send_in_binary(head, self.code, &mut self.rows.texts)?,
             _ => return None,
         };
-        // a text of its own, so that the rows can be added to; the properties of most messages are short
+        // a copy, since `rows` is changed below while the text is used; the properties of most messages are short
         let text = self.rows.text(&header.properties).to_owned();
-        let (unique, found) = Single::found(&text, room.rules)?;
+        let (unique, found) = Single::found(&text, context.rules)?;
         let unique_at = header.properties.start + place_of(unique, &text);
         let stamp = Stamp {
             flag: header.flag,
@@ -143,12 +143,13 @@ impl Round {
             Some(queue) => queue,
             None => self.rows.add_queue(header.topic, header.queue_id)?,
         };
-        if !self.rows.add(queue, body, header.properties, stamp, &found, room) {
+        if !self.rows.add(queue, body, header.properties, stamp, &found, context) {
             if met.is_none() {
                 self.rows.take_back_queue();
             }
             return None;
         }
+        // only now, when the queue has a message: a queue that was taken back must not stay known
         if met.is_none() {
             known.insert(place, queue);
         }
@@ -157,8 +158,9 @@ impl Round {
         Some(())
     }
 
-    /// Leave out what goes to the queues for which `is_good` is false, and what each connection has sent behind it.
+    /// Drop the messages to queues for which `is_good` is false, and the later messages of the same connections.
     pub fn leave_out(&mut self, spans: &[Span], is_good: &[bool]) {
+        // Once a message of a span is dropped, the span ends before it: replies and order of a connection stay intact.
         let mut ended = vec![false; self.parts.len()];
         for (part, span) in self.parts.iter_mut().zip(spans) {
             *part = Part { count: 0, stop: span.place.start };
@@ -189,10 +191,10 @@ impl Round {
         hosts: &[&[u8]],
     ) -> Result<[u8; HEAD], Mismatch> {
         let limits = Limits { body: usize::MAX, record: usize::MAX };
-        self.rows.write(frames, out, at, starts, &Room { rules, added: rules.added.len(), hosts, limits })
+        self.rows.write(frames, out, at, starts, &Context { rules, added: rules.added.len(), hosts, limits })
     }
 
-    /// The replies to each span, joined; once the messages are written.
+    /// The replies to each span, joined. Valid after the messages were written.
     pub fn replies(&self, rules: &Rules) -> Vec<Vec<u8>> {
         let mut replies: Vec<Vec<u8>> = Vec::new();
         replies.resize_with(self.parts.len(), Vec::new);
@@ -219,7 +221,7 @@ struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The one that begins here. None where it is cut off, or its words contradict each other.
+    /// The frame at the start of `bytes`. None if it is incomplete, or its lengths are inconsistent.
     fn of(bytes: &'a [u8]) -> Option<Frame<'a>> {
         let total = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
         let word = u32::from_be_bytes(bytes.get(4..WORDS)?.try_into().ok()?);
@@ -232,19 +234,19 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A send that is read by itself.
+/// A send that is read on its own.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Single<'a> {
-    /// Its header, whose properties stand in the arena.
+    /// Its header, whose properties are in the arena.
     pub header: SendHeader<'a>,
-    /// Where its body begins; it ends with the frame.
+    /// The start of its body, which ends with the frame.
     pub body_at: usize,
 }
 
 impl<'a> Single<'a> {
-    /// Read a frame that is one ordinary send of `code` in JSON, whose properties go behind `arena`. None for others.
+    /// Read a frame that is one ordinary JSON send of `code`, and append its properties to `arena`. None for others.
     ///
-    /// What its properties say: `found`. Limits of what the log takes are left to whoever has it.
+    /// `found` parses these properties. The limits of bodies and records are left to the caller.
     pub fn read(frame: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Option<Single<'a>> {
         let Frame { length, encoding, head, body_at } = Frame::of(frame)?;
         if encoding != 0 || length != frame.len() || body_at == length {
@@ -255,7 +257,7 @@ impl<'a> Single<'a> {
         (stamp.is_ordinary() && header.properties.len() <= MAX_PROPERTIES).then_some(Single { header, body_at })
     }
 
-    /// Look through the properties, which have a unique key. None where they are not ordinary.
+    /// Parse the properties. None if they are not ordinary, or have no unique key.
     pub fn found<'t>(text: &'t str, rules: &Rules) -> Option<(&'t str, Found<'t>)> {
         let found = rules.names.ordinary(text)?;
         let unique = found.unique.filter(|unique| unique.len() <= LONGEST_UNIQUE)?;
@@ -263,7 +265,7 @@ impl<'a> Single<'a> {
     }
 }
 
-/// Where a part of a text begins in it.
+/// The position of `part` in the text that it is a slice of.
 fn place_of(part: &str, whole: &str) -> usize {
     part.as_ptr() as usize - whole.as_ptr() as usize
 }

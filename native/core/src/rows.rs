@@ -1,55 +1,55 @@
-//! Messages on their way into the log: the same for the sends of a round and for the messages of a batch.
+//! Messages to be written to the log: the sends of a round, or the messages of a batch.
 //!
-//! They are read first, then whoever has the queues says where each goes on, and then they are written. What is made on
-//! the way is theirs; bodies stay where they were received, and are looked at again when they are written.
+//! Messages are read first; then the caller gives the next offset of each queue; then they are written. Texts are
+//! copied when they are read. Bodies stay in the receive buffer, which is passed again for writing.
 
 use std::ops::Range;
 
 use crate::hash::{body_crc, Hash};
 use crate::rules::{Found, Rules, MAX_PROPERTIES};
 
-/// Bytes of a record besides its body, topic, properties and hosts.
+/// Bytes of a record in addition to its body, topic, properties and hosts.
 const AROUND: usize = 75;
-/// Bytes of a record's beginning that whoever has the log puts in last.
+/// The first bytes of the first record, which the caller writes last.
 pub const HEAD: usize = 8;
 /// Bytes of a unit of a consume queue.
 pub const UNIT: usize = 20;
 const MAGIC: u32 = 0xDAA3_20A7;
-/// Longer topics have another magic number.
+/// Longer topics need another magic number.
 const LONGEST_TOPIC: usize = 127;
 const BORN_HOST_V6: i32 = 0x10;
 const STORE_HOST_V6: i32 = 0x20;
-/// Bits of sysFlag that are stored as they come; with others a message is not served here.
+/// Bits of sysFlag that are only stored; a message with other bits is not served here.
 const MEANINGLESS: i32 = 0x1 | 0x2 | 0x700;
-/// What stands in front of a tag that is a key of the index.
+/// Prefix of a tag that is a key of the index.
 pub const TAG_KEY: &str = "T#";
 
-/// What a record may have at most, in bytes.
+/// Limits of messages, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// maxMessageSize.
+    /// The largest body (maxMessageSize).
     pub body: usize,
-    /// A whole record.
+    /// The largest record.
     pub record: usize,
 }
 
-/// What the log has to be told of a message besides its body and its properties.
+/// The fields of a message in addition to its body and its properties.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stamp {
     /// Flags of the user.
     pub flag: i32,
     /// Flags of the system.
     pub sys_flag: i32,
-    /// When the producer made it, ms.
+    /// When the producer created it, in ms.
     pub born_timestamp: i64,
     /// How often it was consumed.
     pub reconsume_times: i32,
-    /// Which of the hosts it came from.
+    /// The index of its client's host.
     pub host: usize,
 }
 
 impl Stamp {
-    /// Whether no flag of the system means something.
+    /// Whether all flags of the system are only stored.
     pub fn is_ordinary(&self) -> bool {
         self.sys_flag & !MEANINGLESS == 0
     }
@@ -58,15 +58,15 @@ impl Stamp {
 /// A queue that messages go to.
 #[derive(Debug)]
 pub struct Queue {
-    /// Where its topic stands in the texts.
+    /// The position of its topic in the texts.
     pub topic: Range<usize>,
     /// Its number.
     pub id: i32,
-    /// How many messages.
+    /// The number of messages.
     pub count: usize,
-    /// Bytes of their records.
+    /// The total size of their records in bytes.
     pub size: usize,
-    /// The index's hash goes on from here: that of the topic and the `#` behind it.
+    /// The hash of the topic and `#`, from which the index's hashes of its keys continue.
     front: Hash,
 }
 
@@ -81,7 +81,7 @@ struct Message {
     keys: usize,
 }
 
-/// Where a message lies.
+/// The place of a message in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Its offset in the log.
@@ -90,12 +90,12 @@ pub struct Place {
     pub in_queue: i64,
 }
 
-/// Messages, and what is known of them.
+/// Messages, with their queues and keys.
 #[derive(Debug, Default)]
 pub struct Rows {
-    /// Texts of their own: properties and topics.
+    /// Copied texts: properties and topics.
     pub texts: Vec<u8>,
-    /// Properties lie where the bodies do, not among the texts.
+    /// Whether properties are in the source, like the bodies, and not in the texts.
     texts_in_source: bool,
     messages: Vec<Message>,
     queues: Vec<Queue>,
@@ -105,72 +105,72 @@ pub struct Rows {
     total: usize,
 }
 
-/// What does not fit together: a mistake of whoever calls, never of a client.
+/// Arguments that do not match: a fault of the caller, never of a client.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mismatch(pub &'static str);
 
 impl Rows {
-    /// Rows whose properties lie in the source.
+    /// Rows whose properties are in the source.
     pub fn of_source() -> Rows {
         Rows { texts_in_source: true, ..Rows::default() }
     }
 
-    /// How many messages.
+    /// The number of messages.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no messages.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// Bytes of all records.
+    /// The total size of all records in bytes.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// The queues, in the order in which they were met.
+    /// The queues, in the order of their first messages.
     pub fn queues(&self) -> &[Queue] {
         &self.queues
     }
 
-    /// A text that lies among the texts.
+    /// A part of the texts.
     pub fn text(&self, place: &Range<usize>) -> &str {
         self.texts.get(place.clone()).and_then(|raw| std::str::from_utf8(raw).ok()).unwrap_or("")
     }
 
-    /// The index's hash of each key, message by message.
+    /// The index's hash of each key, in the order of the messages.
     pub fn hashes(&self) -> &[i32] {
         &self.hashes
     }
 
-    /// Where each message lies, once they are written.
+    /// The place of each message. Valid after `write`.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
 
-    /// Units of all messages, once they are written: those of each queue side by side.
+    /// The units of all messages, grouped by queue. Valid after `write`.
     pub fn units(&self) -> &[u8] {
         &self.units
     }
 
-    /// How many keys each message has.
+    /// The number of keys of each message.
     pub fn keys(&self) -> impl Iterator<Item = usize> + '_ {
         self.messages.iter().map(|message| message.keys)
     }
 
-    /// The number of each message's queue among the queues.
+    /// The index of a message's queue in `queues`.
     pub fn queue_of(&self, message: usize) -> Option<usize> {
         Some(self.messages.get(message)?.queue)
     }
 
-    /// Bytes of a message's record.
+    /// The size of a message's record in bytes.
     pub fn size_of(&self, message: usize) -> usize {
         self.messages.get(message).map_or(0, |message| message.size)
     }
 
-    /// A queue that has not been met yet; its number. None for a topic that records of this kind do not take.
+    /// Add a queue and return its index. None for a topic that these records cannot have, or an invalid id.
     pub fn add_queue(&mut self, topic: &str, id: i32) -> Option<usize> {
         if topic.is_empty() || topic.len() > LONGEST_TOPIC || id < 0 {
             return None;
@@ -182,14 +182,14 @@ impl Rows {
         Some(self.queues.len() - 1)
     }
 
-    /// Forget the queue that was added last, which nothing goes to.
+    /// Remove the queue that was added last, which has no message.
     pub fn take_back_queue(&mut self) {
         if let Some(queue) = self.queues.pop() {
             self.texts.truncate(queue.topic.start);
         }
     }
 
-    /// A message, whose properties have been looked through. False where a limit is broken: it is not among them then.
+    /// Add a message whose properties have been parsed. False if it exceeds a limit; then it was not added.
     pub fn add(
         &mut self,
         queue: usize,
@@ -197,15 +197,15 @@ impl Rows {
         text: Range<usize>,
         stamp: Stamp,
         found: &Found<'_>,
-        room: &Room<'_>,
+        context: &Context<'_>,
     ) -> bool {
         let Some(to) = self.queues.get_mut(queue) else { return false };
-        let properties = text.len() + room.added;
-        let hosts = room.hosts.get(stamp.host).map_or(0, |host| host.len()) + room.rules.store_host.len();
+        let properties = text.len() + context.added;
+        let hosts = context.hosts.get(stamp.host).map_or(0, |host| host.len()) + context.rules.store_host.len();
         let size = AROUND + hosts + body.len() + to.topic.len() + properties;
         if body.is_empty()
-            || body.len() > room.limits.body
-            || size > room.limits.record
+            || body.len() > context.limits.body
+            || size > context.limits.record
             || properties > MAX_PROPERTIES
             || !stamp.is_ordinary()
         {
@@ -220,7 +220,7 @@ impl Rows {
         let mut tags_code = 0;
         if let Some(tag) = found.tag {
             tags_code = Hash::of(tag).value();
-            if room.rules.tags {
+            if context.rules.tags {
                 self.hashes.push(front.then(TAG_KEY).then(tag).in_index());
             }
         }
@@ -232,7 +232,7 @@ impl Rows {
         true
     }
 
-    /// Keep the messages for which `keep` is true, and the queues that they go to.
+    /// Retain the messages for which `keep` is true, and the queues that still have messages.
     pub fn retain(&mut self, keep: &[bool]) {
         let messages = std::mem::take(&mut self.messages);
         let hashes = std::mem::take(&mut self.hashes);
@@ -265,16 +265,17 @@ impl Rows {
         }
     }
 
-    /// Write the records into `out`, all but the first HEAD bytes, which are what is returned.
+    /// Write the records into `out`, except the first HEAD bytes, which are returned.
     ///
-    /// `starts`: the next offset of each queue. Units, places and hashes are there afterwards.
+    /// The caller writes these last, so that a process killed midway leaves no valid-looking record. `starts` has the
+    /// next offset of each queue. Units and places are valid afterwards.
     pub fn write(
         &mut self,
         source: &[u8],
         out: &mut [u8],
         at: &Position,
         starts: &[i64],
-        room: &Room<'_>,
+        context: &Context<'_>,
     ) -> Result<[u8; HEAD], Mismatch> {
         if starts.len() != self.queues.len() || out.len() != self.total || self.messages.is_empty() {
             return Err(Mismatch("queues or bytes"));
@@ -300,13 +301,13 @@ impl Rows {
             let texts = if self.texts_in_source { source } else { &self.texts };
             let text = texts.get(message.text.clone()).ok_or(Mismatch("properties"))?;
             let topic = self.texts.get(queue.topic.clone()).ok_or(Mismatch("a topic"))?;
-            let host = room.hosts.get(message.stamp.host).ok_or(Mismatch("a host"))?;
+            let host = context.hosts.get(message.stamp.host).ok_or(Mismatch("a host"))?;
             let stamp = &message.stamp;
             let mut sys_flag = stamp.sys_flag;
             if host.len() == 20 {
                 sys_flag |= BORN_HOST_V6;
             }
-            if room.rules.store_host.len() == 20 {
+            if context.rules.store_host.len() == 20 {
                 sys_flag |= STORE_HOST_V6;
             }
             record.put(&body_crc(body).to_be_bytes());
@@ -318,17 +319,18 @@ impl Rows {
             record.put(&stamp.born_timestamp.to_be_bytes());
             record.put(host);
             record.put(&at.store_timestamp.to_be_bytes());
-            record.put(&room.rules.store_host);
+            record.put(&context.rules.store_host);
             record.put(&stamp.reconsume_times.to_be_bytes());
             record.put(&0i64.to_be_bytes());
             record.put(&(body.len() as u32).to_be_bytes());
             record.put(body);
             record.put(&[topic.len() as u8]);
             record.put(topic);
-            let added = if room.added > 0 { room.rules.added.as_slice() } else { &[] };
+            let added = if context.added > 0 { context.rules.added.as_slice() } else { &[] };
             record.put(&((text.len() + added.len()) as u16).to_be_bytes());
             record.put(text);
             record.put(added);
+            // `source` is passed a second time: other bytes than those that were read must not give a broken record.
             if record.at != message.size {
                 return Err(Mismatch("a record's size"));
             }
@@ -350,25 +352,25 @@ impl Rows {
     }
 }
 
-/// Where records begin, and what they are stamped with.
+/// The position of the first record, and the store timestamp.
 #[derive(Clone, Copy, Debug)]
 pub struct Position {
     /// The log offset of the first one.
     pub physical_offset: i64,
-    /// The time of storing, ms.
+    /// The store timestamp of all records, in ms.
     pub store_timestamp: i64,
 }
 
-/// What messages are measured by.
+/// The values that the size and content of records depend on.
 #[derive(Debug)]
-pub struct Room<'a> {
-    /// What does not change from message to message.
+pub struct Context<'a> {
+    /// The rules for all messages.
     pub rules: &'a Rules,
-    /// Bytes put behind the properties of each message: those of the rules, or none for batches.
+    /// Bytes appended to the properties of each message: the length of `rules.added`, or 0 for batches.
     pub added: usize,
-    /// Hosts as records have them: 8 or 20 bytes each.
+    /// The clients' hosts as encoded in records: 8 or 20 bytes each.
     pub hosts: &'a [&'a [u8]],
-    /// What a record may have.
+    /// The limits of messages.
     pub limits: Limits,
 }
 

@@ -1,19 +1,19 @@
-//! What the broker's configuration and features let the extension do, and the texts that all replies share.
+//! Rules given by the broker's configuration and features, and the texts that all replies share.
 
 use memchr::{memchr, memchr2};
 use rustc_hash::FxHashSet;
 
-/// Most bytes of a record's properties.
+/// The most bytes of a record's properties.
 pub const MAX_PROPERTIES: usize = 32_767;
 
-/// Names of properties that mean something: see protocol/properties.toml.
+/// Names of properties that decide about the fast path: see protocol/properties.toml.
 #[derive(Debug, Default)]
 pub struct Names {
     /// A message with one of these is not served here.
     pub slow: FxHashSet<Vec<u8>>,
-    /// Names that begin like slow ones and are not.
+    /// Names that start with a slow prefix and are not slow.
     pub fast: FxHashSet<Vec<u8>>,
-    /// A message with a name that begins so, and is not among `fast`, is not served here.
+    /// A message with a name that starts with one of these, and is not in `fast`, is not served here.
     pub slow_prefixes: Vec<Vec<u8>>,
     /// A message of a batch with one of these is not served here.
     pub not_in_a_batch: FxHashSet<Vec<u8>>,
@@ -27,7 +27,7 @@ impl Names {
     }
 }
 
-/// What all replies have in common.
+/// The texts that all replies have in common.
 #[derive(Debug, Default)]
 pub struct ReplyTexts {
     /// `MSG_REGION`: printable ASCII without quotation marks and backslashes.
@@ -40,22 +40,22 @@ pub struct ReplyTexts {
     pub version: i32,
 }
 
-/// Everything that does not change from message to message.
+/// Everything that is the same for all messages.
 #[derive(Debug, Default)]
 pub struct Rules {
     /// Names of properties.
     pub names: Names,
-    /// Put behind the properties of each message, but for those of batches.
+    /// Appended to the properties of each message, except for messages of batches.
     pub added: Vec<u8>,
-    /// Tags are keys of the index too.
+    /// Whether tags are keys of the index too.
     pub tags: bool,
-    /// The broker's host as records have it: 8 or 20 bytes.
+    /// The broker's host as encoded in records: 8 or 20 bytes.
     pub store_host: Vec<u8>,
-    /// For replies.
+    /// Texts for replies.
     pub reply: ReplyTexts,
 }
 
-/// The properties of a message that are looked at.
+/// The properties of a message that the broker uses.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found<'a> {
     /// UNIQ_KEY.
@@ -74,9 +74,9 @@ impl<'a> Found<'a> {
 }
 
 impl Names {
-    /// Look through the properties of a send: `name 0x01 value 0x02`, repeated. None where they are not ordinary.
+    /// Parse the properties of a send: `name 0x01 value 0x02`, repeated. None if they are not ordinary.
     ///
-    /// Of equal names the last counts. The reference is property_text.ordinary.
+    /// Of equal names the last one counts. The reference is property_text.ordinary.
     pub fn ordinary<'a>(&self, text: &'a str) -> Option<Found<'a>> {
         let mut found = Found::default();
         let mut rest = text;
@@ -98,7 +98,9 @@ impl Names {
         Some(found)
     }
 
-    /// The same for a message of a batch, whose last separator may be missing. The reference is property_text.columns_of.
+    /// The same for a message of a batch, whose last separator may be missing.
+    ///
+    /// The reference is property_text.columns_of.
     pub fn ordinary_in_batch<'a>(&self, text: &'a str) -> Option<Found<'a>> {
         let mut found = Found::default();
         let mut rest = text;
@@ -121,7 +123,7 @@ impl Names {
     }
 }
 
-/// The first name and value of a text, and what stands behind them; None there where the last separator is missing.
+/// The first name and value of a text, and the text after them, which is None if the last separator is missing.
 fn pair(text: &str) -> Option<(&str, &str, Option<&str>)> {
     let name_end = memchr2(1, 2, text.as_bytes())?;
     let (name, rest) = text.split_at(name_end);

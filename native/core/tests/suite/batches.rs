@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use trimq_native_core::batch;
 use trimq_native_core::round::Round;
-use trimq_native_core::rows::{Limits, Room, Rows, Stamp, HEAD};
+use trimq_native_core::rows::{Context, Limits, Rows, Stamp, HEAD};
 use trimq_native_core::rules::Rules;
 
 use crate::config;
@@ -90,8 +90,8 @@ fn read(body: &[u8], topic: &str, rules: &Rules, host: &[u8], limits: Limits) ->
 
 fn written(rows: &mut Rows, body: &[u8], rules: &Rules, host: &[u8]) -> Vec<u8> {
     let mut out = vec![0; rows.total()];
-    let room = Room { rules, added: 0, hosts: &[host], limits: WIDE };
-    let head = rows.write(body, &mut out, &AT, &[40], &room).unwrap();
+    let context = Context { rules, added: 0, hosts: &[host], limits: WIDE };
+    let head = rows.write(body, &mut out, &AT, &[40], &context).unwrap();
     out[..HEAD].copy_from_slice(&head);
     out
 }

@@ -6,7 +6,7 @@ use proptest::sample::{select, Index};
 use trimq_native_core::batch;
 use trimq_native_core::header::{send_in_binary, send_in_json, SendHeader};
 use trimq_native_core::round::{Round, Single, Span};
-use trimq_native_core::rows::{Limits, Room, Stamp};
+use trimq_native_core::rows::{Context, Limits, Stamp};
 use trimq_native_core::rules::Rules;
 
 use crate::batches::{body_of, is_ordinary, message};
@@ -364,10 +364,10 @@ proptest! {
             }
             let Some(mut rows) = found else { continue };
             prop_assert!(served);
-            let room = Room { rules: &rules, added: 0, hosts: host, limits };
+            let context = Context { rules: &rules, added: 0, hosts: host, limits };
             let mut out = vec![0; rows.total()];
-            prop_assert!(rows.write(&body[..1], &mut out, &AT, &[0], &room).is_err());
-            prop_assert!(rows.write(&body, &mut out, &AT, &[0], &room).is_ok());
+            prop_assert!(rows.write(&body[..1], &mut out, &AT, &[0], &context).is_err());
+            prop_assert!(rows.write(&body, &mut out, &AT, &[0], &context).is_ok());
             prop_assert_eq!(rows.units().len(), 20 * rows.len());
         }
     }
